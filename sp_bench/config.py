@@ -1,0 +1,301 @@
+"""The only schema of a trial: frozen dataclasses, read from the mapping that Hydra composed.
+
+`parse` turns a plain mapping into one of these and refuses unknown keys, wrong types and impossible values with the
+field's dotted name in the message. Nothing here knows Hydra or torch; the worker reads the same schema from JSON.
+"""
+
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T")
+DType = Literal["float64", "float32", "bfloat16", "float16"]
+ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class ConfigError(ValueError):
+    """A value that no trial can have; the message names the field, the value and the way out."""
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """How attention is split over the `sp_size` ranks of one sequence. None: the method has no such option."""
+
+    name: str
+    layout: Literal["contiguous", "zigzag", "striped"] = "contiguous"
+    ulysses_degree: int | None = None  # usp: ranks that exchange heads; ring_degree is sp_size / ulysses_degree
+    placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp: which group holds adjacent ranks
+    dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
+    head_stride: int | None = None  # all_gather: KV heads gathered at a time; None: all at once
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "ulysses_degree", "head_stride")
+
+
+@dataclass(frozen=True)
+class KernelConfig:
+    """The local attention kernel; the same one serves every method."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A Llama/Qwen3-style decoder. The attention workload uses its three head fields only."""
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rope_theta: float
+    norm_eps: float
+    qk_norm: bool  # RMSNorm on each head of q and k (Qwen3)
+    qkv_bias: bool  # bias on the q, k and v projections (Qwen2.5)
+    tie_embeddings: bool  # the head is the embedding
+
+    def __post_init__(self) -> None:
+        _require_positive(
+            self,
+            "num_layers",
+            "hidden_size",
+            "intermediate_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "vocab_size",
+        )
+        if self.num_heads % self.num_kv_heads:
+            valid = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
+            raise ConfigError(
+                f"model.num_kv_heads={self.num_kv_heads} does not divide model.num_heads={self.num_heads}; "
+                f"use one of {valid}"
+            )
+        if self.head_dim % 2:
+            raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+
+
+@dataclass(frozen=True)
+class WorkloadConfig:
+    """What one step is and how often it runs."""
+
+    name: Literal["attention", "train_step", "parity"]
+    pass_kind: Literal["forward", "forward_backward", "step"]
+    causal: bool
+    warmup_steps: int
+    timed_steps: int
+    correctness_seq_len: int  # the reduced length at which output and gradients are proven, before any timing
+    optimizer: Literal["adamw", "sgd"] | None = None
+    learning_rate: float | None = None
+    max_grad_norm: float | None = None  # None: gradients are not clipped
+    activation_checkpointing: Literal["none", "full"] | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
+        if self.warmup_steps < 0:
+            raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
+        if (self.pass_kind == "step") == (self.name == "attention"):
+            valid = "forward or forward_backward" if self.name == "attention" else "step"
+            raise ConfigError(f"workload.pass_kind={self.pass_kind} does not fit workload {self.name}; use {valid}")
+        if self.name != "attention":
+            if not self.causal:
+                raise ConfigError(f"workload.causal=false: {self.name} trains a causal decoder; use causal=true")
+            for option in ("optimizer", "learning_rate", "activation_checkpointing"):
+                if getattr(self, option) is None:
+                    raise ConfigError(f"workload.{option} must be given for workload {self.name}")
+
+
+@dataclass(frozen=True)
+class FabricConfig:
+    """The backend of the process group and the environment variables that shape its transport."""
+
+    name: str
+    backend: Literal["gloo", "nccl"]
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class HardwareConfig:
+    """The kind of device. `device_memory_gib` emulates a smaller GPU; `threads_per_rank` is for CPU."""
+
+    name: str
+    device: Literal["cpu", "cuda"]
+    device_memory_gib: float | None = None
+    threads_per_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "device_memory_gib", "threads_per_rank")
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """One attention call over the whole sequence: global sizes, before any sharding."""
+
+    batch_size: int
+    seq_len: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    causal: bool
+    dtype: str
+
+    @property
+    def element_bytes(self) -> int:
+        return ELEMENT_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that says what is measured; equal configs are the same cell of a campaign."""
+
+    method: MethodConfig
+    kernel: KernelConfig
+    model: ModelConfig
+    workload: WorkloadConfig
+    fabric: FabricConfig
+    hardware: HardwareConfig
+    batch_size: int  # sequences a data-parallel rank holds
+    seq_len: int  # global tokens of one sequence
+    sp_size: int
+    dp_replicate_size: int
+    dp_shard_size: int
+    dtype: DType
+    seed: int
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
+        if self.workload.name == "attention" and self.dp_replicate_size * self.dp_shard_size > 1:
+            raise ConfigError(
+                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the attention "
+                "workload has no data parallelism; use 1 and 1, or workload=train_step"
+            )
+        if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
+            raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
+
+    @property
+    def world_size(self) -> int:
+        return self.sp_size * self.dp_replicate_size * self.dp_shard_size
+
+    def attention_shape(self, seq_len: int) -> AttentionShape:
+        """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length)."""
+        m = self.model
+        return AttentionShape(
+            self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype
+        )
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Plain JSON-ready values; `parse(TrialConfig, ...)` reads them back."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class DeadlinesConfig:
+    """Seconds that each phase of a trial may take before the trial is ended as `timeout`."""
+
+    init: float
+    correctness: float
+    warmup: float
+    measure: float
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "init", "correctness", "warmup", "measure")
+
+
+@dataclass(frozen=True)
+class CampaignConfig:
+    """How a list of cells is run; none of it changes what a trial measures."""
+
+    campaign: str
+    results_root: str
+    replicates: int  # fresh-process repetitions of every cell, in randomised complete blocks
+    order_seed: int
+    deadlines: DeadlinesConfig
+    plan_only: bool
+    max_points: int  # a sweep of more points is refused before it is expanded
+
+    def __post_init__(self) -> None:
+        _require_positive(self, "replicates", "max_points")
+        if not _is_plain_name(self.campaign):
+            raise ConfigError(
+                f"campaign={self.campaign!r}: use letters, digits, '.', '_' and '-', at most 100, beginning with a "
+                "letter or digit"
+            )
+
+
+def _is_plain_name(name: str) -> bool:
+    return (
+        0 < len(name) <= 100 and name[0].isalnum() and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
+    )
+
+
+def _require_positive(config: Any, *names: str) -> None:
+    """Each named field is positive, or None where the schema allows that."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and not value > 0:
+            prefix = type(config).__name__.removesuffix("Config").lower()
+            dotted = name if prefix in ("trial", "campaign") else f"{prefix}.{name}"
+            raise ConfigError(f"{dotted}={value} must be positive")
+
+
+@cache
+def _schema(cls: type) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
+    """Read dataclass `cls` from a plain mapping.
+
+    Raises:
+        ConfigError: unknown or missing key, wrong type, or a value that the dataclass itself refuses.
+    """
+    schema = _schema(cls)
+    prefix = f"{path}." if path else ""
+    for key in mapping:
+        if key not in schema:
+            near = difflib.get_close_matches(str(key), schema, n=1)
+            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            raise ConfigError(f"{prefix}{key} is not a field; {hint}fields: {', '.join(schema)}")
+    missing = [
+        prefix + f.name
+        for f in fields(cls)  # pyright: ignore[reportArgumentType]
+        if f.name not in mapping and f.default is MISSING and f.default_factory is MISSING
+    ]
+    if missing:
+        raise ConfigError(f"missing: {', '.join(missing)}")
+    return cls(**{key: _value(schema[key], value, prefix + key) for key, value in mapping.items()})
+
+
+def _value(kind: Any, value: Any, path: str) -> Any:
+    """`value` as the annotated `kind`, or ConfigError naming `path`."""
+    origin = typing.get_origin(kind)
+    if origin is types.UnionType:
+        return None if value is None else _value(typing.get_args(kind)[0], value, path)
+    if is_dataclass(kind) and isinstance(kind, type):
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{path}={value!r} must be a group of fields")
+        return parse(kind, value, path)
+    if origin is Literal:
+        valid = typing.get_args(kind)
+        if value not in valid:
+            near = difflib.get_close_matches(str(value), map(str, valid), n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ConfigError(f"{path}={value!r}: {hint}use one of {', '.join(map(str, valid))}")
+        return value
+    if origin is Mapping:
+        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
+            raise ConfigError(f"{path}={value!r} must map names to strings")
+        return dict(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is not kind:
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise ConfigError(f"{path}={value!r} must be {names[kind]}")
+    return value

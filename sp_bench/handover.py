@@ -1,0 +1,77 @@
+"""The files through which a trial's ranks speak to the process that launched them. No torch.
+
+In the trial's work folder: trial.json (parent -> ranks), rank<r>.events.jsonl and rank<r>.log (each rank -> parent),
+record.json (rank 0 -> parent, only when the trial is ok).
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sp_bench.config import TrialConfig, parse
+
+TRIAL, RECORD = "trial.json", "record.json"
+PHASES = ("init", "correctness", "warmup", "measure", "ledger", "done")  # in the order a rank passes them
+
+
+@dataclass(frozen=True)
+class Event:
+    """`name` is a phase entered, or `failed` with a status, a reason and, for oom, a site."""
+
+    rank: int
+    at: float  # seconds since the epoch
+    name: str
+    status: str | None = None
+    reason: str | None = None
+    oom_site: str | None = None
+
+
+def write_trial(folder: Path, config: TrialConfig) -> Path:
+    path = folder / TRIAL
+    path.write_text(json.dumps(config.to_mapping(), indent=1))
+    return path
+
+
+def read_trial(path: Path) -> TrialConfig:
+    return parse(TrialConfig, json.loads(path.read_text()))
+
+
+def log_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank{rank}.log"
+
+
+def send_event(folder: Path, event: Event) -> None:
+    """Append one line in one write, so that a reader never sees half of it after the newline."""
+    line = json.dumps({k: v for k, v in vars(event).items() if v is not None}) + "\n"
+    with open(folder / f"rank{event.rank}.events.jsonl", "ab", buffering=0) as file:
+        file.write(line.encode())
+
+
+def enter_phase(folder: Path, rank: int, name: str) -> None:
+    send_event(folder, Event(rank, time.time(), name))
+
+
+def read_events(folder: Path) -> list[Event]:
+    """The events of all ranks, by time. A last line without newline is still being written and is left for later."""
+    events = []
+    for path in folder.glob("rank*.events.jsonl"):
+        for line in path.read_text().splitlines(keepends=True):
+            if line.endswith("\n"):
+                events.append(Event(**json.loads(line)))
+    return sorted(events, key=lambda event: event.at)
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Row columns of an ok trial; appears whole or not at all."""
+    temporary = folder / f".{RECORD}.{os.getpid()}"
+    temporary.write_text(json.dumps(record))
+    os.replace(temporary, folder / RECORD)
+
+
+def read_record(folder: Path) -> dict[str, Any] | None:
+    path = folder / RECORD
+    return json.loads(path.read_text()) if path.exists() else None

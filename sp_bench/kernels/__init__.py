@@ -1,0 +1,62 @@
+"""Local attention kernels: (q, k, v) -> (out, lse) and its backward, without communication.
+
+One file a kernel. A kernel gives its log-sum-exp and takes it back, so that one kernel serves every method.
+To add one: a file with the three functions of `Kernel`, and its name in NAMES.
+"""
+
+import difflib
+import importlib
+from typing import TYPE_CHECKING, Protocol, cast
+
+from sp_bench.config import AttentionShape, ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NAMES = ("math", "cpu_flash", "sdpa_flash", "cudnn")
+
+
+class Kernel(Protocol):
+    """A module of this package. Tensors: q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; lse [B,Hq,Sq], fp32 (fp64 when q is).
+
+    `causal` means Sq == Sk. A row without visible keys has lse = -inf and out = 0.
+    """
+
+    @staticmethod
+    def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+        """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
+        ...
+
+    @staticmethod
+    def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+        """out [B,Sq,Hq,D] in q's dtype, and lse."""
+        ...
+
+    @staticmethod
+    def backward(
+        dout: "Tensor",
+        q: "Tensor",
+        k: "Tensor",
+        v: "Tensor",
+        out: "Tensor",
+        lse: "Tensor",
+        *,
+        causal: bool,
+        scale: float,
+    ) -> "tuple[Tensor, Tensor, Tensor]":
+        """dq, dk, dv in the shapes and dtypes of q, k, v. `out` and `lse` may be of a longer key sequence than k, v:
+        the gradients are then this block's share."""
+        ...
+
+
+def get(name: str) -> Kernel:
+    """The kernel called `name`.
+
+    Raises:
+        ConfigError: no such kernel; the nearest name and all names are given.
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"kernel={name}: {hint}kernels: {', '.join(NAMES)}")
+    return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))

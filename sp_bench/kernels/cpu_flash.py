@@ -1,0 +1,45 @@
+"""aten's flash attention for CPU. Takes GQA unexpanded, forward and backward."""
+
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    if device != "cpu":
+        return "kernel cpu_flash runs on CPU only; use kernel=cudnn or sdpa_flash"
+    if shape.dtype == "float16":
+        return "kernel cpu_flash is used with float64, float32 or bfloat16, not dtype=float16"
+    return None
+
+
+def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal, scale=scale)
+    return out.transpose(1, 2), lse
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        *heads_first, lse, 0.0, causal, scale=scale
+    )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

@@ -1,0 +1,61 @@
+"""aten's binding of cuDNN attention. Takes GQA unexpanded and strided views."""
+
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    if device != "cuda":
+        return "kernel cudnn runs on CUDA only; use kernel=cpu_flash or math"
+    if shape.dtype not in ("bfloat16", "float16"):
+        return f"kernel cudnn takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
+    if shape.head_dim % 8 or shape.head_dim > 128:
+        return f"kernel cudnn takes a head_dim that is a multiple of 8 up to 128, not {shape.head_dim}"
+    return None
+
+
+def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
+        *heads_first, None, True, 0.0, causal, False, scale=scale
+    )
+    return out.transpose(1, 2), lse.squeeze(-1)  # [B,H,S,1] -> [B,H,S]
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout's random state: there is no dropout
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+        *heads_first,
+        lse.unsqueeze(-1),
+        unused,
+        unused,
+        None,
+        None,
+        None,
+        q.shape[1],
+        k.shape[1],
+        0.0,
+        causal,
+        scale=scale,
+    )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

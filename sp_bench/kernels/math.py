@@ -1,0 +1,74 @@
+"""The oracle: attention by its definition, in any dtype, with the whole score matrix in memory.
+
+Accumulates in fp32 (fp64 for fp64 inputs) and rounds to the inputs' dtype where a flash kernel rounds: the weights
+before they meet V, the score gradients before they meet Q and K, and the results.
+"""
+
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    return None
+
+
+def _accumulate_dtype(q: "Tensor") -> "torch.dtype":
+    import torch
+
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def _scores(q: "Tensor", k: "Tensor", causal: bool, scale: float) -> "Tensor":
+    """[B,Sq,Hkv,G,D], [B,Sk,Hkv,D] -> [B,Hkv,G,Sq,Sk], masked."""
+    import torch
+
+    scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * scale
+    if causal:
+        hidden = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+    return scores
+
+
+def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    wide = _accumulate_dtype(q)
+    # [B,Sq,Hq,D] -> [B,Sq,Hkv,G,D]: query heads h*G..h*G+G-1 read KV head h
+    q_grouped = q.to(wide).unflatten(2, (k.shape[2], -1))
+    scores = _scores(q_grouped, k.to(wide), causal, scale)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse.unsqueeze(-1)).exp().to(q.dtype)
+    out = torch.einsum("bhgqk,bkhd->bqhgd", weights.to(wide), v.to(wide))
+    return out.flatten(2, 3).to(q.dtype), lse.flatten(1, 2)
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+
+    wide, heads = _accumulate_dtype(q), (k.shape[2], q.shape[2] // k.shape[2])
+    dout_g, out_g, q_g = (x.to(wide).unflatten(2, heads) for x in (dout, out, q))  # [B,Sq,Hkv,G,D]
+    k_w, v_w = k.to(wide), v.to(wide)
+    weights = (_scores(q_g, k_w, causal, scale) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
+    dv = torch.einsum("bhgqk,bqhgd->bkhd", weights.to(q.dtype).to(wide), dout_g)
+    dweights = torch.einsum("bqhgd,bkhd->bhgqk", dout_g, v_w)
+    # rowsum(dO * O) is the softmax's share of the gradient: [B,Sq,Hkv,G] -> [B,Hkv,G,Sq,1]
+    delta = (dout_g * out_g).sum(-1).permute(0, 2, 3, 1).unsqueeze(-1)
+    dscores = (weights * (dweights - delta) * scale).to(q.dtype).to(wide)
+    dq = torch.einsum("bhgqk,bkhd->bqhgd", dscores, k_w).flatten(2, 3)
+    dk = torch.einsum("bhgqk,bqhgd->bkhd", dscores, q_g)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)

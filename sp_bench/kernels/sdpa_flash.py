@@ -1,0 +1,48 @@
+"""aten's FlashAttention-2, the kernel behind scaled_dot_product_attention's flash backend."""
+
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    if device != "cuda":
+        return "kernel sdpa_flash runs on CUDA only; use kernel=cpu_flash or math"
+    if shape.dtype not in ("bfloat16", "float16"):
+        return f"kernel sdpa_flash takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
+    if shape.head_dim % 8 or shape.head_dim > 256:
+        return f"kernel sdpa_flash takes a head_dim that is a multiple of 8 up to 256, not {shape.head_dim}"
+    return None
+
+
+def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    import torch
+
+    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads_first, 0.0, causal, scale=scale)
+    return out.transpose(1, 2), lse
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    unused = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout's random state: there is no dropout
+    dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
+        *heads_first, lse, None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused, scale=scale
+    )
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

@@ -1,0 +1,129 @@
+"""Which token lives on which rank, and which block of scores each ring step computes. Pure index maths, no torch.
+
+S global tokens of one sequence; P = R * U ranks; R = ring_degree, U = ulysses_degree; s = S / P tokens a rank.
+A ring rank holds a *shard* of S / R tokens; its U ulysses ranks hold consecutive slices of that shard, so that
+gathering the slices over the ulysses group gives the shard back in order.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+LayoutKind = Literal["contiguous", "zigzag", "striped"]
+
+
+@dataclass(frozen=True)
+class SequenceLayout:
+    """How a sequence is cut over the `ring_degree * ulysses_degree` ranks of one sequence-parallel group.
+
+    contiguous: ring rank r holds tokens [r*S/R, (r+1)*S/R).
+    zigzag: chunks r and 2R-1-r of 2R, so that causal work is equal on all ring ranks.
+    striped: tokens r, r+R, r+2R, ... (Striped Attention, arXiv 2311.09431).
+    """
+
+    kind: LayoutKind = "contiguous"
+    ring_degree: int = 1
+    ulysses_degree: int = 1
+    ulysses_inner: bool = True  # True: adjacent ranks exchange heads; False: adjacent ranks are ring neighbours
+
+    @property
+    def sp_size(self) -> int:
+        return self.ring_degree * self.ulysses_degree
+
+    @property
+    def multiple(self) -> int:
+        """The sequence length must be a multiple of this."""
+        per_shard = math.lcm(2, self.ulysses_degree) if self.kind == "zigzag" else self.ulysses_degree
+        return self.ring_degree * per_shard
+
+    def padded(self, seq_len: int) -> int:
+        """The smallest length of at least `seq_len` that this layout can cut."""
+        return -(-seq_len // self.multiple) * self.multiple
+
+    def unsupported_reason(self, seq_len: int) -> str | None:
+        if seq_len % self.multiple == 0:
+            return None
+        above = self.padded(seq_len)
+        below = above - self.multiple
+        nearest = f"{below} or {above}" if below else f"{above}"
+        return (
+            f"seq_len={seq_len} is not divisible by {self.multiple} "
+            f"({self.kind} layout, sp_size={self.sp_size}); nearest lengths: {nearest}"
+        )
+
+    def coordinates(self, rank: int) -> tuple[int, int]:
+        """(ring rank, ulysses rank) of a rank of the sequence-parallel group."""
+        if self.ulysses_inner:
+            return divmod(rank, self.ulysses_degree)
+        ulysses_rank, ring_rank = divmod(rank, self.ring_degree)
+        return ring_rank, ulysses_rank
+
+    def runs(self, rank: int, seq_len: int) -> Sequence[range]:
+        """The global positions of the rank's tokens, in local order, as one range a run of equal stride."""
+        ring_rank, ulysses_rank = self.coordinates(rank)
+        shard = seq_len // self.ring_degree
+        if self.kind == "contiguous":
+            parts = [range(ring_rank * shard, (ring_rank + 1) * shard)]
+        elif self.kind == "striped":
+            parts = [range(ring_rank, seq_len, self.ring_degree)]
+        else:
+            half = shard // 2
+            mirror = 2 * self.ring_degree - 1 - ring_rank
+            parts = [range(c * half, (c + 1) * half) for c in (ring_rank, mirror)]
+        local = shard // self.ulysses_degree
+        return _slice_runs(parts, ulysses_rank * local, (ulysses_rank + 1) * local)
+
+    def global_positions(self, rank: int, seq_len: int) -> list[int]:
+        """The global position of each local token of `rank`, in local order; the ranks together hold 0..S-1 once."""
+        return [position for run in self.runs(rank, seq_len) for position in run]
+
+
+def _slice_runs(parts: Sequence[range], start: int, stop: int) -> list[range]:
+    sliced = []
+    for part in parts:
+        run = part[max(start, 0) : max(stop, 0)]
+        if run:
+            sliced.append(run)
+        start, stop = start - len(part), stop - len(part)
+    return sliced
+
+
+@dataclass(frozen=True)
+class Block:
+    """The visible part of one ring step: queries `q`, keys `kv` (slices of the local shards), and its mask.
+
+    `causal` means query i of the slice sees keys 0..i of the slice; both slices then have the same length.
+    """
+
+    q: slice
+    kv: slice
+    causal: bool
+
+
+ALL = slice(None)
+
+
+def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *, causal: bool) -> Block | None:
+    """What ring rank `q_rank` computes against the KV shard of ring rank `kv_rank`; None if all of it is masked.
+
+    The slices need not be the whole shard: under zigzag a rank computes half of each off-diagonal block, so every
+    rank does the same work at every step.
+    """
+    if not causal:
+        return Block(ALL, ALL, causal=False)
+    if q_rank == kv_rank:
+        return Block(ALL, ALL, causal=True)
+    later = q_rank > kv_rank
+    if kind == "contiguous":
+        return Block(ALL, ALL, causal=False) if later else None
+    if kind == "zigzag":
+        half = shard_len // 2
+        # A later rank's queries all see the other's early chunk and none of its late one; and the other way round
+        # only the late queries see anything, which is then everything.
+        return Block(ALL, slice(0, half), causal=False) if later else Block(slice(half, None), ALL, causal=False)
+    # striped: query i sits at i*R + q_rank and key j at j*R + kv_rank, so j <= i is visible if kv_rank <= q_rank,
+    # else j < i.
+    if later:
+        return Block(ALL, ALL, causal=True)
+    return Block(slice(1, None), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None

@@ -1,0 +1,107 @@
+"""Timing, memory and traffic of a step that has been proven right.
+
+Every rank runs the same fixed numbers of warm-up and timed steps. Inside the timed window there is no barrier and no
+synchronisation: CUDA steps are bracketed by events on the compute stream, CPU steps by perf_counter.
+"""
+
+import contextlib
+import itertools
+import re
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sp_bench.config import WorkloadConfig
+from sp_bench.ledger import Counts, Ledger
+
+Step = Callable[[], Any]
+EnterPhase = Callable[[str], None]  # tells the trial's parent that a phase begins
+
+
+@dataclass
+class Measurement:
+    """One rank's samples. `columns` holds row columns that are equal on every rank."""
+
+    step_ms: list[float]
+    window_ms: float
+    peak_allocated_bytes: int | None
+    peak_reserved_bytes: int | None
+    peak_host_bytes: int
+    device_used_bytes: int | None
+    allocator_retries: int | None
+    counts: Counts = field(default_factory=dict)
+    columns: dict[str, Any] = field(default_factory=dict)
+
+
+def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Measurement:
+    """Warm up, time and then count one more, untimed step. Called by every rank together."""
+    enter_phase("warmup")
+    for _ in range(workload.warmup_steps):
+        step()
+    _synchronise(device)
+    dist.barrier()  # ranks enter the window together; nothing inside it waits on purpose
+    _reset_peaks(device)
+    enter_phase("measure")
+    step_ms, window_ms = _time_cuda(step, workload) if device.type == "cuda" else _time_cpu(step, workload)
+    measurement = Measurement(step_ms, window_ms, **_peaks(device))
+    enter_phase("ledger")
+    with Ledger() as ledger:
+        step()
+    _synchronise(device)
+    measurement.counts = ledger.counts
+    return measurement
+
+
+def _synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_cpu(step: Step, workload: WorkloadConfig) -> tuple[list[float], float]:
+    marks = [time.perf_counter()]
+    for _ in range(workload.timed_steps):
+        step()
+        marks.append(time.perf_counter())
+    return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0])
+
+
+def _time_cuda(step: Step, workload: WorkloadConfig) -> tuple[list[float], float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(workload.timed_steps + 1)]
+    start = time.perf_counter()
+    events[0].record()
+    for event in events[1:]:
+        step()
+        event.record()
+    torch.cuda.synchronize()
+    window_ms = 1e3 * (time.perf_counter() - start)
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], window_ms
+
+
+def _reset_peaks(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    with contextlib.suppress(OSError):  # some kernels refuse: the peak then includes the start-up, an upper bound
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak resident set
+
+
+def _peaks(device: torch.device) -> dict[str, Any]:
+    host = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    peak_host = int(host[1]) * 1024 if host else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device.type != "cuda":
+        return dict.fromkeys(
+            ("peak_allocated_bytes", "peak_reserved_bytes", "device_used_bytes", "allocator_retries")
+        ) | {"peak_host_bytes": peak_host}
+    free, total = torch.cuda.mem_get_info(device)
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device),
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device),
+        "peak_host_bytes": peak_host,
+        "device_used_bytes": total - free,
+        "allocator_retries": torch.cuda.memory_stats(device)["num_alloc_retries"],
+    }

@@ -1,0 +1,85 @@
+"""Sequence-parallel attention methods. One file a method; adapters to other libraries are methods too.
+
+To add one: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a line in the
+parametrised tests. Module level imports no torch: planning reads `unsupported_reason` and `traffic` without it.
+"""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.costs import Traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+NAMES = ("single", "ulysses", "ring", "all_gather", "usp")
+
+
+@dataclass(frozen=True)
+class SequenceParallelAttention:
+    """What an opened method yields: an attention function, and which tokens its ranks hold."""
+
+    layout: SequenceLayout
+    attend: "Callable[[Tensor, Tensor, Tensor], Tensor]"
+
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order."""
+        return self.attend(q, k, v)
+
+
+class Method(Protocol):
+    """A module of this package."""
+
+    IMPLEMENTATION: str  # whose code: sp_bench, or the library
+    PRIMITIVE: str  # the collective that moves the attention tensors
+
+    @staticmethod
+    def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+        """Which token lives where.
+
+        Raises:
+            ConfigError: options that no shape could make valid.
+        """
+        ...
+
+    @staticmethod
+    def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+        """Why this method cannot split `shape`, naming what would work, or None.
+
+        Whether `seq_len` can be cut is the layout's to say.
+        """
+        ...
+
+    @staticmethod
+    def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+        """Bytes one rank sends off-rank in one attention call: forward and backward."""
+        ...
+
+    @staticmethod
+    def open(
+        method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+    ) -> AbstractContextManager[SequenceParallelAttention]:
+        """`mesh` has the axes `ring` and `ulysses`, in the layout's placement order; its row-major rank is the
+        sequence-parallel rank."""
+        ...
+
+
+def get(name: str) -> Method:
+    """The method called `name`.
+
+    Raises:
+        ConfigError: no such method; the nearest name and all names are given.
+    """
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise ConfigError(f"method={name}: {hint}methods: {', '.join(NAMES)}")
+    return cast(Method, importlib.import_module(f"{__name__}.{name}"))

@@ -1,0 +1,54 @@
+"""KV all-gather: every rank gathers all keys and values, and computes its own queries; layouts contiguous and zigzag.
+
+Source: the context parallelism of Llama 3, arXiv 2407.21783; the exchange is sp_bench/gathers.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.costs import Traffic, all_gather_traffic, travelling_dkv_dtype
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = "sp_bench"
+PRIMITIVE = "all_gather"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout == "striped":
+        raise ConfigError("method.layout=striped: all_gather has contiguous and zigzag")
+    return SequenceLayout(method.layout, ring_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+    if method.head_stride is not None and method.head_stride > shape.num_kv_heads:
+        return (
+            f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; use at most that"
+        )
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    return all_gather_traffic(shape, sp_size, method.dkv_dtype)
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench.gathers import Gather, gather_attention
+
+    group = mesh["ring"].get_group()
+    dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
+    cut = layout(method, group.size())
+    stride = method.head_stride or shape.num_kv_heads
+    gather = Gather(kernel, group, cut, shape.causal, shape.head_dim**-0.5, stride, dkv_dtype)
+    yield SequenceParallelAttention(cut, lambda q, k, v: gather_attention(gather, q, k, v))

@@ -1,0 +1,46 @@
+"""Ring Attention: KV shards travel point to point around the ranks; layouts contiguous, zigzag and striped.
+
+Source: arXiv 2310.01889; the loop is sp_bench/rings.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, ring_traffic, travelling_dkv_dtype
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = "sp_bench"
+PRIMITIVE = "send_recv"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    return SequenceLayout(method.layout, ring_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    return ring_traffic(shape, sp_size, 1, method.dkv_dtype)
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench.rings import Ring, ring_attention
+
+    group = mesh["ring"].get_group()
+    dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
+    ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+    yield SequenceParallelAttention(layout(method, group.size()), lambda q, k, v: ring_attention(ring, q, k, v))

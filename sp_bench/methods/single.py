@@ -1,0 +1,45 @@
+"""The reference: one rank holds the whole sequence."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.costs import Traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = "sp_bench"
+PRIMITIVE = "none"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout != "contiguous":
+        raise ConfigError(f"method.layout={method.layout}: single holds the whole sequence and has contiguous only")
+    return SequenceLayout()
+
+
+def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+    if sp_size == 1:
+        return None
+    return f"method single runs on one rank, not sp_size={sp_size}; use sp_size=1, or another method"
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    return {}
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    from sp_bench.local import local_attention
+
+    scale = shape.head_dim**-0.5
+    yield SequenceParallelAttention(
+        layout(method, 1), lambda q, k, v: local_attention(kernel, q, k, v, causal=shape.causal, scale=scale)
+    )

@@ -1,0 +1,63 @@
+"""USP: Ulysses inside groups of `ulysses_degree` ranks, a ring over the groups' shards; both mesh placements.
+
+Source: Unified Sequence Parallelism, arXiv 2405.07719.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.costs import Traffic, add_traffic, head_split_reason, ring_traffic, travelling_dkv_dtype, ulysses_traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = "sp_bench"
+PRIMITIVE = "all_to_all+send_recv"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    degree = method.ulysses_degree
+    if degree is None:
+        raise ConfigError("method.ulysses_degree must be given for usp; ring_degree is sp_size / ulysses_degree")
+    return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
+
+
+def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+    degree = layout(method, sp_size).ulysses_degree
+    if sp_size % degree:
+        valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
+        return f"method.ulysses_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
+    return head_split_reason(shape, degree, "method.ulysses_degree", method.name)
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    cut = layout(method, sp_size)
+    return add_traffic(
+        ulysses_traffic(shape, cut.ulysses_degree, sp_size),
+        ring_traffic(shape, cut.ring_degree, cut.ulysses_degree, method.dkv_dtype),
+    )
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench.collectives import heads_to_tokens, tokens_to_heads
+    from sp_bench.rings import Ring, ring_attention
+
+    ulysses, group = mesh["ulysses"].get_group(), mesh["ring"].get_group()
+    dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
+    ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+
+    def attend(q, k, v):
+        q, k, v = tokens_to_heads(q, k, v, ulysses)
+        return heads_to_tokens(ring_attention(ring, q, k, v), ulysses)
+
+    yield SequenceParallelAttention(layout(method, mesh.size()), attend)

@@ -1,0 +1,248 @@
+"""The row: its schema (the only place that names, types, units and explains a column), atomic write, and read.
+
+One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Whatever is not a row
+lies under results/<campaign>/_work/, which pandas and this reader ignore.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+SCHEMA_VERSION = 1
+WORK = "_work"
+STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preempted")
+
+
+class Column(NamedTuple):
+    name: str
+    type: pa.DataType
+    unit: str
+    doc: str
+
+
+TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
+PER_RANK_INT, PER_RANK_STEP = pa.list_(INT), pa.list_(pa.list_(REAL))
+TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
+COMM = pa.list_(
+    pa.struct([("phase", TEXT), ("op", TEXT), ("calls", INT), ("predicted_bytes", REAL), ("counted_bytes", REAL)])
+)
+ENVIRONMENT = pa.struct(
+    [
+        ("hostname", TEXT),
+        ("python", TEXT),
+        ("packages", pa.map_(TEXT, TEXT)),
+        ("cpu", TEXT),
+        ("cpu_cores", INT),
+        ("device_names", pa.list_(TEXT)),
+        ("device_uuids", pa.list_(TEXT)),
+        ("driver", TEXT),
+        ("cuda", TEXT),
+        ("cudnn", TEXT),
+        ("nccl", TEXT),
+        ("process_group", TEXT),
+        ("env", pa.map_(TEXT, TEXT)),
+        ("topology", TEXT),
+    ]
+)
+
+COLUMNS = (
+    # what happened
+    Column("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
+    Column("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
+    Column("phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, done"),
+    Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
+    Column("flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch"),
+    # identity
+    Column("schema_version", INT, "", "version of these columns"),
+    Column("campaign", TEXT, "", "folder of the row"),
+    Column("cell_id", TEXT, "", "hash of the semantic config; equal for the replicates of a cell"),
+    Column("trial_id", TEXT, "", "hash of cell and replicate"),
+    Column("env_id", TEXT, "", "hash of package versions, device model and the measuring source"),
+    Column("replicate", INT, "", "fresh-process repetition, from 0"),
+    Column("attempt", INT, "", "launches of this trial, from 0"),
+    Column("order_index", INT, "", "place in the campaign's randomised order"),
+    Column("order_seed", INT, "", "seed of that order"),
+    # what was asked for
+    Column("method", TEXT, "", "sequence-parallel method"),
+    Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
+    Column("primitive", TEXT, "", "collective that moves the attention tensors"),
+    Column("layout", TEXT, "", "contiguous | zigzag | striped"),
+    Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
+    Column("dkv_dtype", TEXT, "", "dtype that dK/dV travel in"),
+    Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
+    Column("kernel", TEXT, "", "local attention kernel"),
+    Column("workload", TEXT, "", "attention | train_step | parity"),
+    Column("pass_kind", TEXT, "", "forward | forward_backward | step"),
+    Column("model", TEXT, "", "published shape the heads and layers come from"),
+    Column("fabric", TEXT, "", "transport of the process group"),
+    Column("hardware", TEXT, "", "kind of device asked for"),
+    Column("device_memory_gib", REAL, "GiB", "emulated device size; null: the whole device"),
+    Column("batch_size", INT, "sequences", "per data-parallel rank"),
+    Column("seq_len", INT, "tokens", "global tokens of one sequence"),
+    Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
+    Column("sp_size", INT, "ranks", "ranks that share one sequence"),
+    Column("ulysses_degree", INT, "ranks", "ranks that exchange heads"),
+    Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
+    Column("dp_replicate_size", INT, "ranks", "replicas of the sharded parameters"),
+    Column("dp_shard_size", INT, "ranks", "data-parallel ranks that shard parameters (with the sp ranks)"),
+    Column("world_size", INT, "ranks", "all ranks of the trial"),
+    Column("num_layers", INT, "", "decoder layers; null for attention"),
+    Column("num_heads", INT, "heads", "query heads"),
+    Column("num_kv_heads", INT, "heads", "key/value heads"),
+    Column("head_dim", INT, "", "size of one head"),
+    Column("causal", FLAG, "", "causal mask"),
+    Column("dtype", TEXT, "", "dtype of activations and attention"),
+    Column("config", TEXT, "JSON", "the whole trial config, canonical"),
+    # time
+    Column("warmup_steps", INT, "steps", "untimed steps before the timed ones"),
+    Column("timed_steps", INT, "steps", "timed steps, the same on every rank"),
+    Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
+    Column("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step"),
+    Column("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps"),
+    Column("median_step_ms", REAL, "ms", "median of step_ms"),
+    Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
+    Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
+    # work
+    Column(
+        "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
+    ),
+    Column("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
+    Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
+    Column("hfu", REAL, "", "the same of hardware_flops"),
+    Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
+    # memory
+    Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
+    Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
+    Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
+    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device by NVML; null on CPU"),
+    Column("allocator_retries", PER_RANK_INT, "", "per rank; more than 0: the step ran at the brink"),
+    Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
+    Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
+    # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
+    Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
+    Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
+    Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
+    Column("comm", COMM, "bytes", "by phase and op"),
+    # correctness, at the reduced length unless said
+    Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),
+    Column("rel_error_output", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dq", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dk", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
+    Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
+    Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
+    Column("sampled_rel_error", REAL, "", "64 query rows of the timed length against fp32"),
+    Column("rel_error_loss", REAL, "", "train_step: loss of step 0 against one process"),
+    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
+    Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
+    Column("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step"),
+    Column("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step"),
+    # provenance
+    Column("started_at", TIME, "UTC", "when the attempt was launched"),
+    Column("duration_s", REAL, "s", "launch to exit"),
+    Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
+    Column("git_sha", TEXT, "", "commit of the working tree"),
+    Column("git_dirty", FLAG, "", "uncommitted changes outside results/"),
+    Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
+)
+
+SCHEMA = pa.schema(
+    [pa.field(c.name, c.type, metadata={"unit": c.unit, "doc": c.doc}) for c in COLUMNS],
+    metadata={"sp_bench.schema_version": str(SCHEMA_VERSION)},
+)
+
+_FILE = re.compile(
+    rf"(?P<trial_id>[0-9a-f]{{12}})-(?P<env_id>[0-9a-f]{{8}})-(?P<attempt>\d+)-(?P<status>{'|'.join(STATUSES)})\.parquet"
+)
+
+
+@dataclass(frozen=True)
+class RowName:
+    """What a row's file name says, so that status, plan and resume need not open it."""
+
+    trial_id: str  # 12 hex digits
+    env_id: str  # 8 hex digits
+    attempt: int
+    status: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.trial_id}-{self.env_id}-{self.attempt}-{self.status}.parquet"
+
+
+def committed(folder: Path) -> Iterator[RowName]:
+    """The rows of a campaign, from file names alone; other files are passed over."""
+    if not folder.is_dir():
+        return
+    for entry in os.scandir(folder):
+        if match := _FILE.fullmatch(entry.name):
+            yield RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"])
+
+
+def write(row: Mapping[str, Any], folder: Path) -> Path:
+    """Commit one row atomically: temp file, fsync, rename, fsync of the folder.
+
+    Raises:
+        ValueError: unknown column, unknown status, or a status and reason that do not fit each other.
+        OSError: the folder cannot be written.
+    """
+    unknown = sorted(set(row) - set(SCHEMA.names))
+    if unknown:
+        raise ValueError(f"no such columns: {', '.join(unknown)}")
+    if row["status"] not in STATUSES:
+        raise ValueError(f"status {row['status']!r}; use one of {', '.join(STATUSES)}")
+    if (row["status"] == "ok") != (row.get("reason") is None):
+        raise ValueError(f"status {row['status']} with reason {row.get('reason')!r}: a reason is given when not ok")
+    table = pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION}], schema=SCHEMA)
+    name = RowName(row["trial_id"], row["env_id"], row["attempt"], row["status"])
+    target = folder / name.file_name
+    temporary = folder / f".{name.file_name}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            pq.write_table(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return target
+
+
+def read(folder: Path) -> tuple[pa.Table, list[str]]:
+    """All rows of a campaign in file-name order, and one line for each file that is not a row of ours.
+
+    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder of results")
+    tables, problems = [], []
+    for path in sorted(p for p in folder.iterdir() if p.name[0] not in "._"):
+        if not _FILE.fullmatch(path.name):
+            problems.append(f"{path.name}: not a row (its name has another form); skipped")
+            continue
+        try:
+            table = pq.ParquetFile(path).read()
+            if unknown := sorted(set(table.column_names) - set(SCHEMA.names)):
+                problems.append(f"{path.name}: columns of another schema left out: {', '.join(unknown)}")
+            tables.append(_conform(table))
+        except (pa.ArrowException, OSError) as error:
+            problems.append(f"{path.name}: {str(error).splitlines()[0]}; skipped")
+    return (pa.concat_tables(tables) if tables else SCHEMA.empty_table()), problems
+
+
+def _conform(table: pa.Table) -> pa.Table:
+    columns = [
+        table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(table.num_rows, f.type) for f in SCHEMA
+    ]
+    return pa.table(columns, schema=SCHEMA)

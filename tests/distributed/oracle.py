@@ -1,0 +1,80 @@
+"""The oracle of the distributed tests: torch's own attention on the whole sequence, differentiated by autograd."""
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from sp_bench import kernels, methods
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.layouts import SequenceLayout
+
+NAMES = ("output", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Case:
+    method: MethodConfig
+    shape: AttentionShape
+    kernel: str = "math"
+
+    def __str__(self) -> str:
+        m, s = self.method, self.shape
+        options = "/".join(str(o) for o in (m.layout, m.ulysses_degree, m.placement, m.dkv_dtype, m.head_stride) if o)
+        mask = "causal" if s.causal else "full"
+        return f"{m.name}/{options} {s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size} {mask} {s.dtype}"
+
+
+def mesh_of(layout: SequenceLayout) -> DeviceMesh:
+    """The ring x ulysses mesh of a layout, in its placement order."""
+    degrees = {"ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
+    names = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
+    return init_device_mesh("cpu", tuple(degrees[n] for n in names), mesh_dim_names=names)
+
+
+@cache
+def global_tensors(shape: AttentionShape, seed: int = 0) -> list[Tensor]:
+    """q, k, v and dout of the whole sequence in fp64, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
+    sizes = [(shape.batch_size, shape.seq_len, h, shape.head_dim) for h in heads]
+    # rounded to the case's dtype first, so that its input is exactly the oracle's
+    dtype = getattr(torch, shape.dtype)
+    return [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).double() for size in sizes]
+
+
+@cache
+def oracle(shape: AttentionShape) -> list[Tensor]:
+    """output, dq, dk, dv of the whole sequence in fp64."""
+    q, k, v, dout = global_tensors(shape)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in leaves), is_causal=shape.causal, enable_gqa=True
+    ).transpose(1, 2)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def run_method(case: Case, mesh: DeviceMesh) -> tuple[list[Tensor], Tensor]:
+    """This rank's output, dq, dk, dv, and the global positions of its tokens."""
+    method = methods.get(case.method.name)
+    layout = method.layout(case.method, mesh.size())
+    positions = torch.tensor(layout.global_positions(dist.get_rank(), case.shape.seq_len))
+    dtype = getattr(torch, case.shape.dtype)
+    q, k, v, dout = (x[:, positions].to(dtype) for x in global_tensors(case.shape))
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    with method.open(case.method, kernels.get(case.kernel), case.shape, mesh) as attention:
+        assert attention.layout == layout
+        out = attention(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, dout)], positions
+
+
+def relative_errors(case: Case, mesh: DeviceMesh) -> dict[str, float]:
+    """Relative L2 error of this rank's shard, of output and each gradient."""
+    mine, positions = run_method(case, mesh)
+    return {
+        name: float((got.double() - want[:, positions]).norm() / want[:, positions].norm())
+        for name, got, want in zip(NAMES, mine, oracle(case.shape), strict=True)
+    }
