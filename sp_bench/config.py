@@ -110,6 +110,8 @@ class WorkloadConfig:
             for option in ("optimizer", "learning_rate", "activation_checkpointing"):
                 if getattr(self, option) is None:
                     raise ConfigError(f"workload.{option} must be given for workload {self.name}")
+        if self.name == "parity" and self.optimizer != "sgd":
+            raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
 
 
 @dataclass(frozen=True)
@@ -176,6 +178,10 @@ class TrialConfig:
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the attention "
                 "workload has no data parallelism; use 1 and 1, or workload=train_step"
             )
+        if self.workload.name != "attention" and self.model.vocab_size < 256:
+            raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
+        if self.workload.name == "parity" and self.dtype not in ("float64", "float32"):
+            raise ConfigError(f"dtype={self.dtype}: parity compares to 1e-5; use float32 or float64")
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
 
@@ -276,7 +282,7 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
 def _value(kind: Any, value: Any, path: str) -> Any:
     """`value` as the annotated `kind`, or ConfigError naming `path`."""
     origin = typing.get_origin(kind)
-    if origin is types.UnionType:
+    if origin in (types.UnionType, typing.Union):  # Literal | None reads back as Optional
         return None if value is None else _value(typing.get_args(kind)[0], value, path)
     if is_dataclass(kind) and isinstance(kind, type):
         if not isinstance(value, Mapping):

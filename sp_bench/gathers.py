@@ -15,6 +15,10 @@ from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.rings import merge, wide_dtype
 
+# torch 2.13 renamed both and deprecates the old names; 2.11 has only those.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True)
 class Gather:
@@ -59,7 +63,7 @@ class Gather:
         """[2,B,s,h,D] -> [2,B,S,h,D], tokens in global order."""
         gathered = kv.new_empty(self.group.size() * kv.shape[0], *kv.shape[1:])
         with ledger.attention():
-            dist.all_gather_into_tensor(gathered, kv, group=self.group)
+            _all_gather(gathered, kv, group=self.group)
         # [P*2,B,s,h,D] -> [P,2,B,s,h,D] -> [2,B,P*s,h,D]: ranks' tokens side by side, then into global order
         side_by_side = gathered.unflatten(0, (-1, 2)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return torch.cat([side_by_side[:, :, place] for place in self.order(side_by_side.shape[2])], dim=2)
@@ -75,7 +79,7 @@ class Gather:
         sent = side_by_side.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4, 5).flatten(0, 1).contiguous()
         received = torch.empty_like(sent[:2])
         with ledger.attention():
-            dist.reduce_scatter_tensor(received, sent, group=self.group)
+            _reduce_scatter(received, sent, group=self.group)
         return received
 
 

@@ -123,6 +123,7 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "_c10d_functional::all_to_all_single": ("all_to_all", lambda a: _all_to_all_single(a[0], a[0], a[2], a)),
     "_c10d_functional::broadcast": ("broadcast", lambda a: _total(a[0]) * _others(a)),
     "_c10d_functional::wait_tensor": ("wait", lambda a: Fraction(0)),
+    "_c10d_functional::_wrap_tensor_autograd": ("wait", lambda a: Fraction(0)),  # torch 2.13: a view that waits on use
 }
 _WITHOUT_TRAFFIC = ("recv", "wait")  # the other side of a send, and waiting for any: not calls of their own
 

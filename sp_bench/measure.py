@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from sp_bench.config import WorkloadConfig
+from sp_bench.costs import Traffic
 from sp_bench.ledger import Counts, Ledger
 
 Step = Callable[[], Any]
@@ -35,7 +36,8 @@ class Measurement:
     peak_host_bytes: int
     device_used_bytes: int | None
     allocator_retries: int | None
-    counts: Counts = field(default_factory=dict)
+    counts: Counts = field(default_factory=dict)  # of the ledger step
+    predicted: Traffic = field(default_factory=dict)  # closed form of the same step
     columns: dict[str, Any] = field(default_factory=dict)
 
 

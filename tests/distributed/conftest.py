@@ -4,6 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
+torch.set_num_threads(1)  # tiny tensors on few cores: more threads only wait for each other
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)

@@ -25,7 +25,9 @@ class Case:
         m, s = self.method, self.shape
         options = "/".join(str(o) for o in (m.layout, m.ulysses_degree, m.placement, m.dkv_dtype, m.head_stride) if o)
         mask = "causal" if s.causal else "full"
-        return f"{m.name}/{options} {s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size} {mask} {s.dtype}"
+        return (
+            f"{m.name}/{options} {s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size} {mask} {s.dtype}"
+        )
 
 
 def mesh_of(layout: SequenceLayout) -> DeviceMesh:

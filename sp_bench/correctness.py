@@ -1,0 +1,201 @@
+"""A method is proven right before it is timed: output and all three gradients, on the ranks that will be timed.
+
+Budget of each tensor: 2 x (error of the `math` kernel run in the trial's dtype on one device + eps of that dtype). The
+trial's own kernel on one device must meet it as well: a budget taken from that kernel would pass one that returns
+zeros. Errors are relative L2 against a wider dtype.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from sp_bench import kernels
+from sp_bench.config import AttentionShape
+from sp_bench.kernels import Kernel
+from sp_bench.methods import SequenceParallelAttention
+from sp_bench.workloads import Incorrect
+
+TENSORS = ("output", "dq", "dk", "dv")
+Errors = dict[str, float]
+
+
+def reference_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """fp32 for half precision on GPUs, where fp64 would be slow; fp64 elsewhere."""
+    return torch.float32 if device.type == "cuda" and dtype.itemsize == 2 else torch.float64
+
+
+def random_inputs(
+    shape: AttentionShape, positions: Sequence[int] | None, device: torch.device, seed: int
+) -> list[Tensor]:
+    """q, k, v, dout in the shape's dtype: the tokens at `positions` of one global sequence, or all of it.
+
+    The global tensors are drawn on CPU from `seed`, so that they are equal on every rank and machine.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = []
+    for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads):
+        x = torch.randn(shape.batch_size, shape.seq_len, heads, shape.head_dim, generator=generator)
+        local = x if positions is None else x[:, list(positions)]
+        drawn.append(local.to(device, getattr(torch, shape.dtype)))
+    return drawn
+
+
+def _run_kernel(kernel: Kernel, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
+    """output, dq, dk, dv of the whole sequence on this device."""
+    q, k, v, dout = inputs
+    scale = shape.head_dim**-0.5
+    out, lse = kernel.forward(q, k, v, causal=shape.causal, scale=scale)
+    return [out, *kernel.backward(dout, q, k, v, out, lse, causal=shape.causal, scale=scale)]
+
+
+def _relative(got: Tensor, want: Tensor) -> float:
+    return float((got.to(want.dtype) - want).norm() / want.norm())
+
+
+def _require(errors: Errors, budget: Errors, what: str) -> None:
+    for name, error in errors.items():
+        if not error <= budget[name]:  # a NaN is not within any budget
+            raise Incorrect(f"{what}: relative error of {name} is {error:.2e}, budget {budget[name]:.2e}")
+
+
+def check_attention(
+    attention: SequenceParallelAttention,
+    kernel: Kernel,
+    kernel_name: str,
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    device: torch.device,
+    seed: int,
+) -> dict[str, Any]:
+    """Prove `attention`, opened for `shape`, on the ranks of `mesh` (axes ring and ulysses). Returns row columns.
+
+    Raises:
+        Incorrect: the kernel or the method is over its budget, or the sequence is not really sharded.
+    """
+    dtype = getattr(torch, shape.dtype)
+    inputs = random_inputs(shape, None, device, seed)
+    wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
+    oracle = kernels.get("math")
+    want = _run_kernel(oracle, wide, shape)
+    low = _run_kernel(oracle, inputs, shape)
+    eps = torch.finfo(dtype).eps
+    budget = {n: 2 * (_relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
+    alone = _run_kernel(kernel, inputs, shape)
+    kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
+    _require(kernel_errors, budget, f"kernel {kernel_name} on one device")
+
+    positions = attention.layout.global_positions(mesh_rank(mesh), shape.seq_len)
+    got = _run_method(attention, [x[:, positions] for x in inputs], shape)
+    errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
+    _require(errors, budget, f"method on {mesh.size()} ranks")
+    _require_sharded(attention, [x[:, positions] for x in inputs[:3]], positions, got[0], mesh)
+    return {
+        "correctness_seq_len": shape.seq_len,
+        **{f"rel_error_{name}": error for name, error in errors.items()},
+        "error_budget": budget,
+        "kernel_rel_error": kernel_errors,
+    }
+
+
+def mesh_rank(mesh: DeviceMesh) -> int:
+    """Row-major rank in `mesh`: the sequence-parallel rank."""
+    coordinate, rank = mesh.get_coordinate(), 0
+    assert coordinate is not None
+    for place, size in zip(coordinate, mesh.shape, strict=True):
+        rank = rank * size + place
+    return rank
+
+
+def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
+    *qkv, dout = inputs
+    leaves = [x.clone().requires_grad_() for x in qkv]
+    out = attention(*leaves)
+    if out.shape != leaves[0].shape:
+        raise Incorrect(f"output has shape {tuple(out.shape)}, its queries {tuple(leaves[0].shape)}")
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def all_reduce(tensor: Tensor, mesh: DeviceMesh, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
+    """Reduce over all ranks of `mesh`, one axis after the other."""
+    for group in mesh.get_all_groups():
+        dist.all_reduce(tensor, op, group=group)
+    return tensor
+
+
+def _sharded_errors(got: Sequence[Tensor], mine: Sequence[Tensor], whole: Sequence[Tensor], mesh: DeviceMesh) -> Errors:
+    """Relative L2 over the gathered sequence; the same figure on every rank."""
+    squares = torch.stack([(g.to(w.dtype) - w).double().square().sum() for g, w in zip(got, mine, strict=True)])
+    norms = [float(w.double().norm()) for w in whole]
+    totals = all_reduce(squares, mesh).sqrt().tolist()
+    return {name: total / norm for name, total, norm in zip(TENSORS, totals, norms, strict=True)}
+
+
+def _require_sharded(
+    attention: SequenceParallelAttention, qkv: Sequence[Tensor], positions: Sequence[int], out: Tensor, mesh: DeviceMesh
+) -> None:
+    """A change to the first token, which rank 0 holds, must reach the last rank's output: nobody computed alone."""
+    q, k, v = (x.clone() for x in qkv)
+    if 0 in positions:
+        v[:, positions.index(0)] += 1
+    with torch.no_grad():
+        probed = attention(q, k, v)
+    last = mesh_rank(mesh) == mesh.size() - 1
+    changed = torch.tensor(int(last and not torch.equal(probed, out)), device=out.device)
+    if not all_reduce(changed, mesh, dist.ReduceOp.MAX).item():
+        raise Incorrect(
+            f"a change to the first token does not reach the output of rank {mesh.size() - 1}: nothing was exchanged"
+        )
+
+
+def check_sampled_rows(
+    inputs: Sequence[Tensor],
+    out: Tensor,
+    positions: Sequence[int],
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    seed: int,
+    num_rows: int = 64,
+) -> float:
+    """Relative L2 of sampled query rows of the timed length, against fp32 attention over all ranks' KV.
+
+    `inputs` and `out` are this rank's q, k, v and output. The rows go to every rank, each computes them against its own
+    keys, and the parts are merged by log-sum-exp: nothing of the sequence's length is gathered.
+    """
+    q, k, v = inputs
+    generator = torch.Generator().manual_seed(seed)
+    sampled = torch.randperm(shape.seq_len, generator=generator)[:num_rows].sort().values
+    local_index = {position: index for index, position in enumerate(positions)}
+    rows = torch.zeros(2, shape.batch_size, len(sampled), shape.num_heads, shape.head_dim, device=q.device)
+    for row, position in enumerate(sampled.tolist()):
+        if (index := local_index.get(position)) is not None:
+            rows[0, :, row], rows[1, :, row] = q[:, index].float(), out[:, index].float()
+    queries, got = all_reduce(rows, mesh)
+    key_positions = torch.tensor(positions, device=q.device)
+    hidden = key_positions[None, :] > sampled.to(q.device)[:, None] if shape.causal else None  # [rows, s]
+    part_out, part_lse = _rows_attention(queries, k, v, hidden)
+    # softmax over all ranks' keys: rescale each part by its denominator
+    top = all_reduce(part_lse.clone(), mesh, dist.ReduceOp.MAX)
+    weight = (part_lse - top).exp()
+    total = all_reduce(weight.clone(), mesh)
+    want = all_reduce(part_out * weight.unsqueeze(-1), mesh) / total.unsqueeze(-1)
+    return _relative(got.transpose(1, 2), want)
+
+
+def _rows_attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
+    """queries [B,n,Hq,D] against k, v [B,s,Hkv,D] -> out [B,Hq,n,D], lse [B,Hq,n]; 0 and -inf without visible keys."""
+    group, outs, lses = queries.shape[2] // k.shape[2], [], []
+    for head in range(k.shape[2]):  # one KV head at a time bounds the scores to [B,G,n,s]
+        q = queries[:, :, head * group : (head + 1) * group]
+        scores = torch.einsum("bngd,bsd->bgns", q, k[:, :, head].float()) / math.sqrt(q.shape[-1])
+        if hidden is not None:
+            scores = scores.masked_fill(hidden, float("-inf"))
+        lse = scores.logsumexp(-1)
+        weights = (scores - lse.clamp_min(torch.finfo(lse.dtype).min).unsqueeze(-1)).exp()
+        outs.append(torch.einsum("bgns,bsd->bgnd", weights, v[:, :, head].float()))
+        lses.append(lse)
+    return torch.cat(outs, dim=1), torch.cat(lses, dim=1)

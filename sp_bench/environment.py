@@ -1,0 +1,32 @@
+"""What a trial ran on: what hardware.py knows without torch, and what torch and the process group add."""
+
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_group
+
+from sp_bench import hardware
+
+
+def device_name(device: torch.device) -> str | None:
+    """The GPU's name; None on CPU, whose peak rate we do not know."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def capture(device: torch.device) -> dict[str, Any]:
+    """The environment struct of the row. A collective call: every rank names the device it used."""
+    cuda = device.type == "cuda"
+    mine = (device_name(device), str(torch.cuda.get_device_properties(device).uuid)) if cuda else None
+    used: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(used, mine)
+    return hardware.environment(device.type, os.environ) | {
+        "device_names": [device[0] for device in used if device],
+        "device_uuids": [device[1] for device in used if device],
+        "cuda": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "process_group": type(_get_default_group()._get_backend(device)).__name__,
+        "topology": hardware.topology() if cuda else None,
+    }

@@ -1,0 +1,72 @@
+"""Attention alone, forward or forward and backward, on random q, k, v: the exchange and the kernel, nothing else."""
+
+import torch
+
+from sp_bench import correctness, costs, kernels, ledger, methods
+from sp_bench.config import AttentionShape
+from sp_bench.measure import Measurement, measure
+from sp_bench.workloads import Incorrect, Job
+
+
+def run(job: Job) -> Measurement:
+    config, mesh, device = job.config, job.sp_mesh, job.device
+    method, kernel = methods.get(config.method.name), kernels.get(config.kernel.name)
+    job.enter_phase("correctness")
+    layout = method.layout(config.method, config.sp_size)
+    reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
+    with method.open(config.method, kernel, reduced, mesh) as attention:
+        columns = correctness.check_attention(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)
+
+    shape = config.attention_shape(config.seq_len)
+    positions = layout.global_positions(correctness.mesh_rank(mesh), config.seq_len)
+    q, k, v, dout = local_inputs(shape, len(positions), device, config.seed * config.world_size + mesh.get_rank())
+    backward = config.workload.pass_kind == "forward_backward"
+    with method.open(config.method, kernel, shape, mesh) as attention:
+
+        def step() -> torch.Tensor:
+            if not backward:
+                with torch.no_grad():
+                    return attention(q, k, v)
+            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+            out = attention(*leaves)
+            with ledger.phase("backward"):
+                torch.autograd.grad(out, leaves, dout)
+            return out.detach()
+
+        measurement = measure(step, config.workload, device, job.enter_phase)
+        sampled = correctness.check_sampled_rows((q, k, v), step(), positions, shape, mesh, config.seed)
+    if not sampled <= columns["error_budget"]["output"]:
+        raise Incorrect(
+            f"sampled rows at seq_len={config.seq_len}: relative error {sampled:.2e}, "
+            f"budget {columns['error_budget']['output']:.2e}"
+        )
+    forward_flops = costs.attention_forward_flops(shape)
+    measurement.predicted = {
+        key: value
+        for key, value in method.traffic(config.method, shape, config.sp_size).items()
+        if backward or key[0] == "forward"
+    }
+    # The flash backward recomputes QK^T: 2.5 forwards of matmul where the mathematics needs 2.
+    measurement.columns = columns | {
+        "sampled_rel_error": sampled,
+        "model_flops": forward_flops * (3.0 if backward else 1.0),
+        "hardware_flops": forward_flops * (3.5 if backward else 1.0),
+    }
+    return measurement
+
+
+def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[torch.Tensor]:
+    """This rank's q, k, v, dout, drawn on the device: at the timed length nobody holds the whole sequence."""
+    generator = torch.Generator(device).manual_seed(seed)
+    return [
+        torch.randn(
+            shape.batch_size,
+            local_len,
+            heads,
+            shape.head_dim,
+            generator=generator,
+            device=device,
+            dtype=getattr(torch, shape.dtype),
+        )
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
+    ]

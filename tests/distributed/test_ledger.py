@@ -1,0 +1,105 @@
+"""Counted bytes equal predicted ones: real gloo ranks for P = 1 to 4, torch's fake process group up to P = 64."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from fractions import Fraction
+
+import pytest
+import torch
+import torch.distributed as dist
+from gloo import run
+from oracle import Case, mesh_of
+from test_methods import cases, method_configs
+from torch.distributed.device_mesh import DeviceMesh
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from sp_bench import kernels, ledger, methods
+from sp_bench.config import AttentionShape
+from sp_bench.gathers import _all_gather, _reduce_scatter
+from sp_bench.ledger import Ledger
+
+
+def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:
+    """Bytes that this rank sends in one forward and backward."""
+    shape, local = case.shape, case.shape.seq_len // mesh.size()
+    dtype = getattr(torch, shape.dtype)
+    q = torch.ones(shape.batch_size, local, shape.num_heads, shape.head_dim, dtype=dtype, requires_grad=True)
+    k, v = (
+        torch.ones(shape.batch_size, local, shape.num_kv_heads, shape.head_dim, dtype=dtype, requires_grad=True)
+        for _ in range(2)
+    )
+    opened = methods.get(case.method.name).open(case.method, kernels.get(case.kernel), shape, mesh)
+    with opened as attention, Ledger() as book:
+        out = attention(q, k, v)
+        with ledger.phase("backward"):
+            out.backward(torch.ones_like(out))
+    return {key: size for key, (_, size) in book.counts.items() if size}
+
+
+def check(case: Case, mesh: DeviceMesh) -> None:
+    predicted = methods.get(case.method.name).traffic(case.method, case.shape, mesh.size())
+    assert counted(case, mesh) == predicted, str(case)
+
+
+def check_on_gloo(rank: int, sp_size: int) -> None:
+    meshes = {}
+    for case in cases(sp_size):
+        if case.shape.causal and case.shape.batch_size == 2:
+            layout = methods.get(case.method.name).layout(case.method, sp_size)
+            if layout not in meshes:
+                meshes[layout] = mesh_of(layout)
+            check(case, meshes[layout])
+
+
+@pytest.mark.parametrize("sp_size", [2, 3, 4])
+def test_counted_bytes_equal_predicted_ones_on_real_ranks(sp_size: int) -> None:
+    run(sp_size, check_on_gloo, sp_size)
+
+
+@contextmanager
+def fake_group(world_size: int, rank: int) -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("sp_size", "rank"), [(8, 7), (16, 5), (64, 63)])
+@pytest.mark.parametrize("heads", [(64, 64), (64, 8), (64, 1)], ids=["MHA", "GQA", "MQA"])
+def test_counted_bytes_equal_predicted_ones_at_scale(sp_size: int, rank: int, heads: tuple[int, int]) -> None:
+    shape = AttentionShape(1, 2 * sp_size, *heads, 8, True, "bfloat16")
+    tried = 0
+    with fake_group(sp_size, rank):
+        for method in method_configs(sp_size):
+            if method.ulysses_degree in (None, 2, 8) and not (
+                methods.get(method.name).unsupported_reason(method, shape, sp_size)
+                or methods.get(method.name).layout(method, sp_size).unsupported_reason(shape.seq_len)
+            ):
+                check(Case(method, shape, "cpu_flash"), mesh_of(methods.get(method.name).layout(method, sp_size)))
+                tried += 1
+    assert tried >= 8
+
+
+def test_an_op_without_a_size_rule_is_an_error() -> None:
+    with fake_group(2, 0), Ledger(), pytest.raises(NotImplementedError, match="no size rule for c10d::gather_"):
+        dist.gather(torch.ones(2), [torch.empty(2), torch.empty(2)])
+
+
+def test_a_scalar_all_reduce_over_three_ranks_is_a_fraction() -> None:
+    with fake_group(3, 0), Ledger() as book, ledger.phase("loss"):
+        dist.all_reduce(torch.ones(()))
+    assert book.counts == {("loss", "all_reduce"): (1, Fraction(16, 3))}
+
+
+def test_untagged_gathers_belong_to_the_parameters() -> None:
+    with fake_group(4, 0), Ledger() as book:
+        _all_gather(torch.empty(8), torch.ones(2))
+        _reduce_scatter(torch.empty(2), torch.ones(8))
+        with ledger.attention():
+            _all_gather(torch.empty(8), torch.ones(2))
+    assert {key: size for key, (_, size) in book.counts.items()} == {
+        ("parameters", "all_gather"): 24,
+        ("gradients", "reduce_scatter"): 24,
+        ("forward", "all_gather"): 24,
+    }

@@ -1,0 +1,101 @@
+"""Each kernel against autograd through torch's own attention, forward and backward, and its LSE against its meaning."""
+
+import pytest
+import torch
+
+from sp_bench import kernels
+from sp_bench.config import AttentionShape, ConfigError
+from sp_bench.rings import merge
+
+TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
+
+
+def inputs(shape: AttentionShape, device: str) -> list[torch.Tensor]:
+    """q, k, v, dout as strided views of one buffer: what an exchange hands over."""
+    generator = torch.Generator().manual_seed(0)
+    heads = [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads]
+    buffer = torch.randn(shape.batch_size, shape.seq_len, sum(heads), shape.head_dim, generator=generator)
+    return list(buffer.to(device, getattr(torch, shape.dtype)).split(heads, dim=2))
+
+
+def reference(tensors: list[torch.Tensor], causal: bool) -> list[torch.Tensor]:
+    q, k, v, dout = (x.double().detach() for x in tensors)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    out = torch.nn.functional.scaled_dot_product_attention(
+        *(x.transpose(1, 2) for x in leaves), is_causal=causal, enable_gqa=True
+    ).transpose(1, 2)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def check(name: str, shape: AttentionShape, device: str) -> None:
+    kernel, scale = kernels.get(name), shape.head_dim**-0.5
+    assert kernel.unsupported_reason(shape, device) is None
+    q, k, v, dout = tensors = inputs(shape, device)
+    out, lse = kernel.forward(q, k, v, causal=shape.causal, scale=scale)
+    assert lse.shape == (shape.batch_size, shape.num_heads, shape.seq_len)
+    assert lse.dtype == (torch.float64 if shape.dtype == "float64" else torch.float32)
+    got = [out, *kernel.backward(dout, q, k, v, out, lse, causal=shape.causal, scale=scale)]
+    for what, mine, true in zip(("output", "dq", "dk", "dv"), got, reference(tensors, shape.causal), strict=True):
+        assert mine.dtype == q.dtype
+        error = float((mine.double() - true).norm() / true.norm())
+        assert error < TOLERANCE[shape.dtype], f"{name} {what}: {error:.1e}"
+
+
+def shapes(dtypes: tuple[str, ...], head_dims: tuple[int, ...]) -> list[AttentionShape]:
+    heads = [(6, 6), (6, 2), (6, 1)]
+    return [
+        AttentionShape(2, seq_len, *h, dim, causal, dtype)
+        for seq_len in (130, 3)
+        for h in heads
+        for dim in head_dims
+        for causal in (True, False)
+        for dtype in dtypes
+    ]
+
+
+@pytest.mark.parametrize("name", ["math", "cpu_flash"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16"])
+def test_cpu_kernels_agree_with_autograd(name: str, dtype: str) -> None:
+    for shape in shapes((dtype,), (16, 64)):
+        check(name, shape, "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn"])
+def test_cuda_kernels_agree_with_autograd(name: str) -> None:
+    for shape in shapes(("bfloat16",), (64, 128)):
+        check(name, shape, "cuda")
+
+
+@pytest.mark.parametrize("name", ["math", "cpu_flash"])
+def test_key_halves_merged_by_lse_are_the_whole(name: str) -> None:
+    shape, kernel = AttentionShape(2, 64, 6, 2, 16, False, "float64"), kernels.get(name)
+    q, k, v, dout = inputs(shape, "cpu")
+    whole, whole_lse = kernel.forward(q, k, v, causal=False, scale=0.25)
+    (out, lse), (other, other_lse) = (
+        kernel.forward(q, k[:, keys], v[:, keys], causal=False, scale=0.25) for keys in (slice(0, 20), slice(20, 64))
+    )
+    merge(out, lse, other, other_lse)
+    torch.testing.assert_close(out, whole)
+    torch.testing.assert_close(lse, whole_lse)
+    # the backward of a part, given the whole's out and lse, is that part's share
+    parts = [
+        kernel.backward(dout, q, k[:, keys], v[:, keys], whole, whole_lse, causal=False, scale=0.25)
+        for keys in (slice(0, 20), slice(20, 64))
+    ]
+    dq, dk, dv = kernel.backward(dout, q, k, v, whole, whole_lse, causal=False, scale=0.25)
+    torch.testing.assert_close(parts[0][0] + parts[1][0], dq)
+    torch.testing.assert_close(torch.cat([parts[0][1], parts[1][1]], dim=1), dk)
+    torch.testing.assert_close(torch.cat([parts[0][2], parts[1][2]], dim=1), dv)
+
+
+def test_kernels_say_what_they_cannot_do() -> None:
+    shape = AttentionShape(1, 8, 4, 4, 64, True, "float32")
+    assert "runs on CUDA only" in str(kernels.get("cudnn").unsupported_reason(shape, "cpu"))
+    assert "runs on CPU only" in str(kernels.get("cpu_flash").unsupported_reason(shape, "cuda"))
+    assert "not dtype=float32" in str(kernels.get("sdpa_flash").unsupported_reason(shape, "cuda"))
+
+
+def test_an_unknown_kernel_gets_the_nearest_name_and_the_list() -> None:
+    with pytest.raises(ConfigError, match=r"did you mean cudnn\? kernels: math, cpu_flash"):
+        kernels.get("cuddn")
