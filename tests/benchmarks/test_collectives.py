@@ -1,0 +1,57 @@
+"""The exchanges between two ranks: this process is rank 0, a spawned one answers as rank 1 the same number of times."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from sp_bench import collectives, gathers, kernels, rings
+from sp_bench.layouts import SequenceLayout
+
+ROUNDS, WARMUP = 5, 1
+SHAPE = (1, 1024, 8, 64)  # [B, S/P, H, D]
+
+
+def head_exchange() -> torch.Tensor:
+    tensors = [torch.ones(SHAPE) for _ in range(3)]
+    return collectives._to_heads(tensors, dist.distributed_c10d._get_default_group())[0]
+
+
+def ring_hop() -> torch.Tensor:
+    group = dist.distributed_c10d._get_default_group()
+    ring = rings.Ring(kernels.get("math"), group, "contiguous", True, 1.0, torch.float32)
+    return ring.shift(torch.ones(2, *SHAPE)).wait()
+
+
+def kv_gather() -> torch.Tensor:
+    group = dist.distributed_c10d._get_default_group()
+    layout = SequenceLayout(ring_degree=2)
+    gather = gathers.Gather(kernels.get("math"), group, layout, True, 1.0, SHAPE[2], torch.float32)
+    return gather.gather(torch.ones(2, *SHAPE))
+
+
+def answer(_: int, store: str, exchange: Callable[[], torch.Tensor]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
+    for _ in range(WARMUP + ROUNDS):
+        exchange()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(params=[head_exchange, ring_hop, kv_gather], ids=lambda f: f.__name__)
+def exchange(request, tmp_path, monkeypatch) -> Iterator[Callable[[], torch.Tensor]]:
+    monkeypatch.syspath_prepend(str(request.path.parent))
+    store = str(tmp_path / "store")
+    peer = mp.spawn(answer, (store, request.param), join=False)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+    yield request.param
+    dist.destroy_process_group()
+    assert peer is not None
+    peer.join()
+
+
+def test_exchange(benchmark, exchange: Callable[[], torch.Tensor]) -> None:
+    result = benchmark.pedantic(exchange, rounds=ROUNDS, warmup_rounds=WARMUP)
+    assert result.eq(1).all()
