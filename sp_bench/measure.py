@@ -5,6 +5,7 @@ synchronisation: CUDA steps are bracketed by events on the compute stream, CPU s
 """
 
 import contextlib
+import gc
 import itertools
 import re
 import resource
@@ -44,6 +45,7 @@ class Measurement:
 def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Measurement:
     """Warm up, time and then count one more, untimed step. Called by every rank together."""
     enter_phase("warmup")
+    release_memory(device)
     for _ in range(workload.warmup_steps):
         step()
     _synchronise(device)
@@ -58,6 +60,14 @@ def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_ph
     _synchronise(device)
     measurement.counts = ledger.counts
     return measurement
+
+
+def release_memory(device: torch.device) -> None:
+    """Free what a proof left behind before memory is measured: FSDP's hooks and modules refer to each other, and the
+    allocator keeps the blocks of the one-device runs."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _synchronise(device: torch.device) -> None:

@@ -1,0 +1,70 @@
+"""Training parity: one small model on one text, step by step equal to the same training on one process.
+
+The comparison is over the warm-up and timed steps themselves; the gradient norm matters as much as the loss, for
+under AdamW gradients of a wrong scale train alike. So this workload asks for SGD.
+"""
+
+import torch
+
+from sp_bench import model_costs, one_process, text, train
+from sp_bench.measure import Measurement, measure, release_memory
+from sp_bench.workloads import Incorrect, Job
+from sp_bench.workloads.train_step import predicted_traffic, require_finite
+
+NLL_TOLERANCE = 1e-5  # nats a token
+GRAD_NORM_TOLERANCE = 1e-5  # relative
+MINIMUM_FALL = 0.5  # nats: a model that learns nothing agrees with anything
+
+
+def run(job: Job) -> Measurement:
+    config = job.config
+    job.enter_phase("correctness")
+    num_compared = config.workload.warmup_steps + config.workload.timed_steps
+    per_step = train.num_sequences(config)
+    # one batch more than is compared: the ledger's step
+    texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_compared + 1)]
+    dtype = train.stored_dtype(config.dtype)
+    expected, _ = one_process.broadcast_steps(config, texts[:num_compared], dtype, job.device)
+    release_memory(job.device)
+    padded_len = train.padded_seq_len(config, config.seq_len)
+    results: list[train.StepResult] = []
+    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+        training = train.start(config, attention, job.mesh, job.device)
+        batches = iter([train.shard_batch(t, attention.layout, job.mesh, job.device) for t in texts])
+        measurement = measure(
+            lambda: results.append(training.step(next(batches))), config.workload, job.device, job.enter_phase
+        )
+    got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
+    loss, grad_norm = got.T.tolist()
+    require_finite(loss, grad_norm)
+    measurement.predicted = predicted_traffic(config, padded_len)
+    measurement.columns = {
+        "padded_seq_len": padded_len,
+        "max_nll_difference": compare(got, expected),
+        "loss": loss,
+        "grad_norm": grad_norm,
+        "model_flops": float(model_costs.model_flops(config)),
+        "hardware_flops": float(model_costs.hardware_flops(config, padded_len)),
+    }
+    return measurement
+
+
+def compare(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest NLL difference in nats; both [num_steps, 2]: loss and gradient norm of each step.
+
+    Raises:
+        Incorrect: a step differs by more than the tolerances, or the loss of the reference did not fall enough to
+            make agreement mean something.
+    """
+    nll_difference = (got - expected).abs()[:, 0]
+    norm_difference = ((got - expected).abs() / expected)[:, 1]
+    for step, (nll, norm) in enumerate(zip(nll_difference.tolist(), norm_difference.tolist(), strict=True)):
+        if not (nll <= NLL_TOLERANCE and norm <= GRAD_NORM_TOLERANCE):
+            raise Incorrect(
+                f"step {step} differs from one process: NLL by {nll:.3g} nats (allowed {NLL_TOLERANCE:.0e}), "
+                f"gradient norm by {norm:.3g} relative (allowed {GRAD_NORM_TOLERANCE:.0e})"
+            )
+    fall = float(expected[0, 0] - expected[-1, 0])
+    if not fall >= MINIMUM_FALL:
+        raise Incorrect(f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}")
+    return float(nll_difference.max())

@@ -1,0 +1,150 @@
+"""A full training step: forward, loss, backward, gradient synchronisation and optimizer of a whole decoder."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from sp_bench import correctness, costs, kernels, methods, model_costs, one_process, text, train
+from sp_bench.config import TrialConfig
+from sp_bench.measure import Measurement, measure, release_memory
+from sp_bench.workloads import Incorrect, Job
+
+# The proof keeps the trial's heads, widths, ranks and layout, and cuts its depth: a whole 8B model with its gradients
+# does not fit one device beside that device's own shards.
+PROOF_LAYERS = 2
+# Relative error against one process in the same dtype. Lower dtypes: see `prove`.
+TOLERANCES = {"float64": 1e-10, "float32": 1e-5}
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Relative errors of step 0 against one process, and what they may be."""
+
+    loss: float  # L2 over the tokens' losses: a wrong position moves each of them, but hardly moves their mean
+    grad_norm: float
+    loss_budget: float
+    grad_norm_budget: float
+
+    def check(self) -> None:
+        """
+        Raises:
+            Incorrect: an error is above its budget, or not a number.
+        """
+        for name in ("loss", "grad_norm"):
+            error, budget = getattr(self, name), getattr(self, f"{name}_budget")
+            if not error <= budget:
+                raise Incorrect(
+                    f"{name} of step 0 differs from one process by {error:.3g} (relative), budget {budget:.3g}"
+                )
+
+
+def run(job: Job) -> Measurement:
+    job.enter_phase("correctness")
+    attention_columns = prove_attention(job)
+    proof = prove(job)
+    proof.check()
+    release_memory(job.device)
+    config = job.config
+    padded_len = train.padded_seq_len(config, config.seq_len)
+    results: list[train.StepResult] = []  # device scalars: reading one inside the window would synchronise
+    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+        training = train.start(config, attention, job.mesh, job.device)
+        sequences = text.sequences(0, train.num_sequences(config), config.seq_len)
+        batch = train.shard_batch(sequences, attention.layout, job.mesh, job.device)
+        measurement = measure(
+            lambda: results.append(training.step(batch)), config.workload, job.device, job.enter_phase
+        )
+    timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
+    loss, grad_norm = [float(result.loss) for result in timed], [float(result.grad_norm) for result in timed]
+    require_finite(loss, grad_norm)
+    measurement.predicted = predicted_traffic(config, padded_len)
+    measurement.columns = attention_columns | {
+        "padded_seq_len": padded_len,
+        "rel_error_loss": proof.loss,
+        "rel_error_grad_norm": proof.grad_norm,
+        "loss": loss,
+        "grad_norm": grad_norm,
+        "model_flops": float(model_costs.model_flops(config)),
+        "hardware_flops": float(model_costs.hardware_flops(config, padded_len)),
+    }
+    return measurement
+
+
+def predicted_traffic(config: TrialConfig, padded_len: int) -> costs.Traffic:
+    shape = config.attention_shape(padded_len)
+    attention = methods.get(config.method.name).traffic(config.method, shape, config.sp_size)
+    return model_costs.train_step_traffic(config, attention)
+
+
+def require_finite(loss: list[float], grad_norm: list[float]) -> None:
+    """
+    Raises:
+        Incorrect: a step's loss or gradient norm is infinite or not a number.
+    """
+    for step, values in enumerate(zip(loss, grad_norm, strict=True)):
+        if not all(map(math.isfinite, values)):
+            raise Incorrect(f"step {step}: loss {values[0]} and gradient norm {values[1]} must be finite")
+
+
+def prove_attention(job: Job) -> dict[str, Any]:
+    """The method's output and gradients at the reduced length, on random inputs; returns row columns."""
+    config = job.config
+    shape = config.attention_shape(train.padded_seq_len(config, _proof_seq_len(config)))
+    kernel = kernels.get(config.kernel.name)
+    with train.open_attention(config, shape.seq_len, job.sp_mesh) as attention:
+        return correctness.check_attention(
+            attention, kernel, config.kernel.name, shape, job.sp_mesh, job.device, config.seed
+        )
+
+
+def prove(job: Job) -> Proof:
+    """Compare the tokens' losses and the gradient norm of step 0, at the reduced length, with one process.
+
+    fp32 and fp64: with the same dtype, within TOLERANCES. Below: with fp32, within 2 x (error of one process in the
+    trial's dtype + eps), as the attention's budget.
+    """
+    config = _proof_config(job.config)
+    batch = text.sequences(0, train.num_sequences(config), _proof_seq_len(config))
+    stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
+    (scalars,), (losses,) = one_process.broadcast_steps(config, [batch], stored, job.device)
+    loss, grad_norm = _errors_on_mesh(job, config, batch, losses, scalars[1])
+    if config.dtype in TOLERANCES:
+        return Proof(loss, grad_norm, TOLERANCES[config.dtype], TOLERANCES[config.dtype])
+    (low_scalars,), (low_losses,) = one_process.broadcast_steps(config, [batch], computed, job.device)
+    eps = torch.finfo(computed).eps
+    loss_error = (low_losses - losses).norm() / losses.norm()
+    grad_norm_error = (low_scalars[1] - scalars[1]).abs() / scalars[1]
+    return Proof(loss, grad_norm, 2 * (float(loss_error) + eps), 2 * (float(grad_norm_error) + eps))
+
+
+def _proof_seq_len(config: TrialConfig) -> int:
+    """The reduced length, padded like the timed one: as far from a multiple of what the layout can cut."""
+    multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+    reduced = min(config.workload.correctness_seq_len, config.seq_len)
+    return reduced - (reduced - config.seq_len) % multiple or config.seq_len
+
+
+def _proof_config(config: TrialConfig) -> TrialConfig:
+    return replace(config, model=replace(config.model, num_layers=min(PROOF_LAYERS, config.model.num_layers)))
+
+
+def _errors_on_mesh(
+    job: Job, config: TrialConfig, sequences: Tensor, expected_losses: Tensor, expected_norm: Tensor
+) -> tuple[float, float]:
+    """Relative errors of the tokens' losses [D*B,S] and of the gradient norm, with the trial's method, sharding and
+    dtype; the same on every rank."""
+    padded_len = train.padded_seq_len(config, _proof_seq_len(config))
+    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+        training = train.start(config, attention, job.mesh, job.device)
+        result = training.step(train.shard_batch(sequences, attention.layout, job.mesh, job.device))
+        padded = F.pad(expected_losses, (0, padded_len - expected_losses.shape[1]))
+        expected = train.local_part(padded, attention.layout, job.mesh)
+    squared_error = (result.token_losses.double() - expected).square().sum()
+    dist.all_reduce(squared_error)
+    norm_error = (result.grad_norm.double() - expected_norm).abs() / expected_norm
+    return float(squared_error.sqrt() / expected_losses.norm()), float(norm_error)

@@ -1,0 +1,72 @@
+"""Twenty training steps with each method against one process, and what the comparison refuses."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from gloo import run
+from trials import PARITY, TINY, job, trial
+
+from sp_bench.config import ConfigError, MethodConfig, TrialConfig
+from sp_bench.workloads import Incorrect, parity
+
+
+def cases(world_size: int) -> list[TrialConfig]:
+    if world_size == 2:
+        return [
+            trial(MethodConfig("ulysses"), 2, workload=PARITY),
+            trial(MethodConfig("ring", "zigzag", dkv_dtype="input"), 2, workload=PARITY, seq_len=47),
+            trial(MethodConfig("all_gather", "zigzag", dkv_dtype="input"), 2, workload=PARITY),
+            trial(MethodConfig("single"), 1, dp_shard_size=2, workload=PARITY),
+        ]
+    return [
+        trial(MethodConfig("usp", "striped", 2, "ring_inner", "input"), 4, workload=PARITY, seq_len=47),
+        trial(MethodConfig("ring", "striped", dkv_dtype="input"), 2, dp_replicate_size=2, workload=PARITY),
+    ]
+
+
+def check_world(rank: int, world_size: int) -> None:
+    for config in cases(world_size):
+        measurement = parity.run(job(config))
+        assert measurement.columns["max_nll_difference"] <= parity.NLL_TOLERANCE, config
+        assert len(measurement.step_ms) == len(measurement.columns["loss"]) == 20
+        counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
+        assert counted == measurement.predicted, config
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_twenty_steps_agree_with_one_process(world_size: int) -> None:
+    run(world_size, check_world, world_size)
+
+
+def steps(fall: float = 1.0) -> torch.Tensor:
+    """[20,2]: a loss that falls by `fall`, and gradient norms."""
+    return torch.stack((torch.linspace(5.0, 5.0 - fall, 20), torch.linspace(3.0, 1.0, 20)), dim=1).double()
+
+
+def test_equal_training_is_accepted_with_its_difference() -> None:
+    got = steps()
+    got[7, 0] += 4e-6
+    assert parity.compare(got, steps()) == pytest.approx(4e-6)
+
+
+@pytest.mark.parametrize(("column", "factor"), [(0, 1 + 1e-5), (1, 1 + 2e-5), (1, 0.25), (0, float("nan"))])
+def test_a_step_that_differs_is_refused_by_its_number(column: int, factor: float) -> None:
+    got = steps()
+    got[3, column] *= factor
+    with pytest.raises(Incorrect, match="step 3 differs from one process"):
+        parity.compare(got, steps())
+
+
+def test_agreement_of_models_that_learn_nothing_is_refused() -> None:
+    with pytest.raises(Incorrect, match=r"the loss fell by 0.4 nats over 20 steps, less than 0.5"):
+        parity.compare(steps(0.4), steps(0.4))
+
+
+def test_parity_is_refused_where_it_would_prove_nothing() -> None:
+    with pytest.raises(ConfigError, match="parity needs sgd"):
+        replace(PARITY, optimizer="adamw")
+    with pytest.raises(ConfigError, match="use float32 or float64"):
+        trial(MethodConfig("ulysses"), 2, workload=PARITY, dtype="bfloat16")
+    with pytest.raises(ConfigError, match="the training text is bytes"):
+        trial(MethodConfig("ulysses"), 2, workload=PARITY, model=replace(TINY, vocab_size=100))

@@ -1,0 +1,161 @@
+"""Whole training steps on real gloo ranks: equal to one process, wrong ones refused, bytes as the closed form says."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from unittest import mock
+
+import pytest
+import torch
+from gloo import run
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from trials import ODD, TINY, TRAIN, job, trial
+
+from sp_bench import one_process, text, train
+from sp_bench.config import MethodConfig, TrialConfig
+from sp_bench.workloads import Incorrect, train_step
+
+ULYSSES = MethodConfig("ulysses")
+GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
+STRIPED = MethodConfig("ring", "striped", dkv_dtype="input")
+ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
+RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
+
+
+def usp(placement: str) -> MethodConfig:
+    return MethodConfig("usp", "zigzag", 2, placement, "input")  # pyright: ignore[reportArgumentType]
+
+
+def cases(world_size: int) -> list[TrialConfig]:
+    """Methods, layouts, dtypes, checkpointing and data parallelism; the odd length is padded, the odd model too."""
+    bf16 = {"dtype": "bfloat16"}
+    return {
+        1: [
+            trial(MethodConfig("single"), 1, batch_size=2),
+            trial(MethodConfig("single"), 1, workload=RECOMPUTED, model=ODD, **bf16),
+        ],
+        2: [
+            trial(ULYSSES, 2, seq_len=45, model=ODD),
+            trial(ZIGZAG, 2, seq_len=45, workload=RECOMPUTED, **bf16),
+            trial(MethodConfig("single"), 1, dp_replicate_size=2, model=ODD),
+            trial(MethodConfig("single"), 1, dp_shard_size=2, batch_size=2, dtype="float64"),
+        ],
+        3: [
+            trial(STRIPED, 3, seq_len=43, model=ODD, workload=RECOMPUTED),
+            trial(GATHER, 3, seq_len=43, batch_size=2, **bf16),
+        ],
+        4: [
+            trial(usp("ulysses_inner"), 4, seq_len=45, model=ODD, workload=RECOMPUTED, **bf16),
+            trial(usp("ring_inner"), 4, seq_len=45),
+            trial(ZIGZAG, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=RECOMPUTED),
+            trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, **bf16),
+            trial(MethodConfig("single"), 1, dp_replicate_size=2, dp_shard_size=2, model=ODD),
+        ],
+    }[world_size]
+
+
+def check_counted_bytes(config: TrialConfig) -> None:
+    """`run` also proves the step: it raises Incorrect when loss or gradient norm differ from one process."""
+    measurement = train_step.run(job(config))
+    counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
+    assert counted == measurement.predicted, config
+    if config.sp_size > 1:
+        recomputed = config.workload.activation_checkpointing == "full"
+        assert any(phase == "recompute" for phase, _ in counted) == recomputed, config
+    assert len(measurement.columns["loss"]) == config.workload.timed_steps
+
+
+def check_parameters_after_a_step(config: TrialConfig) -> None:
+    """In fp64 with SGD the update is the gradient: every element equals one process's."""
+    config = replace(config, dtype="float64", workload=replace(config.workload, optimizer="sgd", learning_rate=0.1))
+    trial_job = job(config)
+    sequences = text.sequences(0, train.num_sequences(config), config.seq_len)
+    alone: list[torch.Tensor] = []
+
+    def keep(decoder, optimizer, max_grad_norm):
+        norm = real_update(decoder, optimizer, max_grad_norm)
+        alone.extend(p.detach().clone() for p in decoder.parameters())
+        return norm
+
+    real_update = train.update
+    with mock.patch.object(train, "update", keep):
+        one_process.run_steps(config, [sequences], torch.float64, trial_job.device)
+    with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.sp_mesh) as attention:
+        training = train.start(config, attention, trial_job.mesh, trial_job.device)
+        training.step(train.shard_batch(sequences, attention.layout, trial_job.mesh, trial_job.device))
+    for expected, (name, parameter) in zip(alone, training.decoder.named_parameters(), strict=True):
+        assert isinstance(parameter, DTensor)
+        whole = parameter.detach().full_tensor()
+        assert torch.allclose(whole, expected, rtol=0, atol=1e-12), f"{name} of {config}"
+
+
+def check_world(rank: int, world_size: int) -> None:
+    for config in cases(world_size):
+        check_counted_bytes(config)
+        check_parameters_after_a_step(config)
+    if world_size == 2:
+        check_wrong_training_is_refused()
+
+
+@contextmanager
+def positions_of_the_local_order() -> Iterator[None]:
+    """What a model does that numbers its own tokens: right for the contiguous layout only."""
+    real = train.shard_batch
+
+    def numbered(sequences, layout, mesh: DeviceMesh, device) -> train.Batch:
+        batch = real(sequences, layout, mesh, device)
+        first = (mesh.get_rank() % layout.sp_size) * len(batch.positions)
+        return replace(batch, positions=torch.arange(first, first + len(batch.positions)))
+
+    with mock.patch.object(train, "shard_batch", numbered):
+        yield
+
+
+@contextmanager
+def averaged_gradients() -> Iterator[None]:
+    """FSDP's default: the gradient of a sum of P ranks' losses, divided by P."""
+    real = train.shard
+
+    def averaging(decoder, config, mesh: DeviceMesh, device) -> None:
+        real(decoder, config, mesh, device)
+        for module in decoder.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(mesh.size())
+
+    with mock.patch.object(train, "shard", averaging):
+        yield
+
+
+@contextmanager
+def labels_shifted_after_sharding() -> Iterator[None]:
+    """Each rank shifts its own tokens: the successor of its last one is then missing."""
+    real = train.shard_batch
+
+    def late(sequences, layout, mesh, device) -> train.Batch:
+        batch = real(sequences, layout, mesh, device)
+        missing = torch.full_like(batch.labels[:, :1], train.IGNORED)
+        return replace(batch, labels=torch.cat((batch.tokens[:, 1:], missing), dim=1))
+
+    with mock.patch.object(train, "shard_batch", late):
+        yield
+
+
+def check_wrong_training_is_refused() -> None:
+    for dtype in ("float32", "bfloat16"):
+        for model in (TINY, replace(TINY, qk_norm=False)):
+            config = trial(ZIGZAG, 2, dtype=dtype, model=model)
+            train_step.prove(job(config)).check()
+            for mistake, names in (
+                (positions_of_the_local_order, "loss of step 0"),
+                (averaged_gradients, "grad_norm of step 0"),
+                (labels_shifted_after_sharding, "loss of step 0"),
+            ):
+                with mistake(), pytest.raises(Incorrect, match=names):
+                    train_step.prove(job(config)).check()
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_training_steps_equal_one_process_and_send_the_predicted_bytes(world_size: int) -> None:
+    run(world_size, check_world, world_size)

@@ -1,0 +1,60 @@
+"""Trial configs and jobs for the tests of whole training steps on gloo ranks."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+
+from sp_bench import methods
+from sp_bench.config import (
+    FabricConfig,
+    HardwareConfig,
+    KernelConfig,
+    MethodConfig,
+    ModelConfig,
+    TrialConfig,
+    WorkloadConfig,
+)
+from sp_bench.workloads import Job
+
+TINY = ModelConfig("tiny", 2, 64, 192, 8, 2, 16, 256, 10000.0, 1e-6, True, False, False)
+# No width is a multiple of 2, 3 or 4, so that every shard is padded; biases, and a tied head.
+ODD = ModelConfig("odd", 3, 65, 131, 4, 4, 10, 257, 10000.0, 1e-6, False, True, True)
+TRAIN = WorkloadConfig("train_step", "step", True, 0, 2, 48, "adamw", 1e-3, 1.0, "none")
+PARITY = WorkloadConfig("parity", "step", True, 0, 20, 48, "sgd", 0.05, None, "none")
+
+
+def trial(method: MethodConfig, sp_size: int, **fields: Any) -> TrialConfig:
+    """A CPU trial; `fields` replace those of the default: fp32, math kernel, tiny model, one sequence of 48 tokens."""
+    default = TrialConfig(
+        method,
+        KernelConfig("math"),
+        TINY,
+        TRAIN,
+        FabricConfig("gloo", "gloo"),
+        HardwareConfig("cpu", "cpu"),
+        batch_size=1,
+        seq_len=48,
+        sp_size=sp_size,
+        dp_replicate_size=1,
+        dp_shard_size=1,
+        dtype="float32",
+        seed=0,
+    )
+    return replace(default, **fields)
+
+
+def job(config: TrialConfig) -> Job:
+    """The job of this rank, on a mesh as the worker makes it."""
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    sizes = {
+        "dp_replicate": config.dp_replicate_size,
+        "dp_shard": config.dp_shard_size,
+        "ring": layout.ring_degree,
+        "ulysses": layout.ulysses_degree,
+    }
+    inner = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
+    names = ("dp_replicate", "dp_shard", *inner)
+    mesh = init_device_mesh("cpu", tuple(sizes[name] for name in names), mesh_dim_names=names)
+    return Job(config, mesh, torch.device("cpu"), lambda phase: None)

@@ -1,0 +1,111 @@
+"""The decoder: it depends on global positions and never on local order; its parameters and its recomputation."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sp_bench import kernels
+from sp_bench.config import ModelConfig
+from sp_bench.local import local_attention
+from sp_bench.model import Decoder, initialise, rotate, rotation
+
+TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
+VARIANTS = {
+    "qwen3": TINY,
+    "llama": replace(TINY, qk_norm=False),
+    "qwen2.5": replace(TINY, qk_norm=False, qkv_bias=True),
+    "tied": replace(TINY, tie_embeddings=True),
+}
+ATTENTION = partial(local_attention, kernels.get("math"), causal=True, scale=8**-0.5)
+
+
+def decoder(config: ModelConfig, *, recompute: bool = False, seed: int = 0) -> Decoder:
+    model = Decoder(config, ATTENTION, recompute=recompute).double()
+    initialise(model, seed)
+    return model
+
+
+def in_order(order: Tensor):
+    """Attention for tokens held in `order`: puts them back, attends, and returns to that order."""
+    back = order.argsort()
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return ATTENTION(q[:, back], k[:, back], v[:, back])[:, order]
+
+    return attend
+
+
+@given(offset=st.integers(0, 1_000_000), distance=st.integers(0, 1000))
+def test_rotated_scores_depend_on_the_distance_of_positions_alone(offset: int, distance: int) -> None:
+    q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def score(query_position: int, key_position: int) -> float:
+        ropes = (rotation(torch.tensor([p]), 8, 10000.0, torch.float64) for p in (query_position, key_position))
+        q_turned, k_turned = (rotate(x, rope) for x, rope in zip((q, k), ropes, strict=True))
+        return float((q_turned * k_turned).sum())
+
+    assert score(offset + distance, offset) == pytest.approx(score(distance, 0), abs=1e-8)
+
+
+@settings(max_examples=20)
+@given(order=st.permutations(range(12)))
+def test_logits_follow_their_tokens_when_positions_are_global(order: list[int]) -> None:
+    permutation = torch.tensor(order)
+    model = decoder(TINY)
+    tokens = torch.arange(24).view(2, 12)
+    expected = model(tokens, torch.arange(12))
+    for block in model.blocks:
+        block.attention.attention = in_order(permutation)
+    assert torch.allclose(model(tokens[:, permutation], permutation), expected[:, permutation], atol=1e-12)
+
+
+def test_logits_change_when_a_position_is_wrong() -> None:
+    model, tokens = decoder(TINY), torch.arange(12).view(1, 12)
+    right, local = torch.arange(12), torch.arange(12) % 6
+    assert (model(tokens, right) - model(tokens, local))[:, 6:].abs().max() > 0.1
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_parameter_gets_a_gradient(variant: str) -> None:
+    model = decoder(VARIANTS[variant])
+    model(torch.arange(12).view(1, 12), torch.arange(12)).square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_recomputation_changes_no_gradient(variant: str) -> None:
+    gradients = []
+    for recompute in (False, True):
+        model = decoder(VARIANTS[variant], recompute=recompute)
+        model(torch.arange(12).view(1, 12), torch.arange(12)).logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    assert decoder(VARIANTS["tied"]).head is None
+    assert (
+        sum(p.numel() for p in decoder(TINY).parameters())
+        - sum(p.numel() for p in decoder(VARIANTS["tied"]).parameters())
+        == 256 * 32
+    )
+
+
+def test_initial_values_depend_on_the_seed_alone() -> None:
+    first, again, other = decoder(TINY), decoder(TINY), decoder(TINY, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_matrices_keep_the_scale_of_their_input_and_norms_begin_at_one() -> None:
+    model = decoder(replace(TINY, hidden_size=256, qkv_bias=True))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            assert float(parameter.detach().std() * parameter.shape[1] ** 0.5) == pytest.approx(1.0, rel=0.05), name
+        else:
+            assert torch.all(parameter == (0.0 if "bias" in name else 1.0)), name
