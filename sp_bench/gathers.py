@@ -13,7 +13,7 @@ from torch import Tensor
 from sp_bench import ledger
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
-from sp_bench.rings import merge, wide_dtype
+from sp_bench.merging import merge, wide_dtype
 
 # torch 2.13 renamed both and deprecates the old names; 2.11 has only those.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -8,6 +8,7 @@ Code that issues traffic says what it is for: `phase(...)` around the parts of a
 sequence-parallel collectives, because FSDP issues the same ops. Untagged traffic of the forward and backward is FSDP's.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
-from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss", "other")
@@ -145,7 +145,8 @@ class Ledger(TorchDispatchMode):
         return {key: (self._calls[key], self._bytes[key]) for key in sorted(self._calls)}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        if any(issubclass(t, DTensor) for t in types):
+        tensor = sys.modules.get("torch.distributed.tensor")  # importing it costs each rank seconds
+        if tensor is not None and any(issubclass(t, tensor.DTensor) for t in types):
             return NotImplemented  # DTensor first turns itself into the plain collectives that we count
         namespace = func.namespace
         if namespace in ("c10d", "_c10d_functional", "c10d_functional"):

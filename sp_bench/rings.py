@@ -4,6 +4,7 @@ B batch, n = S/R tokens of a ring rank's shard, Hq and Hkv heads, D head size. S
 zigzag and striped shards balance the causal mask (arXiv 2311.09431). KV is never expanded to all query heads.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from sp_bench import ledger
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import Block, LayoutKind, visible_block
+from sp_bench.merging import merge, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,26 @@ class Ring:
     dkv_dtype: torch.dtype  # what dK/dV travel in
 
     def blocks(self, shard_len: int) -> list[Block | None]:
-        """What this rank computes at step t, when it holds the KV of rank (rank - t) mod R."""
+        """What this rank computes at step t, when it holds the KV of rank (rank - t) mod R; step 0 is its own shard."""
         rank, size = self.group.rank(), self.group.size()
         return [
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=self.causal)
             for step in range(size)
         ]
+
+    def attend(self, q: Tensor, kv: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        """out [B,rows,Hq,D] and lse [B,Hq,rows] of the block's queries over its keys."""
+        k, v = kv[0][:, block.kv], kv[1][:, block.kv]
+        return self.kernel.forward(q[:, block.q], k, v, causal=block.causal, scale=self.scale)
+
+    def differentiate(
+        self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, block: Block
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The block's share of dq, dk and dv; `out` and `lse` are those of all keys."""
+        k, v, rows = kv[0][:, block.kv], kv[1][:, block.kv], block.q
+        return self.kernel.backward(
+            dout[:, rows], q[:, rows], k, v, out[:, rows], lse[:, :, rows], causal=block.causal, scale=self.scale
+        )
 
     def shift(self, tensor: Tensor) -> "InFlight":
         """Start sending `tensor` to the next rank, and receiving the previous rank's."""
@@ -60,42 +76,30 @@ class InFlight:
         return self.received
 
 
-def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """What partial results are merged in."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Fold attention over more keys into (out [B,n,Hq,D], lse [B,Hq,n]) in place.
-
-    exp(lse) are the softmax denominators, so each output is weighted by its share of their sum.
-    """
-    share = torch.sigmoid(part_lse - lse).transpose(1, 2).unsqueeze(-1)  # [B,Hq,n] -> [B,n,Hq,1]
-    out.lerp_(part_out.to(out.dtype), share)
-    torch.logaddexp(lse, part_lse, out=lse)
+def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
+    """(blocks left after this one, block)."""
+    return zip(range(len(blocks) - 1, -1, -1), blocks, strict=True)
 
 
 class RingAttention(torch.autograd.Function):
-    """q [B,n,Hq,D], kv [2,B,n,Hkv,D] -> out [B,n,Hq,D] over the keys of the whole ring."""
+    """q [B,n,Hq,D], kv [2,B,n,Hkv,D] -> out [B,n,Hq,D] over the keys of the whole ring.
+
+    At every step the next shard travels while the one at hand is computed.
+    """
 
     @staticmethod
     def forward(ctx, ring: Ring, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
-        out = lse = None
-        held, blocks = kv, ring.blocks(q.shape[1])
-        for step, block in enumerate(blocks):
-            last = step == len(blocks) - 1
-            arriving = None if last else ring.shift(held)  # the next shard travels while this one computes
+        own, *others = ring.blocks(q.shape[1])
+        assert own is not None
+        hop = ring.shift(kv) if others else None
+        part_out, lse = ring.attend(q, kv, own)  # every query sees at least itself, so its lse is finite from here on
+        out = part_out.to(wide_dtype(q))
+        for left, block in _countdown(others):
+            assert hop is not None
+            held = hop.wait()
+            hop = ring.shift(held) if left else None
             if block is not None:
-                part_out, part_lse = ring.kernel.forward(
-                    q[:, block.q], held[0][:, block.kv], held[1][:, block.kv], causal=block.causal, scale=ring.scale
-                )
-                if out is None or lse is None:  # step 0 is the rank's own shard: every query sees at least itself
-                    out, lse = part_out.to(wide_dtype(q)), part_lse.clone()
-                else:
-                    merge(out[:, block.q], lse[:, :, block.q], part_out, part_lse)
-            if arriving:
-                held = arriving.wait()
-        assert out is not None
+                merge(out[:, block.q], lse[:, :, block.q], *ring.attend(q, held, block))
         out = out.to(q.dtype)
         ctx.ring = ring
         ctx.save_for_backward(q, kv, out, lse)
@@ -105,38 +109,28 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor]:  # pyright: ignore
         ring: Ring = ctx.ring
         q, kv, out, lse = ctx.saved_tensors
-        wide = wide_dtype(q)
-        dq = torch.zeros_like(q, dtype=wide)
-        home = torch.zeros_like(kv, dtype=wide)  # the own block's dK/dV never travel: R-1 hops bring the others home
-        held, blocks = kv, ring.blocks(q.shape[1])
-        travelling: InFlight | None = None
-        for step, block in enumerate(blocks):
-            last = step == len(blocks) - 1
-            arriving = None if last else ring.shift(held)
-            share = torch.zeros_like(home) if step else home
-            if block is not None:
-                dq_part, dk_part, dv_part = ring.kernel.backward(
-                    dout[:, block.q],
-                    q[:, block.q],
-                    held[0][:, block.kv],
-                    held[1][:, block.kv],
-                    out[:, block.q],
-                    lse[:, :, block.q],
-                    causal=block.causal,
-                    scale=ring.scale,
-                )
-                dq[:, block.q] += dq_part
-                share[0][:, block.kv] += dk_part
-                share[1][:, block.kv] += dv_part
-            if travelling:  # what the ranks before this one found for the same shard
-                share += travelling.wait()
-            if step:
-                travelling = ring.shift(share.to(ring.dkv_dtype))
-            if arriving:
-                held = arriving.wait()
-        if travelling:
-            home += travelling.wait()
-        return None, dq.to(q.dtype), home.to(kv.dtype)
+        own, *others = ring.blocks(q.shape[1])
+        assert own is not None
+        hop = ring.shift(kv) if others else None
+        dq_part, *dkv = ring.differentiate(dout, q, kv, out, lse, own)
+        dq = dq_part.to(wide_dtype(q))
+        home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
+        dkv_hop: InFlight | None = None
+        for left, block in _countdown(others):
+            assert hop is not None
+            held = hop.wait()
+            hop = ring.shift(held) if left else None
+            parts = ring.differentiate(dout, q, held, out, lse, block) if block is not None else None
+            # what the ranks before this one found for the shard at hand, and this rank's share of it
+            shares = dkv_hop.wait() if dkv_hop else torch.zeros_like(kv, dtype=ring.dkv_dtype)
+            if parts is not None and block is not None:
+                dq[:, block.q] += parts[0]
+                shares[0][:, block.kv] += parts[1]
+                shares[1][:, block.kv] += parts[2]
+            dkv_hop = ring.shift(shares)
+        if dkv_hop:
+            home += dkv_hop.wait()
+        return None, dq.to(q.dtype), home
 
 
 def ring_attention(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

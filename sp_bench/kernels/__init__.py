@@ -13,7 +13,7 @@ from sp_bench.config import AttentionShape, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("math", "cpu_flash", "sdpa_flash", "cudnn")
+NAMES = ("math", "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
 
 
 class Kernel(Protocol):

@@ -5,7 +5,7 @@ import torch
 
 from sp_bench import kernels
 from sp_bench.config import AttentionShape, ConfigError
-from sp_bench.rings import merge
+from sp_bench.merging import merge
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
 
@@ -61,9 +61,11 @@ def test_cpu_kernels_agree_with_autograd(name: str, dtype: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn"])
+@pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4"])
 def test_cuda_kernels_agree_with_autograd(name: str) -> None:
     for shape in shapes(("bfloat16",), (64, 128)):
+        if reason := kernels.get(name).unsupported_reason(shape, "cuda"):
+            pytest.skip(reason)
         check(name, shape, "cuda")
 
 

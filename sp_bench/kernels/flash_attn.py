@@ -1,0 +1,53 @@
+"""FlashAttention-2, from the flash-attn package."""
+
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape
+from sp_bench.hardware import package_versions
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    if device != "cuda":
+        return "kernel flash_attn runs on CUDA only; use kernel=cpu_flash or math"
+    if "flash-attn" not in package_versions():
+        return "kernel flash_attn needs the flash-attn package: pip install 'sp-bench[flash-attn]'"
+    if shape.dtype not in ("bfloat16", "float16"):
+        return f"kernel flash_attn takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
+    if shape.head_dim % 8 or shape.head_dim > 256:
+        return f"kernel flash_attn takes a head_dim that is a multiple of 8 up to 256, not {shape.head_dim}"
+    return None
+
+
+# dropout, window, softcap and alibi: none of them is used here
+_PLAIN = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+
+
+def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    from flash_attn.flash_attn_interface import _flash_attn_forward  # pyright: ignore[reportMissingImports]
+
+    out, lse, *_ = _flash_attn_forward(q, k, v, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN)
+    return out, lse
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+    from flash_attn.flash_attn_interface import _flash_attn_backward  # pyright: ignore[reportMissingImports]
+
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    _flash_attn_backward(
+        dout, q, k, v, out, lse, dq, dk, dv, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN
+    )
+    return dq, dk, dv

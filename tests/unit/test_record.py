@@ -1,0 +1,92 @@
+"""From ranks' samples to a row: reductions, flags, and what makes a finished measurement incorrect."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from sp_bench.config import (
+    FabricConfig,
+    HardwareConfig,
+    KernelConfig,
+    MethodConfig,
+    ModelConfig,
+    TrialConfig,
+    WorkloadConfig,
+)
+from sp_bench.measure import Measurement
+from sp_bench.record import assemble
+from sp_bench.workloads import Incorrect
+
+H100 = "NVIDIA H100 80GB HBM3"
+CONFIG = TrialConfig(
+    MethodConfig("ring", dkv_dtype="input"),
+    KernelConfig("cudnn"),
+    ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True),
+    WorkloadConfig("attention", "forward_backward", True, 0, 3, 64),
+    FabricConfig("nvlink", "nccl"),
+    HardwareConfig("h100", "cuda"),
+    batch_size=2,
+    seq_len=1000,
+    sp_size=2,
+    dp_replicate_size=1,
+    dp_shard_size=1,
+    dtype="bfloat16",
+    seed=0,
+)
+SENT = {("forward", "send"): Fraction(100)}
+
+
+def measurement(*step_ms: float, window_ms: float | None = None, **changes) -> Measurement:
+    columns = {"model_flops": 3e12, "hardware_flops": 3.5e12}
+    counts = {("forward", "send"): (1, Fraction(100)), ("other", "all_reduce"): (1, Fraction(8))}
+    whole = Measurement(list(step_ms), window_ms or sum(step_ms), 10, 20, 30, 40, 0, counts, SENT, columns)
+    return replace(whole, **changes)
+
+
+def test_a_step_takes_as_long_as_its_slowest_rank_and_rates_come_from_the_median() -> None:
+    row = assemble(CONFIG, [measurement(100, 300, 90), measurement(80, 110, 120)], H100, own=True)
+    assert row["step_ms"] == [100, 300, 120]
+    assert row["rank_step_ms"] == [[100, 300, 90], [80, 110, 120]]
+    assert row["median_step_ms"] == 120
+    assert row["tokens_per_s"] == pytest.approx(2 * 1000 / 0.120)
+    assert row["tokens_per_s_per_gpu"] == pytest.approx(row["tokens_per_s"] / 2)
+    assert row["hfu"] == pytest.approx(3.5e12 / 0.120 / 2 / 989.4e12)
+    assert row["flags"] == []
+
+
+def test_memory_headline_is_the_largest_rank() -> None:
+    row = assemble(CONFIG, [measurement(300), measurement(300, peak_allocated_bytes=99)], H100, own=True)
+    assert row["peak_allocated_bytes"] == [10, 99]
+    assert row["max_peak_allocated_bytes"] == 99
+
+
+def test_a_short_window_and_disagreeing_clocks_are_flagged() -> None:
+    row = assemble(CONFIG, [measurement(100), measurement(100, window_ms=150)], H100, own=True)
+    assert row["flags"] == ["short_window", "clock_mismatch"]
+
+
+def test_an_unknown_device_has_no_utilisation() -> None:
+    row = assemble(CONFIG, [measurement(300), measurement(300)], "Some New GPU", own=True)
+    assert row["mfu"] is None
+    assert row["hfu"] is None
+
+
+def test_a_rate_above_the_peak_is_incorrect() -> None:
+    with pytest.raises(Incorrect, match="above its peak of 989"):
+        assemble(CONFIG, [measurement(1.0), measurement(1.0)], H100, own=True)
+
+
+def test_bytes_beside_the_closed_form_are_incorrect_for_own_methods_and_a_finding_for_others() -> None:
+    strays = measurement(300, counts={("forward", "send"): (2, Fraction(200))})
+    with pytest.raises(Incorrect, match=r"rank 1 differ.*forward send: counted 200.0, predicted 100.0"):
+        assemble(CONFIG, [measurement(300), strays], H100, own=True)
+    row = assemble(CONFIG, [measurement(300), strays], H100, own=False)
+    assert (row["comm_predicted_bytes"], row["comm_counted_bytes"]) == (100, 200)
+
+
+def test_other_traffic_is_shown_and_not_compared() -> None:
+    row = assemble(CONFIG, [measurement(300), measurement(300)], H100, own=True)
+    assert row["comm_counted_bytes"] == row["comm_predicted_bytes"] == 100
+    other = {"phase": "other", "op": "all_reduce", "calls": 1, "predicted_bytes": None, "counted_bytes": 8.0}
+    assert other in row["comm"]
