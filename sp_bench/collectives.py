@@ -10,15 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import ledger
-
-
-def _all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Slice p of the first axis goes to rank p; slice p of the result came from it."""
-    received = torch.empty_like(sent)
-    with ledger.attention():
-        dist.all_to_all_single(received, sent, group=group)
-    return received
+from sp_bench.exchange import all_to_all
 
 
 def _to_heads(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tensor]:
@@ -31,7 +23,7 @@ def _to_heads(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tenso
         # [B, S/P, P*h, D] -> [P, B, S/P, h, D]: head groups first, one for each rank
         slot.copy_(t.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4))
     # [P, B, S/P, h, D] -> [B, P*S/P, h, D]: token slices side by side (a view if B = 1)
-    received = _all_to_all(sent, group).transpose(0, 1).flatten(1, 2)
+    received = all_to_all(sent, group).transpose(0, 1).flatten(1, 2)
     return list(received.split(heads, dim=2))
 
 
@@ -45,7 +37,7 @@ def _to_tokens(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> list[Tens
         # [B, P*S/P, h, D] -> [P, B, S/P, h, D]: token slices first, one for each rank
         slot.copy_(t.unflatten(1, (size, -1)).transpose(0, 1))
     # [P, B, S/P, h, D] -> [B, S/P, P, h, D]: the head groups of one token side by side
-    received = _all_to_all(sent, group).permute(1, 2, 0, 3, 4)
+    received = all_to_all(sent, group).permute(1, 2, 0, 3, 4)
     return [part.flatten(2, 3) for part in received.split(heads, dim=3)]
 
 

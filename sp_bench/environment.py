@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 from torch.distributed.distributed_c10d import _get_default_group
 
 from sp_bench import hardware
@@ -26,7 +27,7 @@ def capture(device: torch.device) -> dict[str, Any]:
         "device_uuids": [device[1] for device in used if device],
         "cuda": torch.version.cuda,
         "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
-        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "nccl": ".".join(map(str, nccl.version())) if cuda else None,
         "process_group": type(_get_default_group()._get_backend(device)).__name__,
         "topology": hardware.topology() if cuda else None,
     }

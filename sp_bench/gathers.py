@@ -10,14 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import ledger
+from sp_bench.exchange import all_gather, reduce_scatter
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.merging import merge, wide_dtype
-
-# torch 2.13 renamed both and deprecates the old names; 2.11 has only those.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -61,9 +57,7 @@ class Gather:
 
     def gather(self, kv: Tensor) -> Tensor:
         """[2,B,s,h,D] -> [2,B,S,h,D], tokens in global order."""
-        gathered = kv.new_empty(self.group.size() * kv.shape[0], *kv.shape[1:])
-        with ledger.attention():
-            _all_gather(gathered, kv, group=self.group)
+        gathered = all_gather(kv, self.group)
         # [P*2,B,s,h,D] -> [P,2,B,s,h,D] -> [2,B,P*s,h,D]: ranks' tokens side by side, then into global order
         side_by_side = gathered.unflatten(0, (-1, 2)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return torch.cat([side_by_side[:, :, place] for place in self.order(side_by_side.shape[2])], dim=2)
@@ -77,10 +71,7 @@ class Gather:
             side_by_side[:, :, place] = part
         # [2,B,P*s,h,D] -> [P,2,B,s,h,D] -> [P*2,B,s,h,D]: one contiguous slice for each rank
         sent = side_by_side.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4, 5).flatten(0, 1).contiguous()
-        received = torch.empty_like(sent[:2])
-        with ledger.attention():
-            _reduce_scatter(received, sent, group=self.group)
-        return received
+        return reduce_scatter(sent, self.group)
 
 
 def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:

@@ -34,7 +34,7 @@ def assemble(
     }
     row = first.columns | per_rank | _times(config, measurements) | _communication(measurements, own=own)
     for name in ("peak_allocated_bytes", "peak_host_bytes"):
-        row[f"max_{name}"] = max(per_rank[name]) if per_rank[name] else None
+        row[f"max_{name}"] = max(per_rank[name] or [], default=None)
     return row | _utilisation(config, row, device_name)
 
 

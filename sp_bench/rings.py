@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import ledger
+from sp_bench.exchange import Hop, shift
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import Block, LayoutKind, visible_block
 from sp_bench.merging import merge, wide_dtype
@@ -50,31 +50,6 @@ class Ring:
             dout[:, rows], q[:, rows], k, v, out[:, rows], lse[:, :, rows], causal=block.causal, scale=self.scale
         )
 
-    def shift(self, tensor: Tensor) -> "InFlight":
-        """Start sending `tensor` to the next rank, and receiving the previous rank's."""
-        rank, size = self.group.rank(), self.group.size()
-        received = torch.empty_like(tensor)
-        operations = [
-            dist.P2POp(dist.isend, tensor, group=self.group, group_peer=(rank + 1) % size),
-            dist.P2POp(dist.irecv, received, group=self.group, group_peer=(rank - 1) % size),
-        ]
-        with ledger.attention():
-            return InFlight(tensor, received, dist.batch_isend_irecv(operations))
-
-
-@dataclass(frozen=True)
-class InFlight:
-    """One hop under way. Keeps the sent tensor alive until it has left."""
-
-    sent: Tensor
-    received: Tensor
-    works: list[dist.Work]
-
-    def wait(self) -> Tensor:
-        for work in self.works:
-            work.wait()
-        return self.received
-
 
 def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
     """(blocks left after this one, block)."""
@@ -91,13 +66,13 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx, ring: Ring, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
         own, *others = ring.blocks(q.shape[1])
         assert own is not None
-        hop = ring.shift(kv) if others else None
+        hop = shift(kv, ring.group) if others else None
         part_out, lse = ring.attend(q, kv, own)  # every query sees at least itself, so its lse is finite from here on
         out = part_out.to(wide_dtype(q))
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
-            hop = ring.shift(held) if left else None
+            hop = shift(held, ring.group) if left else None
             if block is not None:
                 merge(out[:, block.q], lse[:, :, block.q], *ring.attend(q, held, block))
         out = out.to(q.dtype)
@@ -111,15 +86,15 @@ class RingAttention(torch.autograd.Function):
         q, kv, out, lse = ctx.saved_tensors
         own, *others = ring.blocks(q.shape[1])
         assert own is not None
-        hop = ring.shift(kv) if others else None
+        hop = shift(kv, ring.group) if others else None
         dq_part, *dkv = ring.differentiate(dout, q, kv, out, lse, own)
         dq = dq_part.to(wide_dtype(q))
         home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
-        dkv_hop: InFlight | None = None
+        dkv_hop: Hop | None = None
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
-            hop = ring.shift(held) if left else None
+            hop = shift(held, ring.group) if left else None
             parts = ring.differentiate(dout, q, held, out, lse, block) if block is not None else None
             # what the ranks before this one found for the shard at hand, and this rank's share of it
             shares = dkv_hop.wait() if dkv_hop else torch.zeros_like(kv, dtype=ring.dkv_dtype)
@@ -127,7 +102,7 @@ class RingAttention(torch.autograd.Function):
                 dq[:, block.q] += parts[0]
                 shares[0][:, block.kv] += parts[1]
                 shares[1][:, block.kv] += parts[2]
-            dkv_hop = ring.shift(shares)
+            dkv_hop = shift(shares, ring.group)
         if dkv_hop:
             home += dkv_hop.wait()
         return None, dq.to(q.dtype), home

@@ -7,7 +7,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from sp_bench import collectives, gathers, kernels, rings
+from sp_bench import collectives, gathers, kernels
+from sp_bench.exchange import shift
 from sp_bench.layouts import SequenceLayout
 
 ROUNDS, WARMUP = 5, 1
@@ -20,9 +21,7 @@ def head_exchange() -> torch.Tensor:
 
 
 def ring_hop() -> torch.Tensor:
-    group = dist.distributed_c10d._get_default_group()
-    ring = rings.Ring(kernels.get("math"), group, "contiguous", True, 1.0, torch.float32)
-    return ring.shift(torch.ones(2, *SHAPE)).wait()
+    return shift(torch.ones(2, *SHAPE), dist.distributed_c10d._get_default_group()).wait()
 
 
 def kv_gather() -> torch.Tensor:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench import kernels, ledger, methods
 from sp_bench.config import AttentionShape
-from sp_bench.gathers import _all_gather, _reduce_scatter
+from sp_bench.exchange import _all_gather, _reduce_scatter
 from sp_bench.ledger import Ledger
 
 
