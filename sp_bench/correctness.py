@@ -72,7 +72,7 @@ def check_attention(
     device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
-    """Prove `attention`, opened for `shape`, on the ranks of `mesh` (axes ring and ulysses). Returns row columns.
+    """Prove `attention`, opened for `shape` on `mesh`, on the ranks of each sequence. Returns row columns.
 
     Raises:
         Incorrect: the kernel or the method is over its budget, or the sequence is not really sharded.
@@ -89,10 +89,11 @@ def check_attention(
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
     _require(kernel_errors, budget, f"kernel {kernel_name} on one device")
 
-    positions = attention.layout.global_positions(mesh_rank(mesh), shape.seq_len)
+    sp_size = attention.layout.sp_size
+    positions = attention.layout.global_positions(mesh.get_rank() % sp_size, shape.seq_len)
     got = _run_method(attention, [x[:, positions] for x in inputs], shape)
     errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
-    _require(errors, budget, f"method on {mesh.size()} ranks")
+    _require(errors, budget, f"method on {sp_size} ranks")
     _require_sharded(attention, [x[:, positions] for x in inputs[:3]], positions, got[0], mesh)
     return {
         "correctness_seq_len": shape.seq_len,
@@ -100,15 +101,6 @@ def check_attention(
         "error_budget": budget,
         "kernel_rel_error": kernel_errors,
     }
-
-
-def mesh_rank(mesh: DeviceMesh) -> int:
-    """Row-major rank in `mesh`: the sequence-parallel rank."""
-    coordinate, rank = mesh.get_coordinate(), 0
-    assert coordinate is not None
-    for place, size in zip(coordinate, mesh.shape, strict=True):
-        rank = rank * size + place
-    return rank
 
 
 def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
@@ -121,9 +113,9 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor], 
 
 
 def all_reduce(tensor: Tensor, mesh: DeviceMesh, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Reduce over all ranks of `mesh`, one axis after the other."""
-    for group in mesh.get_all_groups():
-        dist.all_reduce(tensor, op, group=group)
+    """Reduce over the ranks of one sequence, one axis after the other."""
+    for axis in ("ring", "ulysses"):
+        dist.all_reduce(tensor, op, group=mesh.get_group(axis))
     return tensor
 
 
@@ -144,11 +136,12 @@ def _require_sharded(
         v[:, positions.index(0)] += 1
     with torch.no_grad():
         probed = attention(q, k, v)
-    last = mesh_rank(mesh) == mesh.size() - 1
-    changed = torch.tensor(int(last and not torch.equal(probed, out)), device=out.device)
+    sp_size = attention.layout.sp_size
+    is_last = mesh.get_rank() % sp_size == sp_size - 1
+    changed = torch.tensor(int(is_last and not torch.equal(probed, out)), device=out.device)
     if not all_reduce(changed, mesh, dist.ReduceOp.MAX).item():
         raise Incorrect(
-            f"a change to the first token does not reach the output of rank {mesh.size() - 1}: nothing was exchanged"
+            f"a change to the first token does not reach the output of rank {sp_size - 1}: nothing was exchanged"
         )
 
 

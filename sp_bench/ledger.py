@@ -135,6 +135,10 @@ class Ledger(TorchDispatchMode):
         NotImplementedError: a collective without a size rule.
     """
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping would import torch's whole compiler first, which takes each rank seconds
+
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[tuple[str, str], int] = {}

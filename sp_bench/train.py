@@ -51,11 +51,11 @@ def padded_seq_len(config: TrialConfig, seq_len: int) -> int:
 
 
 def open_attention(
-    config: TrialConfig, seq_len: int, sp_mesh: DeviceMesh
+    config: TrialConfig, seq_len: int, mesh: DeviceMesh
 ) -> AbstractContextManager[methods.SequenceParallelAttention]:
     """The trial's method for `seq_len` (padded) tokens."""
     shape, kernel = config.attention_shape(seq_len), kernels.get(config.kernel.name)
-    return methods.get(config.method.name).open(config.method, kernel, shape, sp_mesh)
+    return methods.get(config.method.name).open(config.method, kernel, shape, mesh)
 
 
 def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:

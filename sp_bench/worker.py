@@ -11,7 +11,7 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from sp_bench import handover
 from sp_bench.config import TrialConfig
@@ -29,11 +29,18 @@ def main(trial: Path) -> None:
     except BaseException as error:
         traceback.print_exc()
         handover.send_event(folder, _failure(rank, error))
-        sys.stderr.flush()
-        os._exit(1)
+        _leave(1)
     if rank == 0:
         handover.write_record(folder, record)
     handover.enter_phase(folder, rank, "done")
+    _leave(0)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    """End at once: after a failure peers may hang, and after success there is nothing left to tidy for seconds."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _log_to(path: Path) -> None:

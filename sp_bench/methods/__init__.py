@@ -67,8 +67,8 @@ class Method(Protocol):
     def open(
         method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
     ) -> AbstractContextManager[SequenceParallelAttention]:
-        """`mesh` has the axes `ring` and `ulysses`, in the layout's placement order; its row-major rank is the
-        sequence-parallel rank."""
+        """`mesh` has the axes `ring` and `ulysses` innermost, in the layout's placement order, so that a rank of the
+        world modulo sp_size is its rank in the sequence."""
         ...
 
 

@@ -46,7 +46,7 @@ def open(
 
     from sp_bench.gathers import Gather, gather_attention
 
-    group = mesh["ring"].get_group()
+    group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
     stride = method.head_stride or shape.num_kv_heads

@@ -40,7 +40,7 @@ def open(
 
     from sp_bench.rings import Ring, ring_attention
 
-    group = mesh["ring"].get_group()
+    group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
     yield SequenceParallelAttention(layout(method, group.size()), lambda q, k, v: ring_attention(ring, q, k, v))

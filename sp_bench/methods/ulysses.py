@@ -41,7 +41,7 @@ def open(
     from sp_bench.collectives import heads_to_tokens, tokens_to_heads
     from sp_bench.local import local_attention
 
-    group, scale = mesh["ulysses"].get_group(), shape.head_dim**-0.5
+    group, scale = mesh.get_group("ulysses"), shape.head_dim**-0.5
 
     def attend(q, k, v):
         q, k, v = tokens_to_heads(q, k, v, group)

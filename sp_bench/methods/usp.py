@@ -52,7 +52,7 @@ def open(
     from sp_bench.collectives import heads_to_tokens, tokens_to_heads
     from sp_bench.rings import Ring, ring_attention
 
-    ulysses, group = mesh["ulysses"].get_group(), mesh["ring"].get_group()
+    ulysses, group = mesh.get_group("ulysses"), mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
 
@@ -60,4 +60,4 @@ def open(
         q, k, v = tokens_to_heads(q, k, v, ulysses)
         return heads_to_tokens(ring_attention(ring, q, k, v), ulysses)
 
-    yield SequenceParallelAttention(layout(method, mesh.size()), attend)
+    yield SequenceParallelAttention(layout(method, ulysses.size() * group.size()), attend)

@@ -23,19 +23,12 @@ class Incorrect(Exception):
 @dataclass(frozen=True)
 class Job:
     """What a workload runs in. `mesh` has the axes dp_replicate, dp_shard, ring and ulysses, the last two in the
-    placement order of the method's layout."""
+    placement order of the method's layout; a method opens it."""
 
     config: TrialConfig
     mesh: "DeviceMesh"
     device: "torch.device"
     enter_phase: "EnterPhase"
-
-    @property
-    def sp_mesh(self) -> "DeviceMesh":
-        """The ranks of one sequence, axes ring and ulysses: what a method opens."""
-        names = self.mesh.mesh_dim_names
-        assert names is not None
-        return self.mesh[names[-2:]]
 
 
 class Workload(Protocol):

@@ -9,7 +9,7 @@ from sp_bench.workloads import Incorrect, Job
 
 
 def run(job: Job) -> Measurement:
-    config, mesh, device = job.config, job.sp_mesh, job.device
+    config, mesh, device = job.config, job.mesh, job.device
     method, kernel = methods.get(config.method.name), kernels.get(config.kernel.name)
     job.enter_phase("correctness")
     layout = method.layout(config.method, config.sp_size)
@@ -18,7 +18,7 @@ def run(job: Job) -> Measurement:
         columns = correctness.check_attention(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)
 
     shape = config.attention_shape(config.seq_len)
-    positions = layout.global_positions(correctness.mesh_rank(mesh), config.seq_len)
+    positions = layout.global_positions(mesh.get_rank() % config.sp_size, config.seq_len)
     q, k, v, dout = local_inputs(shape, len(positions), device, config.seed * config.world_size + mesh.get_rank())
     backward = config.workload.pass_kind == "forward_backward"
     with method.open(config.method, kernel, shape, mesh) as attention:

@@ -28,7 +28,7 @@ def run(job: Job) -> Measurement:
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     results: list[train.StepResult] = []
-    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+    with train.open_attention(config, padded_len, job.mesh) as attention:
         training = train.start(config, attention, job.mesh, job.device)
         batches = iter([train.shard_batch(t, attention.layout, job.mesh, job.device) for t in texts])
         measurement = measure(

@@ -52,7 +52,7 @@ def run(job: Job) -> Measurement:
     config = job.config
     padded_len = train.padded_seq_len(config, config.seq_len)
     results: list[train.StepResult] = []  # device scalars: reading one inside the window would synchronise
-    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+    with train.open_attention(config, padded_len, job.mesh) as attention:
         training = train.start(config, attention, job.mesh, job.device)
         sequences = text.sequences(0, train.num_sequences(config), config.seq_len)
         batch = train.shard_batch(sequences, attention.layout, job.mesh, job.device)
@@ -96,9 +96,9 @@ def prove_attention(job: Job) -> dict[str, Any]:
     config = job.config
     shape = config.attention_shape(train.padded_seq_len(config, _proof_seq_len(config)))
     kernel = kernels.get(config.kernel.name)
-    with train.open_attention(config, shape.seq_len, job.sp_mesh) as attention:
+    with train.open_attention(config, shape.seq_len, job.mesh) as attention:
         return correctness.check_attention(
-            attention, kernel, config.kernel.name, shape, job.sp_mesh, job.device, config.seed
+            attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
         )
 
 
@@ -139,7 +139,7 @@ def _errors_on_mesh(
     """Relative errors of the tokens' losses [D*B,S] and of the gradient norm, with the trial's method, sharding and
     dtype; the same on every rank."""
     padded_len = train.padded_seq_len(config, _proof_seq_len(config))
-    with train.open_attention(config, padded_len, job.sp_mesh) as attention:
+    with train.open_attention(config, padded_len, job.mesh) as attention:
         training = train.start(config, attention, job.mesh, job.device)
         result = training.step(train.shard_batch(sequences, attention.layout, job.mesh, job.device))
         padded = F.pad(expected_losses, (0, padded_len - expected_losses.shape[1]))

@@ -82,7 +82,7 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
     real_update = train.update
     with mock.patch.object(train, "update", keep):
         one_process.run_steps(config, [sequences], torch.float64, trial_job.device)
-    with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.sp_mesh) as attention:
+    with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.mesh) as attention:
         training = train.start(config, attention, trial_job.mesh, trial_job.device)
         training.step(train.shard_batch(sequences, attention.layout, trial_job.mesh, trial_job.device))
     for expected, (name, parameter) in zip(alone, training.decoder.named_parameters(), strict=True):

@@ -1,0 +1,64 @@
+"""Where Hydra looks for launchers and sweepers. Thin: what they do is sp_bench's."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+from sp_bench import campaign, progress, sweep
+from sp_bench.config import CampaignConfig, TrialConfig, parse
+from sp_bench.launchers import local
+
+
+class BlockSweeper(Sweeper):
+    """Expands a union of products (conf/sweep/*.yaml) and hands the whole list over at once."""
+
+    def __init__(self, overrides: Sequence[str]) -> None:
+        self.overrides = list(overrides)  # of the cells: Hydra composes the campaign alone, without them
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        from hydra.core.plugins import Plugins  # imports this module while it looks for plugins
+
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(hydra_context, task_function, config)
+
+    def sweep(self, arguments: list[str]) -> Any:
+        assert self.config is not None
+        assert self.launcher is not None
+        blocks = sweep.merge_blocks(_plain(self.config).get("sweep", {}).get("blocks", []), self.overrides)
+        points = sweep.expand(blocks, _settings(self.config).max_points)
+        return self.launcher.launch([[*arguments, *point] for point in points], initial_job_idx=0)
+
+
+class LocalLauncher(Launcher):
+    """Composes every point, then runs the trials on this machine, one after another."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.config = hydra_context, config
+        self._composed: dict[tuple[str, ...], dict[str, Any]] = {}  # by the files that a point chooses
+
+    def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
+        configs = [self._trial(overrides) for overrides in progress.composing(job_overrides)]
+        campaign.run(configs, _settings(self.config), local.launch)
+        return []
+
+    def _trial(self, overrides: Sequence[str]) -> TrialConfig:
+        files, options = sweep.split_point(overrides)
+        if files not in self._composed:
+            loader = self.hydra_context.config_loader
+            self._composed[files] = sweep.trial_mapping(_plain(loader.load_sweep_config(self.config, list(files))))
+        return parse(TrialConfig, sweep.with_options(self._composed[files], options))
+
+
+def _settings(config: DictConfig) -> CampaignConfig:
+    return parse(CampaignConfig, sweep.campaign_mapping(_plain(config)))
+
+
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """Our part of a composed config as plain values."""
+    ours = {str(key): value for key, value in config.items() if key != "hydra"}
+    return {key: OmegaConf.to_container(value) if OmegaConf.is_config(value) else value for key, value in ours.items()}

@@ -1,0 +1,118 @@
+"""What runs here, and why the rest does not: machine, libraries, kernels, methods."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import yaml
+from rich.table import Table
+from rich.text import Text
+
+from sp_bench import hardware, kernels, methods
+from sp_bench.config import AttentionShape, MethodConfig, parse
+from sp_bench.overrides import conf_folder
+from sp_bench.progress import console
+
+HEADS = (("MHA", 32, 32), ("GQA", 32, 8), ("MQA", 32, 1))  # kind, query heads, key/value heads
+SP_SIZES = (1, 2, 3, 4, 8, 16, 64)
+
+# In a process of its own: the driver imports no torch.
+_PROBE = """
+import json, torch, torch.distributed as dist
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "cudnn": torch.backends.cudnn.version() if cuda else None,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
+    "backends": [b for b in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{b}_available")()],
+    "cuda_devices": torch.cuda.device_count(),
+}))
+"""
+
+
+def probe_torch() -> dict[str, Any]:
+    """What torch says of itself, or `error`: the last line of why it cannot be imported."""
+    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def default_options(name: str) -> MethodConfig:
+    """The options of a method as conf/method/<name>.yaml has them."""
+    return parse(MethodConfig, yaml.safe_load((conf_folder() / "method" / f"{name}.yaml").read_text()), "method")
+
+
+def _shape(num_heads: int, num_kv_heads: int, dtype: str) -> AttentionShape:
+    return AttentionShape(1, 8192, num_heads, num_kv_heads, 128, True, dtype)
+
+
+def kernel_support(device: str) -> dict[str, str | None]:
+    """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
+    shape = _shape(32, 8, "bfloat16")
+    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.NAMES}
+
+
+def method_support(name: str, heads: tuple[str, int, int], sp_size: int) -> str | None:
+    """Why the method, with its default options, cannot split these heads over sp_size ranks, or None."""
+    return methods.get(name).unsupported_reason(default_options(name), _shape(*heads[1:], "bfloat16"), sp_size)
+
+
+def show() -> None:
+    output = console()
+    found = hardware.gpus()
+    versions = hardware.package_versions()
+    torch = probe_torch()
+    output.print("[bold]machine[/]")
+    _pairs({"cpu": hardware.cpu_model(), "gpus": _gpu_text(found), "driver": found.driver if found else "none"})
+    output.print("[bold]torch[/]")
+    _pairs(torch)
+    output.print("[bold]libraries[/]")
+    _pairs({name: versions.get(name, "not installed") for name in hardware.PACKAGES})
+    for device in ("cpu", "cuda"):
+        output.print(f"[bold]kernels on {device}[/]")
+        absent = "no CUDA device here" if device == "cuda" and not (found and found.devices) else None
+        _pairs({name: absent or reason or "usable" for name, reason in kernel_support(device).items()})
+    output.print("[bold]methods[/] (sp_size=2, or 1 for single; 32/8 heads)")
+    sizes = {name: 1 if name == "single" else 2 for name in methods.NAMES}
+    _pairs({name: method_support(name, HEADS[1], size) or "usable" for name, size in sizes.items()})
+
+
+def _gpu_text(found: hardware.Gpus | None) -> str:
+    if not found or not found.devices:
+        return "none"
+    return ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(found.devices))
+
+
+def _pairs(pairs: dict[str, Any]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(min_width=18)
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(f"  {name}", Text(str(value)))
+    console().print(table)
+
+
+def show_methods() -> None:
+    """One line a method and kind of heads, one column a number of ranks; below it, one reason a method."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("method", "by", "moves KV with", "heads"):
+        table.add_column(heading, no_wrap=True)
+    for size in SP_SIZES:
+        table.add_column(f"P={size}", justify="center")
+    examples: dict[str, str] = {}
+    for name in methods.NAMES:
+        method = methods.get(name)
+        for heads in HEADS:
+            support = [method_support(name, heads, size) for size in SP_SIZES]
+            marks = ["-" if reason else "yes" for reason in support]
+            kind = f"{heads[0]} {heads[1]}/{heads[2]}"
+            table.add_row(name, method.IMPLEMENTATION, method.PRIMITIVE, kind, *marks)
+            for reason in filter(None, support):
+                examples.setdefault(name, reason)
+    output = console()
+    output.print(table)
+    for reason in examples.values():
+        output.print(Text(f"such as: {reason}", "dim"))

@@ -1,0 +1,215 @@
+"""What this machine is: peak rates with their source, and the environment that a row records. No torch."""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pynvml
+
+PACKAGE = Path(__file__).parent
+
+# Dense FLOP/s by device-name pattern and dtype; the first match counts. fp32 is without TF32.
+PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
+    # NVIDIA H100 and H200 datasheets, SXM: 1,979 TFLOP/s with sparsity, so 989.4 dense; fp32 66.9, fp64 33.5.
+    (r"H100 (80GB HBM3|SXM)|H200(?! NVL)", {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12}),
+    # NVIDIA A100 datasheet: 312 dense, fp32 19.5.
+    (r"A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
+)
+
+# The packages whose code can change a measurement.
+PACKAGES = (
+    "torch",
+    "numpy",
+    "triton",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+    "ring-flash-attn",
+    "yunchang",
+    "deepspeed",
+    "transformers",
+    "accelerate",
+    "transformer-engine",
+)
+
+# Code of the driver, which no rank imports; everything else in the package is measuring code.
+DRIVER = (
+    *("report", "launchers", "__main__", "cli", "overrides", "sweep", "plan", "campaign"),
+    *("attempt", "trial", "outcome", "logs", "progress", "doctor"),
+)
+
+RECORDED_VARIABLES = re.compile(
+    r"NCCL_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
+    r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF"
+)
+
+
+def peak_flops(device_name: str, dtype: str) -> float | None:
+    """Dense peak FLOP/s of one device, or None where no source is at hand: MFU is then null, never a guess."""
+    for pattern, rates in PEAK_FLOPS:
+        if re.search(pattern, device_name):
+            return rates.get(dtype)
+    return None
+
+
+class Gpu(NamedTuple):
+    name: str
+    uuid: str
+
+
+class Gpus(NamedTuple):
+    driver: str
+    devices: tuple[Gpu, ...]
+
+
+_NO_DRIVER = tuple(
+    pynvml.nvmlExceptionClass(code)
+    for code in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+)
+
+
+@contextmanager
+def _nvml() -> Iterator[bool]:
+    """Whether NVML answers, inside a session of it."""
+    try:
+        pynvml.nvmlInit()
+    except _NO_DRIVER:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def gpus() -> Gpus | None:
+    """The driver and the devices that CUDA_VISIBLE_DEVICES leaves, by NVML; None without an NVIDIA driver."""
+    with _nvml() as present:
+        if not present:
+            return None
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        found = [Gpu(pynvml.nvmlDeviceGetName(h), pynvml.nvmlDeviceGetUUID(h)) for h in handles]
+        return Gpus(pynvml.nvmlSystemGetDriverVersion(), tuple(_visible(found)))
+
+
+def _visible(devices: list[Gpu]) -> list[Gpu]:
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return devices
+    visible = []
+    for item in filter(None, (part.strip() for part in wanted.split(","))):
+        match = [d for i, d in enumerate(devices) if item == str(i) or (not item.isdigit() and d.uuid.startswith(item))]
+        if not match:
+            break  # as CUDA does: an invalid entry hides itself and all that follow
+        visible += match[:1]
+    return visible
+
+
+def cpu_model() -> str:
+    """The processor's name, or its architecture where the kernel does not tell."""
+    info = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*:\s*(.+)$", info.read_text(), re.MULTILINE) if info.exists() else None
+    return match[1].strip() if match else platform.machine()
+
+
+def device_model(device: str) -> str:
+    """What a trial on `device` (cpu or cuda) runs on. `none`: no such device here."""
+    if device == "cpu":
+        return cpu_model()
+    found = gpus()
+    return ", ".join(sorted({gpu.name for gpu in found.devices})) if found and found.devices else "none"
+
+
+@cache
+def package_versions() -> dict[str, str]:
+    """Installed versions of the packages that can change a measurement."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def measuring_sources() -> list[Path]:
+    """The files of this package that a rank can import."""
+    return sorted(
+        path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0].removesuffix(".py") not in DRIVER
+    )
+
+
+def env_id(device: str) -> str:
+    """8 hex digits: package versions, device model and the bytes of the measuring code. Host, UUIDs, paths and git
+    state are not in it, so that equal machines share their results."""
+    digest = hashlib.sha256()
+    digest.update(repr((sorted(package_versions().items()), device_model(device))).encode())
+    for path in measuring_sources():
+        digest.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:8]
+
+
+def driver_version() -> str | None:
+    """Of the NVIDIA driver; None without one."""
+    found = gpus()
+    return found.driver if found else None
+
+
+def topology() -> str | None:
+    """The link matrix between the GPUs, as nvidia-smi prints it; None without nvidia-smi."""
+    return _output("nvidia-smi", "topo", "-m")
+
+
+def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those that shape a measurement; no other variable is ever recorded."""
+    return {name: value for name, value in sorted(variables.items()) if RECORDED_VARIABLES.fullmatch(name)}
+
+
+def environment(device: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    """What the `environment` column can hold without torch, for rows of trials that gave no record."""
+    found = gpus() if device == "cuda" else None
+    return {
+        "hostname": socket.gethostname(),
+        "python": platform.python_version(),
+        "packages": package_versions(),
+        "cpu": cpu_model(),
+        "cpu_cores": len(os.sched_getaffinity(0)),
+        "device_names": [gpu.name for gpu in found.devices] if found else [],
+        "device_uuids": [gpu.uuid for gpu in found.devices] if found else [],
+        "driver": found.driver if found else None,
+        "env": recorded_variables(variables),
+    }
+
+
+def git_state() -> tuple[str | None, bool | None]:
+    """(commit, uncommitted changes outside results/) of the checkout this package runs from; None for what is not
+    known: an installed wheel, no git, no commit yet."""
+    root = PACKAGE.parent
+    if not (root / ".git").exists():
+        return None, None
+    status = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":!results")
+    commit = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
+    return commit, None if status is None else bool(status)
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints; None when it is not installed or fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

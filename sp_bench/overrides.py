@@ -1,0 +1,188 @@
+"""The command line of a run, every name in it checked before Hydra sees it.
+
+So a misspelt name gets a clear line and the nearest one, and no override reaches Hydra that could read other files or
+the environment, add keys, or create folders.
+"""
+
+import difflib
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from decimal import Decimal
+from functools import cache
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import (
+    ChoiceSweep,
+    Glob,
+    IntervalSweep,
+    Override,
+    Quote,
+    QuotedString,
+    RangeSweep,
+)
+from hydra.errors import HydraException
+
+from sp_bench.config import CampaignConfig, ConfigError, TrialConfig
+
+GROUPS = ("method", "kernel", "model", "workload", "fabric", "hardware", "sweep")
+_KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The command line of `run` or `plan`, every name in it checked."""
+
+    campaign: list[str]  # overrides that hold for the whole campaign, and the sweep's name
+    cells: list[str]  # overrides of the cells, sweeps unexpanded
+    show_config: bool
+
+
+def conf_folder() -> Path:
+    """The configuration: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).parent
+    return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
+
+
+@cache
+def choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+def _leaves(schema: type, prefix: str = "") -> list[str]:
+    """Dotted names of the fields that an override may set; a group's `name` is chosen by the group itself."""
+    names = []
+    for name, kind in get_type_hints(schema).items():
+        if is_dataclass(kind) and isinstance(kind, type):
+            names += [leaf for leaf in _leaves(kind, f"{prefix}{name}.") if leaf != f"{prefix}{name}.name"]
+        else:
+            names.append(prefix + name)
+    return names
+
+
+CAMPAIGN_KEYS = (*_leaves(CampaignConfig), "sweep")
+CELL_KEYS = (*GROUPS[:-1], *_leaves(TrialConfig))
+
+
+def read_arguments(arguments: Sequence[str]) -> Request:
+    """Check what follows `sp-bench run`.
+
+    Raises:
+        ConfigError: a flag, key, group choice or value that is not ours to take.
+    """
+    overrides, show_config = [], False
+    remaining = iter(arguments)
+    for argument in remaining:
+        if argument in ("-m", "--multirun"):
+            continue  # every run is a sweep, of one point if need be
+        if argument in ("-c", "--cfg"):
+            if next(remaining, None) != "job":
+                raise ConfigError(f"{argument} shows the composed config; use {argument} job")
+            show_config = True
+        elif argument.startswith("-"):
+            raise ConfigError(f"{argument} is not a flag of run; flags: -m, --multirun, --cfg job, --help")
+        else:
+            overrides.append(argument)
+    parsed = {override.key_or_group: override for override in parse_overrides(overrides)}  # the last one counts
+    campaign = [override for key, override in parsed.items() if key in CAMPAIGN_KEYS]
+    for override in campaign:
+        if override.is_sweep_override():
+            raise ConfigError(f"{override.input_line}: one {override.key_or_group} a run; sweep over fields of a trial")
+    cells = [override for key, override in parsed.items() if key in CELL_KEYS]
+    return Request(_lines(campaign), _lines(cells), show_config)
+
+
+def _lines(overrides: Iterable[Override]) -> list[str]:
+    return [str(override.input_line) for override in overrides]
+
+
+def parse_overrides(lines: Iterable[str]) -> list[Override]:
+    """Hydra's own reading of `key=value` lines whose names have been checked.
+
+    Raises:
+        ConfigError: not key=value, an unknown key or group choice, or a value that Hydra's grammar refuses.
+    """
+    parser = OverridesParser.create()
+    parsed = []
+    for line in lines:
+        _check_line(line)
+        try:
+            override = parser.parse_override(line)
+        except HydraException as error:
+            raise ConfigError(f"{line}: {str(error).splitlines()[0].partition(' expecting ')[0]}") from error
+        if override.key_or_group in GROUPS:
+            _check_choice(override)
+        parsed.append(override)
+    return parsed
+
+
+def _check_line(line: str) -> None:
+    if line.startswith(("+", "~")):
+        raise ConfigError(f"{line}: keys cannot be added or deleted; set one with key=value")
+    if line.startswith("hydra"):
+        raise ConfigError(
+            f"{line}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
+        )
+    match = _KEY_VALUE.fullmatch(line)
+    if not match:
+        raise ConfigError(f"{line}: expected key=value, such as method=ring or seq_len=2048,4096")
+    if "$" in match["value"] or "_target_" in line:
+        raise ConfigError(f"{line}: values are plain; no interpolation ($) and no _target_")
+    key, known = match["key"], (*CELL_KEYS, *CAMPAIGN_KEYS)
+    if key.startswith("fabric.env"):
+        raise ConfigError(f"{line}: a fabric is known by its name; give these variables a file in conf/fabric")
+    if key in known:
+        return
+    if key.endswith(".name") and key.removesuffix(".name") in GROUPS:
+        raise ConfigError(f"{line}: choose it with {key.removesuffix('.name')}={match['value']}")
+    raise ConfigError(f"{key} is not a field; {_nearest(key, known)}sp-bench run --cfg job shows them all")
+
+
+def _nearest(name: str, valid: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1)
+    return f"did you mean {near[0]}? " if near else ""
+
+
+def _check_choice(override: Override) -> None:
+    group = override.key_or_group
+    if isinstance(override.value(), RangeSweep | IntervalSweep):
+        raise ConfigError(f"{override.input_line}: give names; {group} is one of {', '.join(choices(group))}")
+    for choice in values(override):
+        if choice not in choices(group):
+            hint = _nearest(choice, choices(group))
+            raise ConfigError(f"{group}={choice}: {hint}{group} is one of {', '.join(choices(group))}")
+
+
+def count_values(override: Override) -> int:
+    """How many values the override sweeps over, without expanding them."""
+    value = override.value()
+    if isinstance(value, IntervalSweep):
+        raise ConfigError(f"{override.input_line}: an interval has no points; list values or use range(start,stop)")
+    if isinstance(value, RangeSweep):
+        return _range_length(value, str(override.input_line))
+    return len(value.list) if isinstance(value, ChoiceSweep) else len(list(values(override)))
+
+
+def values(override: Override) -> Iterator[str]:
+    """Each value of the override, as text of Hydra's grammar."""
+    value: Any = override.value()
+    if isinstance(value, Glob):
+        return iter(value.filter(choices(override.key_or_group)))
+    if override.is_sweep_override():
+        return override.sweep_string_iterator()
+    return iter([override.get_value_element_as_str()])
+
+
+def _range_length(sweep: RangeSweep, line: str) -> int:
+    start, stop, step = (Decimal(str(value)) for value in (sweep.start, sweep.stop, sweep.step))
+    if not all(value.is_finite() for value in (start, stop, step)) or step == 0:
+        raise ConfigError(f"{line}: a range has finite ends and a step other than 0")
+    return max(0, math.ceil((stop - start) / step))
+
+
+def quoted_list(lines: Iterable[str]) -> str:
+    """Lines as one list literal of Hydra's grammar."""
+    return f"[{','.join(QuotedString(line, Quote.single).with_quotes() for line in lines)}]"

@@ -1,0 +1,108 @@
+"""From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from sp_bench import kernels, methods
+from sp_bench.config import TrialConfig
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fresh multi-process job to run, or the reason why it cannot be run."""
+
+    config: TrialConfig
+    cell_id: str  # 12 hex digits, equal for the replicates of a cell
+    trial_id: str  # 12 hex digits, of cell and replicate
+    replicate: int
+    order_index: int
+    unsupported_reason: str | None
+
+
+def canonical(config: TrialConfig) -> str:
+    """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
+    optional field leaves old identities as they were."""
+    return json.dumps(_given(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _given(value: Any) -> Any:
+    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: _given(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def cell_id(config: TrialConfig) -> str:
+    return _digest(canonical(config))
+
+
+def trial_id(cell: str, replicate: int) -> str:
+    return _digest(f"{cell}/{replicate}")
+
+
+def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
+    """Why this trial cannot run, naming what would work, or None.
+
+    num_gpus: CUDA devices of this machine; None without an NVIDIA driver.
+
+    Raises:
+        ConfigError: options of the method that no shape could make valid.
+    """
+    method = methods.get(config.method.name)
+    layout = method.layout(config.method, config.sp_size)
+    shape = config.attention_shape(config.seq_len)
+    if reason := method.unsupported_reason(config.method, shape, config.sp_size):
+        return reason
+    if config.workload.name == "attention":  # the other workloads pad
+        if reason := layout.unsupported_reason(config.seq_len):
+            return reason
+    else:
+        shape = config.attention_shape(layout.padded(config.seq_len))
+    if reason := kernels.get(config.kernel.name).unsupported_reason(shape, config.hardware.device):
+        return reason
+    if config.hardware.device == "cuda":
+        return _missing_gpus(config, num_gpus)
+    return None
+
+
+def _missing_gpus(config: TrialConfig, num_gpus: int | None) -> str | None:
+    needed = config.world_size
+    if num_gpus is None:
+        return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here; use hardware=cpu"
+    if num_gpus < needed:
+        return (
+            f"{needed} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "
+            f"dp_shard_size={config.dp_shard_size}) need {needed} CUDA devices; {num_gpus} here"
+        )
+    return None
+
+
+def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:
+    """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
+
+    Equal configs are one cell, whatever the blocks of the sweep that they come from.
+    """
+    cells: dict[str, tuple[TrialConfig, str | None]] = {}
+    for config in configs:
+        cell = cell_id(config)
+        if cell not in cells:
+            cells[cell] = (config, unsupported_reason(config, num_gpus))
+    order = random.Random(order_seed)
+    trials: list[Trial] = []
+    for replicate in range(replicates):
+        block = list(cells)
+        order.shuffle(block)
+        for cell in block:
+            config, reason = cells[cell]
+            trials.append(Trial(config, cell, trial_id(cell, replicate), replicate, len(trials), reason))
+    return trials

@@ -1,0 +1,181 @@
+"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from sp_bench.plan import Trial
+
+FAILURES = ("timeout", "incorrect", "error", "preempted")
+STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
+LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
+
+
+def console() -> Console:
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=LINES_WIDTH)
+
+
+def label(trial: Trial) -> str:
+    """One trial in a few words."""
+    config = trial.config
+    dp = config.dp_replicate_size * config.dp_shard_size
+    words = [
+        config.method.name,
+        _layout(trial),
+        config.kernel.name,
+        f"{config.workload.name}/{config.workload.pass_kind}",
+        config.model.name,
+        f"seq_len={config.seq_len}",
+        f"sp_size={config.sp_size}",
+        *([f"dp={dp}"] if dp > 1 else []),
+        config.dtype,
+        *([f"replicate {trial.replicate}"] if trial.replicate else []),
+    ]
+    return " ".join(words)
+
+
+def _layout(trial: Trial) -> str:
+    """The layout, and for a method on two axes which of them is the inner one."""
+    method = trial.config.method
+    return f"{method.layout}/{method.placement}" if method.placement else method.layout
+
+
+def composing(points: Sequence[Any]) -> Iterator[Any]:
+    """The points, with a count on stderr while Hydra composes them."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield from points
+        return
+    with stderr.status("") as status:
+        for index, point in enumerate(points, 1):
+            status.update(f"composing {index}/{len(points)}")
+            yield point
+
+
+def counts_text(counts: Counter[str]) -> str:
+    failed = sum(counts[status] for status in FAILURES)
+    parts = [f"{counts['ok']} ok", f"{counts['unsupported']} unsupported", f"{counts['oom']} oom", f"{failed} failed"]
+    return ", ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+class Progress:
+    """Counts the trials of one run as they end. `planned` includes those committed before."""
+
+    def __init__(self, planned: int, left: Sequence[Trial]) -> None:
+        self.planned, self.skipped = planned, planned - len(left)
+        self.counts: Counter[str] = Counter()
+        self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
+        self._launched_s: list[float] = []
+        self._current: Trial | None = None
+        self._phase, self._since = "", 0.0
+        self._console = console()
+        self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        elif self.skipped:
+            print(f"{self.skipped} of {self.planned} trials are committed already", flush=True)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    @property
+    def done(self) -> int:
+        return self.skipped + self.counts.total()
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left, if the remaining trials take as long as those before; None before the first."""
+        if not self._launched_s:
+            return None
+        mean = sum(self._launched_s) / len(self._launched_s)
+        return mean * (self._to_launch - len(self._launched_s))
+
+    def start(self, trial: Trial) -> None:
+        self._current, self._phase, self._since = trial, "init", time.monotonic()
+
+    def enter_phase(self, phase: str) -> None:
+        self._phase = phase
+
+    def finish(self, trial: Trial, status: str) -> None:
+        elapsed = None
+        if trial is self._current:
+            elapsed = time.monotonic() - self._since
+            self._launched_s.append(elapsed)
+            self._current = None
+        self.counts[status] += 1
+        took = f" {duration(elapsed)}" if elapsed is not None else ""
+        line = f"[{self.done}/{self.planned}] {status}{took}: {label(trial)}"
+        if self._console.is_terminal:
+            self._console.print(Text(line, STYLES.get(status, "red")))
+        else:
+            eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
+            print(f"{line} ({counts_text(self.counts)}, {self.planned - self.done} left{eta})", flush=True)
+
+    def _panel(self) -> Group:
+        eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
+        left = self.planned - self.done
+        head = f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {left} left{eta}"
+        now = ""
+        if self._current:
+            now = f"{self._phase} {duration(time.monotonic() - self._since)}: {label(self._current)}"
+        return Group(ProgressBar(total=self.planned, completed=self.done), Text(head), Text(now, "dim"))
+
+
+def summary(folder: Path, progress: Progress, *, interrupted: bool) -> str:
+    """The one line that a run ends with."""
+    ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
+    before = f"{progress.skipped} committed before; " if progress.skipped else ""
+    stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
+    return f"{progress.planned} trials: {ran}{before}{stop}rows: {folder}"
+
+
+def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
+    """Every trial in the order of the run: to run, done, or unsupported and why; then the counts."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("#", "method", "layout", "kernel", "workload", "model", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("seq_len", "sp", "dp", "rep"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("state", overflow="fold")
+    for trial, status in zip(trials, statuses, strict=True):
+        config = trial.config
+        state = _state(trial, status)
+        cells = [
+            *(str(trial.order_index), config.method.name, _layout(trial), config.kernel.name),
+            *(f"{config.workload.name}/{config.workload.pass_kind}", config.model.name, config.dtype),
+            *(str(config.seq_len), str(config.sp_size), str(config.dp_replicate_size * config.dp_shard_size)),
+            str(trial.replicate),
+        ]
+        table.add_row(*cells, Text(state, STYLES.get(state.partition(":")[0], "dim")))
+    output = console()
+    output.print(table)
+    states = Counter(_state(trial, status).partition(":")[0] for trial, status in zip(trials, statuses, strict=True))
+    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+    output.print(f"{len(trials)} trials: {counts}; nothing was launched", highlight=False)
+
+
+def _state(trial: Trial, status: str | None) -> str:
+    if status is not None:
+        return f"done: {status}"
+    return f"unsupported: {trial.unsupported_reason}" if trial.unsupported_reason else "to run"

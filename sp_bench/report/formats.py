@@ -1,0 +1,41 @@
+"""Numbers as text: three significant digits, binary byte units, a dash for what is not known."""
+
+MISSING = "\N{EN DASH}"
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def number(value: float | None) -> str:
+    """Three significant digits, without exponents between 0.001 and 10^9: 0.00123, 12.0, 1,230, 1,234,567."""
+    if value is None:
+        return MISSING
+    if value == 0:
+        return "0"
+    if not 1e-3 <= abs(value) < 1e9:
+        return f"{value:.2e}"
+    return f"{value:,.0f}" if abs(value) >= 99.95 else f"{value:#.3g}"
+
+
+def whole(value: float | None) -> str:
+    return MISSING if value is None else f"{value:,.0f}"
+
+
+def byte_unit(largest: float) -> tuple[float, str]:
+    """(bytes a unit, its name): the largest binary unit that leaves `largest` at 1 or more."""
+    size, name = 1.0, BINARY_UNITS[0]
+    for power, unit in enumerate(BINARY_UNITS):
+        if abs(largest) >= 1024.0**power:
+            size, name = 1024.0**power, unit
+    return size, name
+
+
+def in_bytes(value: float | None) -> str:
+    """1,376,256 -> 1.31 MiB."""
+    if value is None:
+        return MISSING
+    size, unit = byte_unit(value)
+    return f"{value:,.0f} B" if unit == "B" and value == int(value) else f"{number(value / size)} {unit}"
+
+
+def counted(quantity: int, noun: str) -> str:
+    """1 row, 2 rows."""
+    return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"

@@ -1,0 +1,28 @@
+"""Distribution-free intervals of the median. Source: Hoefler & Belli, SC15, rule 5 and section 3.1.3."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from scipy.stats import binom
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """`coverage` is what the two order statistics achieve, at least CONFIDENCE: 6 samples give 0.969."""
+
+    low: float
+    high: float
+    coverage: float
+
+
+def median_interval(samples: Sequence[float]) -> Interval | None:
+    """Order-statistic interval of the median: the k-th smallest and k-th largest of n samples, with the largest k whose
+    coverage 1 - 2 P(Binomial(n, 1/2) < k) reaches CONFIDENCE. None where no k does: n < 6."""
+    n = len(samples)
+    k = int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) if n else 0
+    if k == 0:
+        return None
+    ordered = sorted(samples)
+    return Interval(ordered[k - 1], ordered[n - k], 1 - 2 * float(binom.cdf(k - 1, n, 0.5)))

@@ -1,0 +1,193 @@
+"""Rows -> cells: the replicates of one cell, summarised. A cell's median is the median of its replicates' medians."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import pandas as pd
+
+from sp_bench.report.series import name_cells
+from sp_bench.report.statistics import Interval, median_interval
+
+TENSORS = ("output", "dq", "dk", "dv")
+
+
+@dataclass(frozen=True)
+class Communication:
+    """Bytes one rank sends off-rank in one step; `phases` maps a phase to (predicted, counted), `other` included."""
+
+    predicted_bytes: float | None
+    counted_bytes: float | None
+    equal: bool | None  # in every row, in total and for each phase and op but `other`; None: one side is not known
+    phases: Mapping[str, tuple[float | None, float | None]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What was asked for and what its rows say. None: not known, never zero."""
+
+    cell_id: str
+    setting: str  # cells of one setting share figures
+    series: str  # cells of one series share a line
+    device: str | None  # cpu | cuda
+    asked: Mapping[str, Any]  # the columns that say what was asked for
+    rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
+    step_ms: Mapping[str, float]  # "campaign folder/replicate" -> median step time of that process launch
+    median_step_ms: float | None
+    interval_ms: Interval | None
+    tokens_per_step: float | None
+    mfu: float | None
+    memory_column: str | None  # which column `memory_bytes` is
+    memory_bytes: tuple[float, ...]  # per replicate, max over ranks
+    communication: Communication
+    errors: Mapping[str, tuple[float, float | None]]  # name -> (largest relative error, its budget)
+
+    @property
+    def statuses(self) -> list[str]:
+        return sorted({str(row["status"]) for row in self.rows})
+
+    @property
+    def ok(self) -> bool:
+        """At least one replicate was measured."""
+        return self.median_step_ms is not None
+
+    @property
+    def median_memory_bytes(self) -> float | None:
+        return median(self.memory_bytes) if self.memory_bytes else None
+
+    def rate(self, step_ms: float, *, per_rank: bool) -> float | None:
+        """tokens/s at a step time: rates come from median times, never from means of rates."""
+        if self.tokens_per_step is None:
+            return None
+        world_size = self.asked["world_size"] if per_rank else 1
+        return None if world_size is None else 1e3 * self.tokens_per_step / step_ms / world_size
+
+    @property
+    def processor(self) -> str:
+        """What a rank runs on."""
+        return "GPU" if self.device == "cuda" else "rank"
+
+
+def cells(rows: pd.DataFrame) -> list[Cell]:
+    """All cells of one environment, ordered by setting, sp_size, seq_len and series. Independent of the row order."""
+    if rows.empty:
+        return []
+    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"])).sort_values(["replicate", "file"])
+    named = name_cells(rows.drop_duplicates("cell_id").set_index("cell_id", drop=False))
+    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    for record in rows.to_dict("records"):
+        row = {str(name): _known(value) for name, value in record.items()}
+        grouped.setdefault(str(row["cell_id"]), []).append(row)
+    names = named[["setting", "series", "device"]].itertuples()
+    made = [_cell(setting, series, _known(device), grouped[str(index)]) for index, setting, series, device in names]
+    return sorted(made, key=_order)
+
+
+def _order(cell: Cell) -> tuple[Any, ...]:
+    sizes = (-1 if cell.asked[name] is None else cell.asked[name] for name in ("sp_size", "seq_len"))
+    return (cell.setting, *sizes, cell.series, cell.cell_id)
+
+
+def _known(value: Any) -> Any:
+    """None for whatever stands for a missing value; also for a number that is none."""
+    if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value
+
+
+def _cell(setting: str, series: str, device: str | None, rows: Sequence[Mapping[str, Any]]) -> Cell:
+    # A time of zero is no measurement: no rate can come from it.
+    measured = [row for row in rows if row["status"] == "ok" and row["median_step_ms"]]
+    step_ms = {f"{row['folder']}/{row['replicate']}": row["median_step_ms"] for row in measured}
+    middle = median(step_ms.values()) if step_ms else None
+    memory_column = next(
+        (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in measured)),
+        None,
+    )
+    mfu_ms = _per_step(measured, "mfu")
+    tokens_ms = _per_step(measured, "tokens_per_s")
+    return Cell(
+        cell_id=str(rows[0]["cell_id"]),
+        setting=setting,
+        series=series,
+        device=device,
+        asked=rows[0],
+        rows=tuple(rows),
+        step_ms=step_ms,
+        median_step_ms=middle,
+        interval_ms=median_interval(list(step_ms.values())),
+        tokens_per_step=None if tokens_ms is None else tokens_ms / 1e3,
+        mfu=mfu_ms / middle if mfu_ms is not None and middle else None,
+        memory_column=memory_column,
+        memory_bytes=tuple(row[memory_column] for row in measured if memory_column and row[memory_column] is not None),
+        communication=_communication(measured),
+        errors=_errors(measured),
+    )
+
+
+def _per_step(measured: Sequence[Mapping[str, Any]], rate: str) -> float | None:
+    """A rate times its step time: the same work a step in every replicate, up to rounding."""
+    work = [row[rate] * row["median_step_ms"] for row in measured if row[rate] is not None]
+    return median(work) if work else None
+
+
+def _communication(measured: Sequence[Mapping[str, Any]]) -> Communication:
+    known = [r for r in measured if r["comm_predicted_bytes"] is not None and r["comm_counted_bytes"] is not None]
+    shown = (known or measured or [{}])[-1]
+    phases: dict[str, tuple[float | None, float | None]] = {}
+    for entry in _entries(shown):
+        phase, predicted, counted = str(entry["phase"]), entry["predicted_bytes"], entry["counted_bytes"]
+        before = phases.get(phase, (None, None))
+        phases[phase] = (_add(before[0], predicted), _add(before[1], counted))
+    return Communication(
+        predicted_bytes=shown.get("comm_predicted_bytes"),
+        counted_bytes=shown.get("comm_counted_bytes"),
+        equal=all(map(_equal_bytes, known)) if known else None,
+        phases=phases,
+    )
+
+
+def _entries(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    comm = row.get("comm")
+    return [] if comm is None else list(comm)
+
+
+def _add(total: float | None, more: float | None) -> float | None:
+    return total if more is None else more + (total or 0.0)
+
+
+def _equal_bytes(row: Mapping[str, Any]) -> bool:
+    entries = [e for e in _entries(row) if e["phase"] != "other"]
+    return row["comm_predicted_bytes"] == row["comm_counted_bytes"] and all(
+        (e["predicted_bytes"] or 0.0) == (e["counted_bytes"] or 0.0) for e in entries
+    )
+
+
+def _errors(measured: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, float | None]]:
+    """Each tensor's largest error over the replicates, with the budget of that row."""
+    largest: dict[str, tuple[float, float | None]] = {}
+    named = [(tensor, f"rel_error_{tensor}", tensor) for tensor in TENSORS]
+    named += [("sampled output", "sampled_rel_error", None)]
+    named += [("loss", "rel_error_loss", None), ("gradient norm", "rel_error_grad_norm", None)]
+    named += [("NLL difference, nats", "max_nll_difference", None)]
+    for row in measured:
+        budgets = row["error_budget"] or {}
+        for name, column, budget in named:
+            error = row[column]
+            if error is not None and (name not in largest or error > largest[name][0]):
+                largest[name] = (error, budgets.get(budget))
+    return largest
+
+
+def baseline(cell: Cell, every: Sequence[Cell]) -> Cell | None:
+    """`single` on one rank at the same setting, seq_len and kernel: what strong scaling starts from."""
+    same = ("seq_len", "kernel")
+    found = [
+        c
+        for c in every
+        if (c.asked["method"], c.asked["sp_size"], c.ok, c.setting) == ("single", 1, True, cell.setting)
+        and all(c.asked[name] == cell.asked[name] for name in same)
+    ]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,130 @@
+"""From checked overrides to the points of a sweep: merged with the blocks of conf/sweep, counted, then expanded.
+
+Hydra's sweeps are products; a campaign is a union of them, so a sweep file is a list of blocks, each a product.
+"""
+
+import copy
+import itertools
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+
+from sp_bench.config import CampaignConfig, ConfigError, TrialConfig
+from sp_bench.overrides import CAMPAIGN_KEYS, CELL_KEYS, GROUPS, count_values, parse_overrides, values
+
+
+def override_line(key: str, value: Any) -> str:
+    """One entry of a sweep block as an override: a list is a choice of its items, text is Hydra's grammar."""
+    if isinstance(value, list):
+        return f"{key}={','.join(_literal(item) for item in value)}"
+    return f"{key}={value if isinstance(value, str) else _literal(value)}"
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w.-]*", value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return str(value)
+
+
+def merge_blocks(blocks: Sequence[Mapping[str, Any]], cells: Sequence[str]) -> list[list[Override]]:
+    """The overrides of each block of a sweep file under those of the command line.
+
+    A key of the command line replaces that key in every block, and a group (method=ring) also the block's options of
+    that group (method.layout). No blocks: the command line alone.
+    """
+    above = {override.key_or_group: override for override in parse_overrides(cells)}
+    merged = []
+    for index, block in enumerate(blocks or [{}]):
+        if not isinstance(block, Mapping):
+            raise ConfigError(f"sweep.blocks[{index}] must map keys to values, not {block!r}")
+        kept = {key: value for key, value in block.items() if key not in above and str(key).split(".")[0] not in above}
+        lines = [override_line(str(key), value) for key, value in kept.items()]
+        try:
+            below = parse_overrides(lines)
+        except ConfigError as error:
+            raise ConfigError(f"sweep.blocks[{index}]: {error}") from error
+        if campaign := [o.key_or_group for o in below if o.key_or_group in CAMPAIGN_KEYS]:
+            raise ConfigError(f"sweep.blocks[{index}]: {', '.join(campaign)} holds for the whole sweep; set it outside")
+        merged.append([*below, *above.values()])
+    return merged
+
+
+def expand(blocks: Sequence[Sequence[Override]], max_points: int) -> list[list[str]]:
+    """The union of the blocks' products, each point as override lines.
+
+    Raises:
+        ConfigError: more than `max_points` points (nothing has been expanded then), or none.
+    """
+    count = sum(math.prod(map(count_values, block)) for block in blocks)
+    if count > max_points:
+        raise ConfigError(
+            f"the sweep has {count:,} points, more than max_points={max_points}; insist with max_points={count}"
+        )
+    for override in itertools.chain.from_iterable(blocks):
+        if not count_values(override):
+            raise ConfigError(f"{override.input_line}: no value to sweep over")
+    points = []
+    for block in blocks:
+        axes = [[f"{override.key_or_group}={value}" for value in values(override)] for override in block]
+        points += [list(point) for point in itertools.product(*axes)]
+    return points
+
+
+def split_point(point: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """(lines that choose a file of conf or concern the campaign, lines that set an option of a trial)."""
+    lines = tuple(point)
+    options = tuple(line for line in lines if _is_option(line.partition("=")[0]))
+    return tuple(line for line in lines if line not in options), options
+
+
+def _is_option(key: str) -> bool:
+    return key in CELL_KEYS and key not in GROUPS
+
+
+@cache
+def _option(line: str) -> tuple[list[str], Any]:
+    """(path of the key, value)."""
+    override = OverridesParser.create().parse_override(line)
+    return override.key_or_group.split("."), override.value()
+
+
+def with_options(composed: Mapping[str, Any], options: Iterable[str]) -> dict[str, Any]:
+    """A composed config with options set, as Hydra would set them: none is added that its file does not have.
+
+    Hydra composes each combination of files once; a point differs from its neighbour by options only.
+
+    Raises:
+        ConfigError: the chosen file has no such option.
+    """
+    changed = copy.deepcopy(dict(composed))
+    for line in options:
+        (*parents, name), value = _option(line)
+        node = changed
+        for parent in parents:
+            node = node[parent]
+        if name not in node:
+            group = ".".join(parents)
+            known = ", ".join(f"{group}.{key}" for key in node if key != "name")
+            raise ConfigError(f"{group}.{name}: {group}={node['name']} has no such option; it has {known or 'none'}")
+        node[name] = value
+    return changed
+
+
+def trial_mapping(composed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a trial in a composed config."""
+    return {field.name: composed[field.name] for field in fields(TrialConfig)}
+
+
+def campaign_mapping(composed: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a campaign in a composed config."""
+    return {field.name: composed[field.name] for field in fields(CampaignConfig)}

@@ -1,0 +1,192 @@
+"""One trial: a fresh process session under a deadline a phase, watched to its end, and classified into one row.
+
+Knows the worker by its module name only. Never imports torch and never touches a device.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from sp_bench import handover
+from sp_bench.config import DeadlinesConfig, TrialConfig
+from sp_bench.logs import LAUNCHER_LOG, bound_logs
+from sp_bench.outcome import Ending, classify, oom_kills
+
+TOKEN = "SP_BENCH_TRIAL"  # marks every process of a trial: torchrun gives each rank a session of its own
+POLL_S = 0.1
+FAILURE_GRACE_S = 10.0  # for the peers of a failed rank to write their logs and leave
+KILL_LIMIT_S = 30.0
+
+OnPhase = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of one launch: `columns` of the row that only the launch knows."""
+
+    status: str
+    columns: Mapping[str, Any]
+
+
+def torchrun(config: TrialConfig, folder: Path) -> list[str]:
+    """The command that starts all ranks of a trial on this machine, at a rendezvous of their own."""
+    return [
+        *(sys.executable, "-m", "torch.distributed.run"),
+        *("--nnodes=1", f"--nproc-per-node={config.world_size}", "--max-restarts=0"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={folder.name}-{secrets.token_hex(4)}"),
+        *("-m", "sp_bench.worker", str(folder / handover.TRIAL)),
+    ]
+
+
+def environment(config: TrialConfig) -> dict[str, str]:
+    """The variables of a trial's processes: this process's own, the fabric's, and the threads of a rank."""
+    variables = {**os.environ, **config.fabric.env}
+    if config.hardware.threads_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
+    return variables
+
+
+def run(
+    config: TrialConfig,
+    folder: Path,
+    deadlines: DeadlinesConfig,
+    on_phase: OnPhase,
+    command: Sequence[str] | None = None,
+) -> Result:
+    """Launch the trial in the new folder `folder`, wait for its end, and leave no process behind.
+
+    `command` stands in for torchrun. Whatever ends this call early, an interrupt too, ends the trial's processes.
+    """
+    folder = folder.resolve()
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted launch of the same attempt left
+    folder.mkdir(parents=True)
+    handover.write_trial(folder, config)
+    started_at, start, oom_before = datetime.now(UTC), time.monotonic(), oom_kills()
+    exit_code, expired = _watch(command or torchrun(config, folder), config, folder, deadlines, on_phase)
+    bound_logs(folder)
+    duration_s = time.monotonic() - start
+    ending = Ending(config.world_size, exit_code, expired, oom_killed=(oom_kills() or 0) > (oom_before or 0))
+    verdict = classify(folder, ending)
+    times = {"started_at": started_at, "duration_s": duration_s}
+    phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
+    return Result(verdict["status"], {**verdict, **times, "phase_s": phase_s})
+
+
+def _watch(
+    command: Sequence[str], config: TrialConfig, folder: Path, deadlines: DeadlinesConfig, on_phase: OnPhase
+) -> tuple[int | None, str | None]:
+    """(exit code, None), or (None, what was waited for in vain). No process is left, however this ends."""
+    token = secrets.token_hex(16)
+    with open(folder / LAUNCHER_LOG, "ab") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**environment(config), TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    clock = PhaseClock(config.world_size, deadlines)
+    try:
+        while True:
+            exit_code = process.poll()
+            expired = clock.expired(handover.read_events(folder), time.monotonic())
+            on_phase(clock.phase)
+            bound_logs(folder)
+            if exit_code is not None:
+                return exit_code, None
+            if expired:
+                return None, expired
+            time.sleep(POLL_S)
+    finally:
+        kill_all(token)
+        process.wait()
+
+
+class PhaseClock:
+    """Measures each phase against its deadline, from when the rank that is furthest behind entered it."""
+
+    def __init__(self, world_size: int, deadlines: DeadlinesConfig) -> None:
+        self._world_size = world_size
+        self._limit_s = vars(deadlines) | {"ledger": deadlines.measure, "done": deadlines.init}
+        self._mark: tuple[str, float] = ("init", 0.0)
+        self._since: float | None = None
+        self._failed_since: float | None = None
+
+    @property
+    def phase(self) -> str:
+        return self._mark[0]
+
+    def expired(self, events: Sequence[handover.Event], now: float) -> str | None:
+        """What is overdue at monotonic time `now`, or None."""
+        self._failed_since = self._failed_since or (now if any(e.name == "failed" for e in events) else None)
+        if self._failed_since and now - self._failed_since > FAILURE_GRACE_S:
+            return f"the other ranks did not end within {FAILURE_GRACE_S:.0f} s of the first failure"
+        entered = dict.fromkeys(range(self._world_size), ("init", 0.0))
+        entered |= {e.rank: (e.name, e.at) for e in events if e.name in handover.PHASES}
+        lowest = min((name for name, _ in entered.values()), key=handover.PHASES.index)
+        mark = (lowest, max(at for name, at in entered.values() if name == lowest))
+        if self._since is None or mark[0] != self._mark[0] or (mark != self._mark and lowest != "init"):
+            self._since = now  # init's clock runs from the launch: its events say only that a rank began
+        self._mark = mark
+        if now - self._since <= self._limit_s[lowest]:
+            return None
+        behind = [str(rank) for rank, (name, _) in entered.items() if name == lowest]
+        ranks = f"ranks {', '.join(behind)}" if len(behind) > 1 else f"rank {behind[0]}"
+        return f"phase {lowest} passed its deadline of {self._limit_s[lowest]:g} s in {ranks}"
+
+
+def kill_all(token: str) -> None:
+    """End every process whose environment holds the token, with all descendants, and wait until none is left.
+
+    Raises:
+        RuntimeError: a process would not die.
+    """
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while found := _processes(token):
+        for process in found:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(found, timeout=1)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {[p.pid for p in found]} of a trial survive SIGKILL; the device hangs?")
+
+
+def _processes(token: str) -> list[psutil.Process]:
+    marked = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(TOKEN) == token:
+                marked += [process, *process.children(recursive=True)]
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # ended meanwhile, or another user's
+    return [process for process in set(marked) if _alive(process)]
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _phase_seconds(folder: Path, started: float, duration_s: float) -> dict[str, float]:
+    """Seconds rank 0 spent in each phase, from the launch on."""
+    entries = [("init", started)]
+    entries += [(e.name, e.at) for e in handover.read_events(folder) if e.rank == 0 and e.name in handover.PHASES[1:]]
+    ends = [at for _, at in entries[1:]] + [started + duration_s]
+    return {name: max(0.0, end - at) for (name, at), end in zip(entries, ends, strict=True)}

@@ -1,0 +1,84 @@
+import subprocess
+import sys
+
+import pytest
+
+from sp_bench import results
+
+
+def test_a_plan_shows_validity_and_counts_and_creates_nothing(command, tmp_path):
+    done = command("plan", "method=ulysses,ring", "sp_size=3,4", "seq_len=6144,6145")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "8 trials: 3 to run, 5 unsupported; nothing was launched"
+    assert "num_heads=8 cannot be split over sp_size=3" in done.stdout
+    assert "nearest lengths: 6144 or 6152" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_plan_shows_what_is_committed(finished):
+    folder, arguments, _ = finished
+    done = subprocess.run(
+        [sys.executable, "-m", "sp_bench", "plan", *arguments], cwd=folder, capture_output=True, text=True
+    )
+    assert "done: ok" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("2 trials: 2 done")
+
+
+def test_the_smoke_sweep_holds_every_own_method_and_one_unsupported_point(command):
+    done = command("plan", "sweep=smoke")
+    assert done.returncode == 0, done.stderr
+    assert "1 unsupported" in done.stdout.splitlines()[-1]
+    for word in ("single", "ulysses", "ring", "all_gather", "usp", "zigzag", "striped", "train_step/step"):
+        assert word in done.stdout
+
+
+def test_replicates_are_planned_and_not_composed(command):
+    done = command("plan", "method=ring", "replicates=6")
+    assert done.stdout.splitlines()[-1].startswith("6 trials")
+
+
+def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(command):
+    done = command("plan", "method=ring,usp", "method.dkv_dtype=input,float32")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1].startswith("4 trials: 4 to run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["method=ulyses"], "method=ulyses: did you mean ulysses? method is one of all_gather, ring, single"),
+        (["sq_len=5"], "sq_len is not a field; did you mean seq_len?"),
+        (["seq_len=0"], "seq_len=0 must be positive"),
+        (["seq_len=1024,-5"], "seq_len=-5 must be positive"),
+        (["seq_len=2.5"], "seq_len=2.5 must be a whole number"),
+        (["model.num_heads=7"], "model.num_kv_heads=2 does not divide model.num_heads=7; use one of [1, 7]"),
+        (["model.num_kv_heads=3"], "model.num_kv_heads=3 does not divide model.num_heads=8"),
+        (["seq_len=range(1,1e9)"], "the sweep has 999,999,999 points, more than max_points=2000"),
+        (["seq_len=range(0,100)", "max_points=99"], "the sweep has 100 points, more than max_points=99"),
+        (["method=ulysses", "method.layout=zigzag"], "ulysses gathers the whole sequence and has contiguous only"),
+        (["method=ulysses", "method.dkv_dtype=float32"], "method=ulysses has no such option; it has method.layout"),
+        (["campaign=../../x"], "campaign='../../x': use letters, digits"),
+        (["campaign=${oc.env:HOME}"], "no interpolation"),
+        (["replicates=0"], "replicates=0 must be positive"),
+        (["deadlines.init=-1"], "deadlines.init=-1.0 must be positive"),
+        (["hydra.run.dir=x"], "Hydra's own settings are fixed"),
+        (["--config-dir=."], "--config-dir=. is not a flag of run"),
+        (["workload=train_step", "workload.causal=false"], "workload.causal=false: train_step trains a causal decoder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_creates_no_folder(command, tmp_path, arguments, message):
+    done = command("run", *arguments)
+    assert done.returncode == 2, done.stdout
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("sp-bench: ")
+    assert message in line
+    assert done.stdout == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_composed_config_of_a_trial_can_be_read(command):
+    done = command("run", "method=usp", "sp_size=4", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "ulysses_degree: 2" in done.stdout
+    assert "sp_size: 4" in done.stdout
+    assert results.WORK not in done.stdout

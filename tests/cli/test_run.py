@@ -1,0 +1,142 @@
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from sp_bench import results
+
+SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
+SINGLE = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "sp_bench", "run", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def trial_processes(folder: Path) -> list[psutil.Process]:
+    """Processes that work below `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if folder in Path(process.cwd()).parents and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+def test_every_trial_of_a_sweep_leaves_one_row_that_pandas_reads(finished):
+    folder, _, _ = finished
+    frame = pd.read_parquet(folder / "results" / "small").set_index("method")
+    assert frame["status"].to_dict() == {"ring": "ok", "ulysses": "unsupported"}
+    ring, ulysses = frame.loc["ring"], frame.loc["ulysses"]
+    assert ring["median_step_ms"] > 0
+    assert len(ring["rank_step_ms"]) == 3
+    assert ring["comm_counted_bytes"] == ring["comm_predicted_bytes"] > 0
+    assert ring["phase"] == "done"
+    assert "1, 2, 4, 8" in ulysses["reason"]
+    assert ulysses["phase"] == "plan"
+    assert pd.isna(ulysses["median_step_ms"])
+
+
+def test_a_run_leaves_nothing_beside_its_results(finished):
+    folder, _, _ = finished
+    assert [path.name for path in folder.iterdir()] == ["results"]
+    beside = {path.name for path in (folder / "results" / "small").iterdir() if path.suffix != ".parquet"}
+    assert beside == {results.WORK}
+
+
+def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):
+    folder, _, printed = finished
+    *_, summary, last = printed.splitlines()
+    assert summary == "2 trials: 1 ok, 1 unsupported, 0 oom, 0 failed; rows: results/small"
+    assert last == "report: results/small/_work/report/index.html"
+    assert (folder / last.removeprefix("report: ")).is_file()
+
+
+def test_progress_is_plain_lines_without_a_terminal(finished):
+    _, _, printed = finished
+    assert "\x1b" not in printed
+    assert "[1/2] unsupported: ulysses" in printed
+    assert "[2/2] ok" in printed
+    assert "0 left" in printed
+
+
+def test_a_second_run_does_nothing(finished):
+    folder, arguments, _ = finished
+    before = {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")}
+    done = subprocess.run(
+        [sys.executable, "-m", "sp_bench", "run", *arguments], cwd=folder, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 of 2 trials are committed already" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")} == before
+
+
+def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on(command, tmp_path):
+    done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2")
+    assert done.returncode == 0, done.stderr
+    table, problems = results.read(tmp_path / "results" / "default")
+    assert problems == []
+    assert table["status"].to_pylist() == ["timeout", "timeout"]
+    assert all("phase init passed its deadline of 0.2 s" in reason for reason in table["reason"].to_pylist())
+    assert table["environment"].to_pylist()[0]["cpu"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_trial_commits_no_row_for_it_and_says_so(tmp_path, number):
+    run = start(tmp_path, "method=ring", "seq_len=96", *SMALL)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "results").glob("default/_work/trials/*/rank0.events.jsonl")):
+        assert run.poll() is None, run.stderr.read() if run.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    run.send_signal(number)
+    printed, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "interrupted, 1 left" in printed
+    assert list(results.committed(tmp_path / "results" / "default")) == []
+    assert trial_processes(tmp_path) == []
+
+
+def test_two_campaigns_started_in_the_same_second_do_not_collide(tmp_path):
+    runs = [start(tmp_path, *SINGLE, f"campaign={name}") for name in ("one", "two")]
+    for run in runs:
+        _, errors = run.communicate(timeout=300)
+        assert run.returncode == 0, errors
+    for name in ("one", "two"):
+        assert [row.status for row in results.committed(tmp_path / "results" / name)] == ["ok"]
+
+
+def test_a_campaign_that_another_run_fills_is_left_alone(command, tmp_path):
+    work = tmp_path / "results" / "default" / results.WORK
+    work.mkdir(parents=True)
+    with open(work / "lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = command("run", *SINGLE)
+    assert done.returncode == 2
+    assert "being filled by another run" in done.stderr
+    assert list(results.committed(work.parent)) == []
+
+
+def test_a_results_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    done = command("run", *SINGLE, "results_root=file/results")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "cannot write results to file/results/default" in line
+    assert sorted(os.listdir(tmp_path)) == ["file"]

@@ -1,0 +1,68 @@
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from sp_bench import kernels, methods, results
+
+
+@pytest.mark.parametrize("verb", ["run", "plan", "report", "status", "doctor", "methods"])
+def test_the_help_of_each_verb_teaches_by_example(command, verb):
+    done = command(verb, "--help")
+    assert done.returncode == 0
+    assert f"sp-bench {verb}" in done.stdout.partition("Usage:")[2].partition("\n")[2]
+
+
+def test_the_console_script_and_the_module_are_the_same(command):
+    script = shutil.which("sp-bench", path=str(sys.prefix) + "/bin")
+    assert script is not None
+    assert subprocess.run([script, "methods"], capture_output=True, text=True).stdout == command("methods").stdout
+
+
+def test_status_counts_rows_from_their_names_alone(command, tmp_path):
+    folder = tmp_path / "night"
+    folder.mkdir()
+    for digit, attempt, status in (("a", 0, "oom"), ("a", 1, "ok"), ("b", 0, "unsupported"), ("c", 0, "ok")):
+        (folder / results.RowName(digit * 12, "01234567", attempt, status).file_name).touch()
+    done = command("status", str(folder))
+    assert done.returncode == 0, done.stderr
+    heading, line = done.stdout.splitlines()
+    counts = dict(zip(heading.split(), line.split(), strict=True))
+    assert (counts["env_id"], counts["ok"], counts["oom"], counts["unsupported"]) == ("01234567", "2", "0", "1")
+
+
+@pytest.mark.parametrize("verb", ["status", "report"])
+def test_a_folder_that_is_not_there_is_named(command, verb):
+    done = command(verb, "nowhere")
+    assert (done.returncode, done.stderr) == (2, "sp-bench: nowhere is not a folder of results\n")
+
+
+def test_a_report_names_and_skips_what_is_not_a_row(finished, command, tmp_path):
+    folder, _, _ = finished
+    campaign = tmp_path / "small"
+    shutil.copytree(folder / "results" / "small", campaign)
+    (campaign / "notes.txt").write_text("mine")
+    (campaign / f"{'0' * 12}-{'0' * 8}-0-ok.parquet").write_bytes(b"torn")
+    done = command("report", str(campaign), "--out", "page")
+    assert done.returncode == 0, done.stderr
+    assert "notes.txt" in done.stdout
+    assert "000000000000" in done.stdout
+    assert (tmp_path / "page" / "index.html").is_file()
+
+
+def test_doctor_names_every_library_kernel_and_method(command):
+    done = command("doctor")
+    assert done.returncode == 0, done.stderr
+    for name in (*kernels.NAMES, *methods.NAMES, "torch", "flash-attn", "gloo"):
+        assert name in done.stdout
+
+
+def test_the_support_matrix_has_a_line_for_each_method_and_kind_of_heads(command):
+    done = command("methods")
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    for name in methods.NAMES:
+        assert [line[3] for line in lines if line and line[0] == name] == ["MHA", "GQA", "MQA"]
+    (ring,) = (line for line in lines if line[:1] == ["ring"] and line[3] == "MQA")
+    assert "-" not in ring

@@ -1,0 +1,46 @@
+"""What several kinds of tests share."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from sp_bench.config import TrialConfig, parse
+from sp_bench.overrides import conf_folder
+
+
+def _file(group: str, name: str) -> dict[str, Any]:
+    return yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text())
+
+
+@pytest.fixture(scope="session")
+def make_config() -> Callable[..., TrialConfig]:
+    """A trial config from the files of conf: `make_config(method="ring", sp_size=4, method__layout="striped")`."""
+
+    def make(**changes: Any) -> TrialConfig:
+        chosen = {
+            "method": "ulysses",
+            "kernel": "cpu_flash",
+            "model": "tiny",
+            "workload": "attention",
+            "fabric": "gloo",
+            "hardware": "cpu",
+        }
+        mapping: dict[str, Any] = {
+            "batch_size": 1,
+            "seq_len": 2048,
+            "sp_size": 2,
+            "dp_replicate_size": 1,
+            "dp_shard_size": 1,
+            "dtype": "float32",
+            "seed": 0,
+        }
+        for group, default in chosen.items():
+            mapping[group] = _file(group, changes.pop(group, default))
+        for key, value in changes.items():
+            *parents, name = key.split("__")
+            (mapping[parents[0]] if parents else mapping)[name] = value
+        return parse(TrialConfig, mapping)
+
+    return make

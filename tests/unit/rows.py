@@ -1,0 +1,215 @@
+"""Valid rows for tests of whatever reads rows: built in memory, committed through `sp_bench.results.write`.
+
+Times are made up; FLOPs and bytes come from `sp_bench.costs`, so that rows agree with themselves.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from sp_bench import costs, results
+from sp_bench.config import AttentionShape
+
+ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
+BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
+ASKED = (  # what makes two rows the same cell
+    *("method", "layout", "placement", "dkv_dtype", "head_stride", "kernel", "workload", "pass_kind", "model"),
+    *("fabric", "hardware", "device_memory_gib", "batch_size", "seq_len", "sp_size", "ulysses_degree", "ring_degree"),
+    *("dp_replicate_size", "dp_shard_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
+    "config",
+)
+SHAPE = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
+ENVIRONMENT = {
+    "hostname": "laptop",
+    "python": "3.12.3",
+    "packages": [("torch", "2.13.0"), ("sp-bench", "0.1.0")],
+    "cpu": "a CPU",
+    "cpu_cores": 2,
+    "process_group": "gloo",
+    "env": [("OMP_NUM_THREADS", "1")],
+}
+
+
+def _hash(value: Any, digits: int) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:digits]
+
+
+def traffic(row: Mapping[str, Any]) -> dict[tuple[str, str], float]:
+    """Bytes by (phase, op) that the row's method predicts for one attention call, with the backward if it has one."""
+    shape = AttentionShape(*(row[name] for name in SHAPE))
+    size, ulysses, ring = row["sp_size"], row["ulysses_degree"], row["ring_degree"]
+    parts = {
+        "ulysses": lambda: [costs.ulysses_traffic(shape, size, size)],
+        "ring": lambda: [costs.ring_traffic(shape, size, 1, None)],
+        "all_gather": lambda: [costs.all_gather_traffic(shape, size, None)],
+        "usp": lambda: [
+            costs.ulysses_traffic(shape, ulysses, size),
+            costs.ring_traffic(shape, ring, ulysses, None),
+        ],
+    }
+    total = costs.add_traffic(*parts.get(row["method"], list)())
+    return {k: float(v) for k, v in total.items() if k[0] == "forward" or row["pass_kind"] != "forward"}
+
+
+def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **columns: Any) -> dict[str, Any]:
+    """One row of the attention workload on CPU, ok unless `status` says otherwise; `columns` replaces any column."""
+    asked: dict[str, Any] = {
+        "method": "ring",
+        "layout": "contiguous",
+        "kernel": "cpu_flash",
+        "workload": "attention",
+        "pass_kind": "forward_backward",
+        "model": "tiny",
+        "fabric": "gloo",
+        "hardware": "cpu",
+        "batch_size": 1,
+        "seq_len": 1024,
+        "sp_size": 2,
+        "ulysses_degree": 1,
+        "ring_degree": columns.get("sp_size", 2),
+        "dp_replicate_size": 1,
+        "dp_shard_size": 1,
+        "num_heads": 8,
+        "num_kv_heads": 4,
+        "head_dim": 32,
+        "causal": True,
+        "dtype": "float32",
+    } | {k: v for k, v in columns.items() if k in ASKED}
+    asked.setdefault("config", json.dumps({"hardware": {"name": asked["hardware"], "device": "cpu"}, "seed": 0}))
+    cell_id = _hash({k: asked.get(k) for k in ASKED}, 12)
+    made = {
+        "status": status,
+        "reason": None if status == "ok" else f"made up: {status}",
+        "phase": "done" if status == "ok" else "plan",
+        "campaign": "made_up",
+        "cell_id": cell_id,
+        "trial_id": _hash([cell_id, replicate], 12),
+        "env_id": ENV_ID,
+        "replicate": replicate,
+        "attempt": 0,
+        "implementation": "sp_bench",
+        "primitive": "send",
+        "padded_seq_len": asked["seq_len"],
+        "world_size": asked["sp_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"],
+        "started_at": STARTED_AT + timedelta(seconds=replicate),
+        "duration_s": 3.0,
+        "git_sha": "0123456789abcdef0123456789abcdef01234567",
+        "git_dirty": False,
+        "environment": ENVIRONMENT,
+    }
+    measured = _measured(asked, made["world_size"], median_ms, columns) if status == "ok" else {}
+    return asked | made | measured | columns
+
+
+def _measured(
+    asked: Mapping[str, Any], world_size: int, median_ms: float, columns: Mapping[str, Any]
+) -> dict[str, Any]:
+    step_ms = columns.get("step_ms", [median_ms * (1 + 0.01 * k) for k in (-2, -1, 0, 1, 2)])
+    tokens = asked["batch_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"] * asked["seq_len"]
+    host = (300 + asked["seq_len"] // 64 * 5 // asked["sp_size"]) * 2**20
+    comm = columns.get("comm")
+    if comm is None:
+        comm = [
+            {"phase": phase, "op": op, "calls": 1, "predicted_bytes": size, "counted_bytes": size}
+            for (phase, op), size in traffic(asked).items()
+        ]
+    inside = [entry for entry in comm if entry["phase"] != "other"]
+    return {
+        "warmup_steps": 1,
+        "timed_steps": len(step_ms),
+        "step_ms": step_ms,
+        "rank_step_ms": [step_ms] * world_size,
+        "window_ms": [sum(step_ms)] * world_size,
+        "median_step_ms": median_ms,
+        "tokens_per_s": 1e3 * tokens / median_ms,
+        "tokens_per_s_per_gpu": 1e3 * tokens / median_ms / world_size,
+        "peak_host_bytes": [host] * world_size,
+        "max_peak_host_bytes": host,
+        "comm": comm,
+        "comm_predicted_bytes": math.fsum(entry["predicted_bytes"] or 0 for entry in inside),
+        "comm_counted_bytes": math.fsum(entry["counted_bytes"] or 0 for entry in inside),
+        "correctness_seq_len": 256,
+        "rel_error_output": 1.2e-7,
+        **(
+            {}
+            if asked["pass_kind"] == "forward"
+            else dict.fromkeys(("rel_error_dq", "rel_error_dk", "rel_error_dv"), 2e-7)
+        ),
+        "error_budget": BUDGET,
+    }
+
+
+def commit(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in rows:
+        results.write(each, folder)
+    return folder
+
+
+def splits(sp_size: int) -> list[dict[str, Any]]:
+    """Every own method x layout x placement on `sp_size` ranks."""
+    if sp_size == 1:
+        return [{"method": "single", "sp_size": 1, "ring_degree": 1}]
+    ring = {"sp_size": sp_size, "ring_degree": sp_size}
+    layouts = ("contiguous", "zigzag", "striped")
+    made = [{"method": "ulysses", "sp_size": sp_size, "ulysses_degree": sp_size, "ring_degree": 1}]
+    made += [{"method": "ring", "layout": layout, **ring} for layout in layouts]
+    made += [{"method": "all_gather", "layout": layout, **ring} for layout in layouts[:2]]
+    if sp_size % 2 == 0 and sp_size > 2:
+        degrees = {"sp_size": sp_size, "ulysses_degree": 2, "ring_degree": sp_size // 2}
+        made += [
+            {"method": "usp", "layout": layout, "placement": placement, **degrees}
+            for layout in layouts[:2]
+            for placement in ("ulysses_inner", "ring_inner")
+        ]
+    return made
+
+
+def smoke(replicates: int = 1) -> list[dict[str, Any]]:
+    """A campaign as the smoke sweep leaves it: attention at two lengths, the training step at one, one unsupported."""
+    cells = [
+        {**split, "seq_len": seq_len, "pass_kind": pass_kind}
+        for sp_size in (1, 2, 4)
+        for split in splits(sp_size)
+        for seq_len in (1024, 2048)
+        for pass_kind in ("forward", "forward_backward")
+        if pass_kind == "forward_backward" or split.get("layout") != "striped"
+    ]
+    cells += [
+        {
+            **split,
+            "workload": "train_step",
+            "pass_kind": "step",
+            "seq_len": 512,
+            "num_layers": 2,
+            "comm": _train_comm(split),
+        }
+        for sp_size in (1, 2, 4)
+        for split in splits(sp_size)
+        if split.get("layout") in (None, "zigzag")
+    ]
+    made = [row(replicate=r, median_ms=_made_up_ms(cell, r), **cell) for cell in cells for r in range(replicates)]
+    reason = "num_heads=8 is not divisible by sp_size=3 for ulysses; use sp_size in {1,2,4,8}, or method=ring"
+    made.append(row(status="unsupported", reason=reason, method="ulysses", sp_size=3, ulysses_degree=3, ring_degree=1))
+    return made
+
+
+def _made_up_ms(cell: Mapping[str, Any], replicate: int) -> float:
+    work = {"forward": 1.0, "forward_backward": 3.2, "step": 9.0}[cell["pass_kind"]] * (cell["seq_len"] / 1024) ** 1.6
+    jitter = int(_hash([cell, replicate], 4), 16) / 0xFFFF
+    return 12.0 * work / cell["sp_size"] ** 0.7 * (1 + 0.5 * int(_hash(cell, 4), 16) / 0xFFFF + 0.08 * jitter)
+
+
+def _train_comm(split: Mapping[str, Any]) -> list[dict[str, Any]]:
+    size = split["sp_size"]
+    if size == 1:
+        return []
+    one_way = {"ulysses": 3, "ring": 2, "all_gather": 2, "usp": 2.5}[split["method"]] * 131072.0 * (size - 1)
+    entries = [("forward", "send", one_way), ("recompute", "send", one_way), ("backward", "send", 2 * one_way)]
+    entries += [("parameters", "all_gather", 9e5), ("gradients", "reduce_scatter", 4.5e5), ("loss", "all_reduce", 16.0)]
+    made = [{"phase": p, "op": op, "calls": 4, "predicted_bytes": n, "counted_bytes": n} for p, op, n in entries]
+    return [*made, {"phase": "other", "op": "all_reduce", "calls": 1, "predicted_bytes": None, "counted_bytes": 8.0}]

@@ -1,0 +1,80 @@
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench import kernels, methods
+from sp_bench.config import CampaignConfig, ConfigError, DeadlinesConfig, MethodConfig, TrialConfig, parse
+from sp_bench.overrides import choices, conf_folder
+
+CAMPAIGN = {
+    "campaign": "c",
+    "results_root": "results",
+    "replicates": 1,
+    "order_seed": 0,
+    "deadlines": {"init": 1, "correctness": 1, "warmup": 1, "measure": 1},
+    "plan_only": False,
+    "max_points": 10,
+}
+
+
+def test_a_trial_config_survives_the_trip_through_json(make_config):
+    config = make_config(method="usp", workload="train_step", sp_size=4)
+    assert parse(TrialConfig, json.loads(json.dumps(config.to_mapping()))) == config
+
+
+def test_every_method_and_kernel_has_its_file_and_every_file_its_code():
+    assert set(choices("method")) == set(methods.NAMES)
+    assert set(choices("kernel")) == set(kernels.NAMES)
+
+
+@pytest.mark.parametrize("group", ["method", "kernel", "model", "workload", "fabric", "hardware"])
+def test_each_file_of_a_group_is_a_valid_config_named_as_its_file(make_config, group):
+    for name in choices(group):
+        extra = {"hardware": "h200"} if group == "fabric" and name != "gloo" else {}
+        config = make_config(**{group: name}, **extra)
+        assert getattr(config, group).name == name
+
+
+@pytest.mark.parametrize("name", methods.NAMES)
+def test_a_method_file_holds_only_options_that_the_method_accepts(name):
+    method = parse(MethodConfig, yaml.safe_load((conf_folder() / "method" / f"{name}.yaml").read_text()))
+    assert methods.get(name).layout(method, 4).kind == method.layout
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq_len": 0}, "seq_len=0 must be positive"),
+        ({"seq_len": -5}, "seq_len=-5 must be positive"),
+        ({"seq_len": 2.5}, r"seq_len=2\.5 must be a whole number"),
+        ({"seq_len": True}, "seq_len=True must be a whole number"),
+        ({"seq_len": "many"}, "seq_len='many' must be a whole number"),
+        ({"dtype": "bf16"}, "dtype='bf16': .*use one of"),
+        ({"model__num_kv_heads": 3}, r"model\.num_kv_heads=3 does not divide model\.num_heads=8; use one of"),
+        ({"method__layuot": "zigzag"}, r"method\.layuot is not a field; did you mean method\.layout\?"),
+        ({"workload__pass_kind": "step"}, r"workload\.pass_kind=step does not fit workload attention"),
+        ({"dp_shard_size": 2}, "dp_shard_size=2: the attention workload has no data parallelism"),
+        ({"fabric": "nvlink"}, "fabric=nvlink needs CUDA devices"),
+    ],
+)
+def test_an_impossible_value_is_refused_by_field_value_and_way_out(make_config, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(**changes)
+
+
+@given(name=st.text(max_size=120))
+def test_a_campaign_name_never_leaves_its_folder(name):
+    try:
+        accepted = parse(CampaignConfig, CAMPAIGN | {"campaign": name}).campaign
+    except ConfigError:
+        return
+    assert "/" not in accepted
+    assert accepted[0] not in "._-"
+    assert len(accepted) <= 100
+
+
+def test_whole_seconds_are_accepted_as_deadlines():
+    assert parse(CampaignConfig, CAMPAIGN).deadlines == DeadlinesConfig(1.0, 1.0, 1.0, 1.0)

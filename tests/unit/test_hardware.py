@@ -1,0 +1,147 @@
+import ast
+import subprocess
+import sys
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from sp_bench import hardware
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "expected"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4e12),
+        ("NVIDIA H200", "float16", 989.4e12),
+        ("NVIDIA H200", "float32", 66.9e12),
+        ("NVIDIA A100-SXM4-80GB", "bfloat16", 312e12),
+        ("NVIDIA H100 PCIe", "bfloat16", None),
+        ("NVIDIA H200 NVL", "bfloat16", None),
+        ("NVIDIA H200", "float64", None),
+        ("a processor", "float32", None),
+    ],
+)
+def test_a_peak_rate_has_a_source_or_is_none(device, dtype, expected):
+    assert hardware.peak_flops(device, dtype) == expected
+
+
+def test_env_id_is_8_hex_digits_and_the_same_twice():
+    assert hardware.env_id("cpu") == hardware.env_id("cpu")
+    assert len(hardware.env_id("cpu")) == 8
+    assert set(hardware.env_id("cpu")) <= set("0123456789abcdef")
+
+
+def test_another_library_device_or_measuring_line_is_another_environment(monkeypatch, tmp_path):
+    before = hardware.env_id("cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware, "package_versions", lambda: {"torch": "0.0.1"})
+        assert hardware.env_id("cpu") != before
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware, "device_model", lambda device: "another processor")
+        assert hardware.env_id("cpu") != before
+    for path in hardware.measuring_sources():
+        copy = tmp_path / path.relative_to(hardware.PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr(hardware, "PACKAGE", tmp_path)
+        assert hardware.env_id("cpu") == before, "the path of the checkout is not part of it"
+        (tmp_path / "worker.py").write_text("# another line\n")
+        assert hardware.env_id("cpu") != before
+
+
+def test_driver_code_is_not_part_of_the_environment():
+    names = {path.relative_to(hardware.PACKAGE).as_posix() for path in hardware.measuring_sources()}
+    assert "worker.py" in names
+    assert "methods/ring.py" in names
+    assert not {"cli.py", "plan.py", "trial.py", "launchers/local.py", "report/__init__.py"} & names
+
+
+def test_every_driver_name_exists_so_that_a_renamed_file_is_noticed():
+    for name in hardware.DRIVER:
+        assert (hardware.PACKAGE / name).is_dir() or (hardware.PACKAGE / f"{name}.py").is_file()
+
+
+def test_all_that_a_rank_imports_is_part_of_the_environment():
+    code = (
+        "import sys, importlib, pathlib\n"
+        "import sp_bench.worker\n"
+        "from sp_bench import kernels, methods, workloads, environment, record\n"
+        "for name in methods.NAMES: methods.get(name)\n"
+        "for name in kernels.NAMES: kernels.get(name)\n"
+        "for name in ('attention', 'train_step', 'parity'): workloads.get(name)\n"
+        "import sp_bench.gathers, sp_bench.rings, sp_bench.collectives, sp_bench.local\n"
+        "assert 'hydra' not in sys.modules\n"
+        "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'sp_bench'), sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {Path(line) for line in done.stdout.splitlines()}
+    assert imported <= set(hardware.measuring_sources())
+
+
+def test_only_listed_variables_are_recorded():
+    variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "GLOO_X": "1", "HOME": "/root", "AWS_SECRET": "s"}
+    assert hardware.recorded_variables(variables) == {"GLOO_X": "1", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_environment_of_a_failed_trial_fits_its_column(make_config):
+    import pyarrow as pa
+
+    from sp_bench import results
+
+    captured = hardware.environment("cpu", {"NCCL_DEBUG": "INFO"})
+    (stored,) = pa.array([captured], type=results.ENVIRONMENT).to_pylist()
+    assert stored["cpu"] == hardware.cpu_model()
+    assert stored["packages"] == list(hardware.package_versions().items())
+    assert stored["env"] == [("NCCL_DEBUG", "INFO")]
+
+
+def git(folder, *arguments):
+    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
+    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
+
+
+def test_git_state_ignores_results_and_is_null_outside_a_checkout(monkeypatch, tmp_path):
+    package = tmp_path / "sp_bench"
+    (package / "sub").mkdir(parents=True)
+    (package / "a.py").write_text("1")
+    monkeypatch.setattr(hardware, "PACKAGE", package)
+    assert hardware.git_state() == (None, None)
+    git(tmp_path, "init", "-q")
+    assert hardware.git_state() == (None, True)
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-q", "-m", "one")
+    commit, dirty = hardware.git_state()
+    assert (len(str(commit)), dirty) == (40, False)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "row").write_text("1")
+    assert hardware.git_state() == (commit, False)
+    (package / "a.py").write_text("2")
+    assert hardware.git_state() == (commit, True)
+
+
+FakeGpu = namedtuple("FakeGpu", "name uuid")
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [(None, "abc"), ("1", "b"), ("2,0", "ca"), ("", ""), ("GPU-b", "b"), ("0,7,1", "a"), ("-1", "")],
+)
+def test_cuda_visible_devices_leaves_what_cuda_would_show(monkeypatch, visible, expected):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    devices = [FakeGpu(letter, f"GPU-{letter}") for letter in "abc"]
+    assert "".join(gpu.name for gpu in hardware._visible(devices)) == expected
+
+
+def test_each_peak_rate_is_written_beside_its_source():
+    source = (hardware.PACKAGE / "hardware.py").read_text()
+    (table,) = (
+        node
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign) and getattr(node.target, "id", "") == "PEAK_FLOPS"
+    )
+    text = ast.get_source_segment(source, table)
+    assert str(text).count("datasheet") == len(hardware.PEAK_FLOPS)

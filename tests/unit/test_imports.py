@@ -1,0 +1,121 @@
+"""The only legal import arrows, walked over the sources, and proven in fresh processes."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sp_bench
+
+PACKAGE = Path(sp_bench.__file__).parent
+OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
+NO_TORCH = (
+    *("config", "costs", "layouts", "hardware", "results", "handover", "model_costs"),
+    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
+)
+DRIVER = {"plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"}
+
+
+def sources() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
+    """Dotted names of all that the file imports; those under TYPE_CHECKING or, if asked, in functions left out."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        if top_level_only and isinstance(node, ast.FunctionDef):
+            return
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(ast.parse(path.read_text()))
+    return found
+
+
+def roots(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+def ours(names: set[str]) -> set[str]:
+    """Modules of sp_bench, by their name inside the package: `methods`, `launchers`, ..."""
+    return {name.split(".")[1] for name in names if name.startswith("sp_bench.")}
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_the_driver_and_the_pure_modules_import_no_torch_anywhere(name):
+    assert not roots(imports(PACKAGE / f"{name}.py")) & {"torch", *OPTIONAL}
+
+
+@pytest.mark.parametrize("package", ["methods", "kernels"])
+def test_methods_and_kernels_import_torch_only_inside_functions(package):
+    for path in (PACKAGE / package).glob("*.py"):
+        assert "torch" not in roots(imports(path, top_level_only=True)), path.name
+
+
+def test_methods_never_import_each_other():
+    names = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
+    for path in (PACKAGE / "methods").glob("*.py"):
+        used = {n.split(".")[2] for n in imports(path) if n.startswith("sp_bench.methods.")}
+        assert not used & names, path.name
+
+
+def test_nothing_but_the_driver_imports_the_driver():
+    for path in sources():
+        name = name_of(path)
+        if name.split("/")[0] in DRIVER | {"launchers", "report", "__main__"}:
+            continue
+        assert not ours(imports(path)) & (DRIVER | {"launchers", "report"}), name
+
+
+def test_the_driver_knows_the_worker_by_its_module_name_only():
+    for path in sources():
+        if name_of(path) != "worker":
+            assert "worker" not in ours(imports(path)), name_of(path)
+
+
+def test_reports_read_nothing_but_rows_and_costs():
+    for path in (PACKAGE / "report").glob("*.py"):
+        known = ours(imports(path)) - {"report"}
+        assert known <= {"results", "costs", "layouts", "config", "model_costs", "hardware"}, (path.name, known)
+
+
+def test_hydra_is_imported_by_the_driver_only():
+    users = {name_of(path) for path in sources() if "hydra" in roots(imports(path))}
+    assert users <= {"overrides", "sweep", "cli"}
+
+
+def test_optional_libraries_are_imported_inside_functions_only():
+    for path in sources():
+        assert not roots(imports(path, top_level_only=True)) & OPTIONAL, name_of(path)
+
+
+@pytest.mark.parametrize(
+    ("statement", "absent"),
+    [
+        ("import sp_bench.plan, sp_bench.costs, sp_bench.results", {"torch", "hydra", "matplotlib"}),
+        ("import sp_bench.cli, sp_bench.doctor, sp_bench.campaign, sp_bench.launchers.local", {"torch", "matplotlib"}),
+        ("import sp_bench.report", {"torch", "hydra"}),
+        ("import sp_bench.worker", {"hydra", "omegaconf", "typer", "rich"}),
+        ("import hydra_plugins.sp_bench_plugins", {"torch"}),
+    ],
+)
+def test_importing_pulls_in_no_more_than_it_should(statement, absent):
+    code = f"{statement}\nimport sys\nprint(*sorted({absent | OPTIONAL!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == ""

@@ -1,0 +1,138 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sp_bench import plan
+from sp_bench.config import ConfigError, TrialConfig, parse
+
+
+def test_planning_imports_no_torch(make_config):
+    code = (
+        "import json, sys\n"
+        "from sp_bench import plan\n"
+        "from sp_bench.config import TrialConfig, parse\n"
+        "config = parse(TrialConfig, json.load(sys.stdin))\n"
+        "assert len(plan.plan([config], 3, 0, None)) == 3\n"
+        "assert not {'torch', 'hydra', 'deepspeed', 'flash_attn'} & set(sys.modules), sorted(sys.modules)\n"
+    )
+    config = plan.canonical(make_config(method="usp"))
+    done = subprocess.run([sys.executable, "-c", code], input=config, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_key_order_does_not_change_the_identity(make_config):
+    config = make_config()
+    backwards = parse(TrialConfig, dict(reversed(config.to_mapping().items())))
+    assert plan.cell_id(backwards) == plan.cell_id(config)
+
+
+def test_the_canonical_config_reads_back_as_the_same_config(make_config):
+    config = make_config(method="usp", workload="train_step", hardware__device_memory_gib=40.0)
+    assert parse(TrialConfig, json.loads(plan.canonical(config))) == config
+
+
+def test_an_option_that_is_none_is_left_out_of_the_identity(make_config):
+    assert "null" not in plan.canonical(make_config())
+    assert "head_stride" not in plan.canonical(make_config(method="all_gather"))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seq_len": 4096},
+        {"sp_size": 4},
+        {"batch_size": 2},
+        {"dtype": "bfloat16"},
+        {"seed": 1},
+        {"kernel": "math"},
+        {"model__head_dim": 32},
+        {"workload__timed_steps": 11},
+        {"workload__pass_kind": "forward"},
+        {"fabric__name": "slow"},
+        {"hardware__name": "laptop"},
+        {"hardware__device_memory_gib": 40.0},
+        {"method": "ring"},
+    ],
+)
+def test_whatever_changes_what_is_measured_changes_the_cell(make_config, change):
+    assert plan.cell_id(make_config(**change)) != plan.cell_id(make_config())
+
+
+def test_identities_have_the_documented_form(make_config):
+    (trial,) = plan.plan([make_config()], 1, 0, None)
+    for identity in (trial.cell_id, trial.trial_id):
+        assert len(identity) == 12
+        assert set(identity) <= set("0123456789abcdef")
+    assert trial.cell_id != trial.trial_id
+
+
+def test_equal_configs_are_one_cell(make_config):
+    assert len(plan.plan([make_config(), make_config(), make_config(sp_size=4)], 1, 0, None)) == 2
+
+
+@settings(max_examples=30, deadline=None)
+@given(cells=st.integers(1, 8), replicates=st.integers(1, 6), seed=st.integers(0, 2**32))
+def test_replicates_form_randomised_complete_blocks(make_config, cells, replicates, seed):
+    configs = [make_config(seq_len=64 * n) for n in range(1, cells + 1)]
+    trials = plan.plan(configs, replicates, seed, None)
+    assert trials == plan.plan(configs, replicates, seed, None)
+    assert [t.order_index for t in trials] == list(range(cells * replicates))
+    assert len({t.trial_id for t in trials}) == len(trials)
+    for block in range(replicates):
+        part = trials[block * cells : (block + 1) * cells]
+        assert {t.replicate for t in part} == {block}
+        assert len({t.cell_id for t in part}) == cells
+
+
+def test_the_order_differs_between_blocks_and_between_seeds(make_config):
+    configs = [make_config(seq_len=64 * n) for n in range(1, 13)]
+    order = [t.cell_id for t in plan.plan(configs, 2, 0, None)]
+    assert order[:12] != order[12:]
+    assert order != [t.cell_id for t in plan.plan(configs, 2, 1, None)]
+
+
+def test_heads_that_cannot_be_split_are_unsupported_with_the_sizes_that_work_while_ring_runs(make_config):
+    heads = {"model__num_heads": 32, "model__num_kv_heads": 8, "sp_size": 3, "seq_len": 6144}
+    reason = plan.unsupported_reason(make_config(method="ulysses", **heads), None)
+    assert reason is not None
+    assert "num_heads=32" in reason
+    assert "1, 2, 4, 8, 16, 32" in reason
+    assert plan.unsupported_reason(make_config(method="ring", **heads), None) is None
+
+
+def test_a_length_that_cannot_be_cut_is_unsupported_with_the_nearest_lengths(make_config):
+    reason = plan.unsupported_reason(make_config(method="ring", sp_size=4, seq_len=6145), None)
+    assert reason is not None
+    assert "6144 or 6152" in reason
+
+
+def test_a_training_step_pads_the_length_that_attention_refuses(make_config):
+    config = make_config(method="ring", sp_size=4, seq_len=6145, workload="train_step")
+    assert plan.unsupported_reason(config, None) is None
+
+
+def test_a_kernel_of_another_device_is_unsupported(make_config):
+    reason = plan.unsupported_reason(make_config(kernel="cudnn"), None)
+    assert reason is not None
+    assert "CUDA" in reason
+
+
+def test_options_that_no_shape_makes_valid_are_an_error_and_not_a_row(make_config):
+    with pytest.raises(ConfigError, match=r"method\.layout=zigzag: ulysses"):
+        plan.plan([make_config(method__layout="zigzag")], 1, 0, None)
+
+
+@pytest.mark.parametrize(("num_gpus", "expected"), [(None, "no NVIDIA driver here"), (2, "2 here"), (4, None)])
+def test_too_few_gpus_are_named_before_anything_is_launched(make_config, num_gpus, expected):
+    config = make_config(kernel="cudnn", hardware="h200", fabric="nvlink", dtype="bfloat16", sp_size=4)
+    reason = plan.unsupported_reason(config, num_gpus)
+    assert reason is None if expected is None else expected in str(reason)
+
+
+def test_a_cpu_trial_asks_for_no_gpu(make_config):
+    assert plan.unsupported_reason(replace(make_config(), sp_size=4), None) is None

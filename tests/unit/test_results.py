@@ -1,0 +1,137 @@
+from datetime import UTC, datetime
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench import attempt, plan, results
+from sp_bench.config import CampaignConfig, DeadlinesConfig
+
+ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
+
+
+def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
+    samples = {
+        results.TEXT: "text",
+        results.INT: 2**40,
+        results.REAL: 1.5,
+        results.FLAG: True,
+        results.TIME: datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        pa.list_(results.TEXT): ["a", "b"],
+        pa.list_(results.REAL): [1.0, 2.0],
+        results.PER_RANK_INT: [1, 2],
+        results.PER_RANK_STEP: [[1.0, 2.0], [3.0]],
+        results.TENSOR_ERRORS: {"output": 1e-7, "dq": 1e-7, "dk": None, "dv": 0.5},
+        results.COMM: [
+            {"phase": "forward", "op": "send", "calls": 3, "predicted_bytes": 16 / 3, "counted_bytes": 16 / 3}
+        ],
+        pa.map_(results.TEXT, results.REAL): [("init", 1.0)],
+        results.ENVIRONMENT: {field.name: None for field in results.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
+    }
+    row = {column.name: samples[column.type] for column in results.COLUMNS} | ROW | {"reason": None}
+    results.write(row, tmp_path)
+    table, problems = results.read(tmp_path)
+    assert problems == []
+    assert table.to_pylist() == [row | {"schema_version": results.SCHEMA_VERSION}]
+
+
+def test_pandas_reads_a_campaigns_folder_with_its_work_beside_the_rows(tmp_path):
+    results.write(ROW, tmp_path)
+    results.write(ROW | {"status": "oom", "reason": "2 GiB", "trial_id": "ba9876543210"}, tmp_path)
+    (tmp_path / results.WORK).mkdir()
+    (tmp_path / results.WORK / "rank0.log").write_text("not parquet")
+    frame = pd.read_parquet(tmp_path)
+    assert sorted(frame["status"]) == ["ok", "oom"]
+    assert list(frame.columns) == results.SCHEMA.names
+
+
+def test_every_column_has_a_doc_and_the_schema_its_version(tmp_path):
+    assert all(column.doc for column in results.COLUMNS)
+    assert len({column.name for column in results.COLUMNS}) == len(results.COLUMNS)
+    schema = pq.read_schema(results.write(ROW, tmp_path))
+    assert schema.metadata[b"sp_bench.schema_version"] == str(results.SCHEMA_VERSION).encode()
+    assert schema.field("median_step_ms").metadata[b"unit"] == b"ms"
+
+
+@given(
+    trial_id=st.text("0123456789abcdef", min_size=12, max_size=12),
+    env_id=st.text("0123456789abcdef", min_size=8, max_size=8),
+    attempt_number=st.integers(0, 10**6),
+    status=st.sampled_from(results.STATUSES),
+)
+def test_a_file_name_tells_what_it_was_made_of(tmp_path_factory, trial_id, env_id, attempt_number, status):
+    folder = tmp_path_factory.mktemp("rows")
+    name = results.RowName(trial_id, env_id, attempt_number, status)
+    (folder / name.file_name).touch()
+    assert list(results.committed(folder)) == [name]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"speed": 1}, "no such columns: speed"),
+        ({"status": "fine"}, "status 'fine'; use one of"),
+        ({"reason": "why"}, "status ok with reason 'why'"),
+        ({"status": "error"}, "status error with reason None"),
+    ],
+)
+def test_a_row_that_contradicts_the_schema_is_not_written(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        results.write(ROW | change, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_corrupt_and_foreign_files_are_named_and_skipped(tmp_path):
+    results.write(ROW, tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / f"{'a' * 12}-{'b' * 8}-0-ok.parquet").write_bytes(b"PAR1 truncated")
+    table, problems = results.read(tmp_path)
+    assert table.num_rows == 1
+    assert len(problems) == 2
+    assert any("notes.txt" in line for line in problems)
+    assert any("aaaaaaaaaaaa" in line for line in problems)
+
+
+def test_a_column_of_a_newer_schema_is_named_and_left_out_and_a_missing_one_is_null(tmp_path):
+    path = results.write(ROW, tmp_path)
+    table = pq.read_table(path).drop_columns(["method"]).append_column("novelty", pa.array([1]))
+    pq.write_table(table, path)
+    read, (problem,) = results.read(tmp_path)
+    assert "novelty" in problem
+    assert read["method"].to_pylist() == [None]
+
+
+def test_an_interrupted_write_leaves_no_row_and_no_litter(tmp_path, monkeypatch):
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(results.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        results.write(ROW, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("workload", ["attention", "train_step"])
+def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why_not(make_config, tmp_path, workload):
+    config = make_config(method="usp", workload=workload, sp_size=3, method__ulysses_degree=2)
+    (planned,) = plan.plan([config], 1, 7, None)
+    settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 1)
+    campaign = attempt.Campaign(settings, tmp_path, {"cpu": "01234567"}, "f" * 40, True)
+    assert attempt.refuse(planned, campaign) == "unsupported"
+    ((row,), problems) = (results.read(tmp_path)[0].to_pylist(), results.read(tmp_path)[1])
+    assert problems == []
+    assert (row["status"], row["phase"], row["trial_id"]) == ("unsupported", "plan", planned.trial_id)
+    assert "ulysses_degree=2 does not divide sp_size=3" in row["reason"]
+    assert (row["method"], row["sp_size"], row["order_seed"], row["git_dirty"]) == ("usp", 3, 7, True)
+    assert row["median_step_ms"] is None
+    assert row["num_layers"] == (None if workload == "attention" else 2)
+
+
+def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_config):
+    config = make_config(method="ring", workload="train_step", sp_size=4, seq_len=1001)
+    asked = attempt.asked_for(config)
+    assert set(asked) <= set(results.SCHEMA.names)
+    assert (asked["seq_len"], asked["padded_seq_len"], asked["ring_degree"]) == (1001, 1008, 4)

@@ -1,0 +1,154 @@
+import math
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench import overrides, sweep
+from sp_bench.config import CampaignConfig, ConfigError
+
+
+def points(blocks, *cells, max_points=2000):
+    return sweep.expand(sweep.merge_blocks(blocks, cells), max_points)
+
+
+def test_a_command_line_is_a_product():
+    expanded = points([], "method=ring,usp", "sp_size=2,4", "seq_len=1024")
+    assert len(expanded) == 4
+    assert ["method=usp", "sp_size=4", "seq_len=1024"] in expanded
+
+
+def test_a_sweep_file_is_a_union_of_products():
+    blocks = [{"method": "ring", "sp_size": [2, 4]}, {"method": ["ulysses", "usp"], "seq_len": "range(1024,4096,1024)"}]
+    assert len(points(blocks)) == 2 + 2 * 3
+
+
+def test_a_key_of_the_command_line_replaces_that_key_in_every_block():
+    blocks = [{"method": "ring", "seq_len": [1, 2]}, {"method": "usp", "seq_len": [3]}]
+    assert points(blocks, "seq_len=8") == [["method=ring", "seq_len=8"], ["method=usp", "seq_len=8"]]
+
+
+def test_a_method_of_the_command_line_replaces_the_blocks_options_of_a_method_too():
+    blocks = [{"method": "ring", "method.layout": ["zigzag", "striped"], "sp_size": 2}]
+    assert points(blocks, "method=ulysses") == [["sp_size=2", "method=ulysses"]]
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("seq_len=range(1,1e9)", "999,999,999"),
+        ("seq_len=range(0,100000000000000000000)", "100,000,000,000,000,000,000"),
+        ("seed=range(3000,0,-1)", "3,000"),
+        ("seed=shuffle(range(1,1e9))", "999,999,999"),
+    ],
+)
+def test_an_absurd_range_is_refused_by_its_count_before_it_is_expanded(line, count):
+    with pytest.raises(ConfigError, match=f"the sweep has {count} points, more than max_points=2000; insist with"):
+        points([], line)
+
+
+def test_insisting_on_a_large_sweep_works():
+    assert len(points([], "seed=range(0,2500)", max_points=2500)) == 2500
+
+
+@given(start=st.integers(-50, 50), stop=st.integers(-50, 50), step=st.integers(-7, 7).filter(bool))
+def test_the_count_of_a_range_is_the_number_of_its_values(start, stop, step):
+    (override,) = overrides.parse_overrides([f"seed=range({start},{stop},{step})"])
+    assert overrides.count_values(override) == len(list(overrides.values(override)))
+
+
+@given(start=st.integers(-20, 20), tenths=st.integers(0, 99))
+def test_the_count_of_a_fractional_range_is_exact(start, tenths):
+    (override,) = overrides.parse_overrides([f"workload.learning_rate=range({start},{start + tenths / 10:.1f},0.25)"])
+    assert overrides.count_values(override) == math.ceil(tenths / 2.5)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("method=ulyses", "method=ulyses: did you mean ulysses\\? method is one of all_gather, ring, single, ulysses"),
+        ("kernel=cudn", "did you mean cudnn"),
+        ("model=llama3", "did you mean llama3_8b"),
+        ("workload=train", "workload is one of attention"),
+        ("fabric=nvlnk", "did you mean nvlink"),
+        ("hardware=h20", "did you mean h200"),
+        ("sweep=smok", "did you mean smoke"),
+        ("method=range(1,3)", "give names"),
+        ("method=[ring,usp]", "method is one of"),
+        ("sq_len=5", "sq_len is not a field; did you mean seq_len"),
+        ("method.layuot=zigzag", "did you mean method.layout"),
+        ("deadlines=5", "deadlines is not a field"),
+        ("method.name=ring", "choose it with method=ring"),
+        ("fabric.env={A:b}", "give these variables a file in conf/fabric"),
+        ("+foo=1", "cannot be added or deleted"),
+        ("~seed", "cannot be added or deleted"),
+        ("++seed=1", "cannot be added or deleted"),
+        ("hydra.sweep.dir=x", "Hydra's own settings are fixed"),
+        ("hydra/launcher=basic", "Hydra's own settings are fixed"),
+        ("campaign=${oc.env:HOME}", "no interpolation"),
+        ("model.name._target_=os.system", "no _target_"),
+        ("seq_len", "expected key=value"),
+        ("method@x=ring", "expected key=value"),
+        ("seq_len=1,,2", "seq_len=1,,2: "),
+        ("seq_len=interval(1,2)", "an interval has no points"),
+        ("seq_len=range(1,9,0)", "a step other than 0"),
+        ("seq_len=range(5,1)", "no value to sweep over"),
+        ("replicates=1,2", "one replicates a run"),
+        ("--config-dir=/tmp", "is not a flag of run"),
+        ("--info", "is not a flag of run"),
+    ],
+)
+def test_a_bad_argument_is_refused_by_name_before_hydra_sees_it(line, message):
+    with pytest.raises(ConfigError, match=message):
+        points([], *overrides.read_arguments([line]).cells)
+
+
+def test_the_last_of_two_equal_keys_counts():
+    assert overrides.read_arguments(["seq_len=1", "seq_len=2"]).cells == ["seq_len=2"]
+
+
+def test_campaign_settings_and_cells_are_told_apart():
+    request = overrides.read_arguments(["-m", "method=ring,usp", "campaign=c", "sweep=smoke", "deadlines.init=5"])
+    assert request == overrides.Request(["campaign=c", "sweep=smoke", "deadlines.init=5"], ["method=ring,usp"], False)
+
+
+def test_the_composed_config_can_be_shown():
+    assert overrides.read_arguments(["--cfg", "job", "method=ring"]).show_config
+    with pytest.raises(ConfigError, match="--cfg job"):
+        overrides.read_arguments(["--cfg", "hydra"])
+
+
+@pytest.mark.parametrize("block", ["ring", [1], {"campaign": "c"}, {"sq_len": 5}])
+def test_a_bad_block_is_named_by_its_place(block):
+    with pytest.raises(ConfigError, match=r"sweep\.blocks\[1\]"):
+        points([{"seq_len": 8}, block])
+
+
+@given(st.one_of(st.booleans(), st.integers(), st.none(), st.text("abc ,'\"\\[]{}:=", min_size=1)))
+def test_a_listed_value_reaches_the_config_as_it_stands(value):
+    line = sweep.override_line("results_root", [value])
+    if "$" in line:
+        return
+    (override,) = overrides.parse_overrides([line])
+    assert override.value() == value
+
+
+def test_an_option_that_the_chosen_file_lacks_is_refused_with_those_it_has():
+    composed = {"method": {"name": "ring", "layout": "zigzag"}, "seq_len": 8}
+    with pytest.raises(ConfigError, match=r"method\.placement: method=ring has no such option; it has method\.layout"):
+        sweep.with_options(composed, ["method.placement=ring_inner"])
+
+
+def test_options_are_set_on_a_copy():
+    composed = {"method": {"name": "ring", "layout": "zigzag"}, "seq_len": 8}
+    changed = sweep.with_options(composed, ["method.layout=striped", "seq_len=16"])
+    assert changed == {"method": {"name": "ring", "layout": "striped"}, "seq_len": 16}
+    assert composed["seq_len"] == 8
+
+
+def test_every_sweep_file_has_valid_blocks_and_sets_campaign_fields_only_outside_them():
+    for name in overrides.choices("sweep"):
+        content = yaml.safe_load((overrides.conf_folder() / "sweep" / f"{name}.yaml").read_text())
+        assert points(content.pop("sweep")["blocks"])
+        assert set(content) <= set(CampaignConfig.__annotations__)
