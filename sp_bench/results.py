@@ -205,7 +205,8 @@ def write(row: Mapping[str, Any], folder: Path) -> Path:
     temporary = folder / f".{name.file_name}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:
-            pq.write_table(table, file)
+            # dictionaries and statistics of a single value are larger than the value
+            pq.write_table(table, file, use_dictionary=False, write_statistics=False)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, target)

@@ -147,11 +147,11 @@ def _provenance(selection: Selection) -> list[tuple[str, str]]:
     """(what, its values over the rows). More than one value of a thing is shown as such."""
     rows = selection.rows
     environments = [e for e in rows["environment"] if isinstance(e, dict)]
-    statuses = Counter(str(status) for status in rows["status"])
+    statuses = ", ".join(f"{n:,} {status}" for status, n in Counter(map(str, rows["status"])).most_common())
     started = rows["started_at"].dropna()
     facts = [
         ("campaigns", _values(rows["folder"])),
-        ("rows", f"{selection.num_read:,} read, {len(rows):,} used: {dict(statuses.most_common()) or 'none'}"),
+        ("rows", f"{selection.num_read:,} read, {len(rows):,} used ({statuses or 'none'})"),
         ("env_id", selection.env_id or MISSING),
         (
             "started",
@@ -177,7 +177,7 @@ def _values(values: Any) -> str:
 def _commit(sha: Any, dirty: Any) -> str | None:
     if not isinstance(sha, str):
         return None
-    return f"{sha[:12]} with uncommitted changes" if dirty is True or dirty == True else sha[:12]  # noqa: E712
+    return f"{sha[:12]} with uncommitted changes" if dirty is True else sha[:12]
 
 
 def _multiset(names: Any) -> str | None:

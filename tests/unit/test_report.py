@@ -118,6 +118,14 @@ def test_rate_comes_from_the_median_time_and_not_from_a_mean_of_rates(tmp_path: 
     assert cell.rate(15.0, per_rank=True) == pytest.approx(1024 / 0.015 / 2)
 
 
+def test_provenance_says_which_commit_was_measured_and_whether_it_was_clean(tmp_path: Path) -> None:
+    commit([row(), row(seq_len=2048, git_dirty=True), row(status="timeout", seq_len=4096)], tmp_path)
+    text = Page(build([tmp_path]).page).text
+    assert "0123456789ab, 0123456789ab with uncommitted changes" in text
+    assert "3 read, 3 used (2 ok, 1 timeout)" in text
+    assert "sp-bench 0.1.0, torch 2.13.0" in text
+
+
 def test_the_last_attempt_of_a_trial_counts(tmp_path: Path) -> None:
     commit([row(status="error", attempt=0), row(median_ms=7.0, attempt=10), row(median_ms=9.0, attempt=9)], tmp_path)
     selection = select([tmp_path])
