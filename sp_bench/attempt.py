@@ -1,7 +1,8 @@
 """One attempt at a trial becomes one row: who it is, what was asked for, and what came of it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -33,21 +34,33 @@ class Campaign:
 ATTEMPT = 0
 
 
-def launch(planned: Trial, campaign: Campaign, on_phase: trial.OnPhase) -> str:
-    """Run the trial on this machine and commit its row; the status."""
-    work = campaign.work / "trials" / f"{planned.trial_id}-{campaign.env_id(planned)}-{ATTEMPT}"
-    result = trial.run(planned.config, work, campaign.settings.deadlines, on_phase)
-    columns = dict(result.columns)
-    if "environment" not in columns:
-        variables = trial.environment(planned.config)
-        columns["environment"] = hardware.environment(planned.config.hardware.device, variables)
-    results.write(_row(planned, campaign, columns), campaign.folder)
-    return result.status
+def launch(group: Sequence[Trial], campaign: Campaign, on_phase: trial.OnPhase) -> Iterator[str]:
+    """Run trials that share their processes, commit a row for each as it ends, and yield its status.
+
+    Ends after the first that is not ok: its processes are gone, and the rest have not run.
+    """
+    trials = [
+        (planned.config, campaign.work / "trials" / f"{planned.trial_id}-{campaign.env_id(planned)}-{ATTEMPT}")
+        for planned in group
+    ]
+    outcomes = trial.run(trials, campaign.settings.deadlines, on_phase)
+    for planned, result in zip(group, outcomes, strict=False):
+        columns = dict(result.columns)
+        if "environment" not in columns:
+            variables = trial.environment(planned.config)
+            columns["environment"] = hardware.environment(planned.config.hardware.device, variables)
+        results.write(_row(planned, campaign, columns), campaign.folder)
+        yield result.status
 
 
 def refuse(planned: Trial, campaign: Campaign) -> str:
     """Commit the row of a trial that cannot run; nothing is launched."""
-    columns = {"status": "unsupported", "reason": planned.unsupported_reason, "phase": "plan"}
+    columns = {
+        "status": "unsupported",
+        "reason": planned.unsupported_reason,
+        "phase": "plan",
+        "started_at": datetime.now(UTC),
+    }
     results.write(_row(planned, campaign, columns), campaign.folder)
     return "unsupported"
 
@@ -103,6 +116,7 @@ def asked_for(config: TrialConfig) -> dict[str, Any]:
         "head_dim": model.head_dim,
         "causal": workload.causal,
         "dtype": config.dtype,
+        "isolation": config.isolation,
         "config": canonical(config),
         "warmup_steps": workload.warmup_steps,
         "timed_steps": workload.timed_steps,

@@ -170,6 +170,8 @@ class TrialConfig:
     dp_shard_size: int
     dtype: DType
     seed: int
+    # trial: fresh processes; group: trials of one world size, fabric and hardware share warm ones, for quick surveys
+    isolation: Literal["trial", "group"] = "trial"
 
     def __post_init__(self) -> None:
         _require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")

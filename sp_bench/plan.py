@@ -87,6 +87,13 @@ def _missing_gpus(config: TrialConfig, num_gpus: int | None) -> str | None:
     return None
 
 
+def process_key(config: TrialConfig) -> tuple[str, ...]:
+    """Trials in a row with an equal key share one warm process group; empty: fresh processes."""
+    if config.isolation == "trial":
+        return ()
+    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name)
+
+
 def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
@@ -102,6 +109,7 @@ def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_g
     for replicate in range(replicates):
         block = list(cells)
         order.shuffle(block)
+        block.sort(key=lambda cell: process_key(cells[cell][0]))  # stable: random within each process group
         for cell in block:
             config, reason = cells[cell]
             trials.append(Trial(config, cell, trial_id(cell, replicate), replicate, len(trials), reason))

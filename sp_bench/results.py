@@ -98,6 +98,7 @@ COLUMNS = (
     Column("head_dim", INT, "", "size of one head"),
     Column("causal", FLAG, "", "causal mask"),
     Column("dtype", TEXT, "", "dtype of activations and attention"),
+    Column("isolation", TEXT, "", "trial: fresh processes | group: a warm process group shared with other trials"),
     Column("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
     Column("warmup_steps", INT, "steps", "untimed steps before the timed ones"),

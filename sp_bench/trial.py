@@ -1,4 +1,4 @@
-"""One trial: a fresh process session under a deadline a phase, watched to its end, and classified into one row.
+"""Trials in a fresh process session: one, or several that share it; a deadline a phase; each classified into one row.
 
 Knows the worker by its module name only. Never imports torch and never touches a device.
 """
@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,13 +39,13 @@ class Result:
     columns: Mapping[str, Any]
 
 
-def torchrun(config: TrialConfig, folder: Path) -> list[str]:
-    """The command that starts all ranks of a trial on this machine, at a rendezvous of their own."""
+def torchrun(world_size: int, folders: Sequence[Path]) -> list[str]:
+    """The command that starts all ranks on this machine, at a rendezvous of their own, for the trials in `folders`."""
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
-        *("--nnodes=1", f"--nproc-per-node={config.world_size}", "--max-restarts=0"),
-        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={folder.name}-{secrets.token_hex(4)}"),
-        *("-m", "sp_bench.worker", str(folder / handover.TRIAL)),
+        *("--nnodes=1", f"--nproc-per-node={world_size}", "--max-restarts=0"),
+        *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={folders[0].name}-{secrets.token_hex(4)}"),
+        *("-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)),
     ]
 
 
@@ -58,61 +58,100 @@ def environment(config: TrialConfig) -> dict[str, str]:
 
 
 def run(
+    trials: Sequence[tuple[TrialConfig, Path]],
+    deadlines: DeadlinesConfig,
+    on_phase: OnPhase,
+    command: Sequence[str] | None = None,
+) -> Iterator[Result]:
+    """Launch trials in one set of processes, each with its new folder, and yield what became of each, in order.
+
+    Ends after the first that is not ok: the processes are gone with it. Leaves no process behind, whatever ends this
+    generator, an interrupt too. `command` stands in for torchrun. All trials have one world size and one environment.
+    """
+    trials = [(config, _prepare(config, folder.resolve())) for config, folder in trials]
+    first = trials[0][0]
+    token = secrets.token_hex(16)
+    started = _clocks()
+    command = command or torchrun(first.world_size, [folder for _, folder in trials])
+    process = _start(command, first, [folder for _, folder in trials], token)
+    try:
+        for config, folder in trials:
+            oom_before = oom_kills()
+            is_last = folder == trials[-1][1]
+            exit_code, expired = _watch(process, config, folder, deadlines, on_phase, to_its_exit=is_last)
+            if expired or is_last or process.poll() is not None:
+                kill_all(token)
+            bound_logs(folder)
+            ending = Ending(config.world_size, exit_code, expired, oom_killed=(oom_kills() or 0) > (oom_before or 0))
+            result = _result(folder, ending, *started)
+            yield result
+            if result.status != "ok":
+                return
+            started = _clocks()
+    finally:
+        kill_all(token)
+        process.wait()
+
+
+def _clocks() -> tuple[datetime, float]:
+    return datetime.now(UTC), time.monotonic()
+
+
+def _prepare(config: TrialConfig, folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted launch of the same attempt left
+    folder.mkdir(parents=True)
+    handover.write_trial(folder, config)
+    return folder
+
+
+def _start(command: Sequence[str], config: TrialConfig, folders: Sequence[Path], token: str) -> subprocess.Popen[bytes]:
+    log = folders[0] / LAUNCHER_LOG
+    log.touch()
+    for folder in folders[1:]:
+        os.link(log, folder / LAUNCHER_LOG)  # one launcher speaks for all of them
+    with open(log, "ab") as output:
+        return subprocess.Popen(
+            command,
+            cwd=folders[0],
+            env={**environment(config), TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+def _watch(
+    process: subprocess.Popen[bytes],
     config: TrialConfig,
     folder: Path,
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
-    command: Sequence[str] | None = None,
-) -> Result:
-    """Launch the trial in the new folder `folder`, wait for its end, and leave no process behind.
+    *,
+    to_its_exit: bool,
+) -> tuple[int | None, str | None]:
+    """(exit code of torchrun, or 0 when the trial is done and others follow; what was waited for in vain)."""
+    clock = PhaseClock(config.world_size, deadlines)
+    while True:
+        exit_code = process.poll()
+        expired = clock.expired(handover.read_events(folder), time.monotonic())
+        on_phase(clock.phase)
+        bound_logs(folder)
+        if clock.phase == "done" and not to_its_exit:
+            return 0, None
+        if exit_code is not None:
+            return exit_code, None
+        if expired:
+            return None, expired
+        time.sleep(POLL_S)
 
-    `command` stands in for torchrun. Whatever ends this call early, an interrupt too, ends the trial's processes.
-    """
-    folder = folder.resolve()
-    shutil.rmtree(folder, ignore_errors=True)  # what an interrupted launch of the same attempt left
-    folder.mkdir(parents=True)
-    handover.write_trial(folder, config)
-    started_at, start, oom_before = datetime.now(UTC), time.monotonic(), oom_kills()
-    exit_code, expired = _watch(command or torchrun(config, folder), config, folder, deadlines, on_phase)
-    bound_logs(folder)
+
+def _result(folder: Path, ending: Ending, started_at: datetime, start: float) -> Result:
     duration_s = time.monotonic() - start
-    ending = Ending(config.world_size, exit_code, expired, oom_killed=(oom_kills() or 0) > (oom_before or 0))
     verdict = classify(folder, ending)
     times = {"started_at": started_at, "duration_s": duration_s}
     phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
     return Result(verdict["status"], {**verdict, **times, "phase_s": phase_s})
-
-
-def _watch(
-    command: Sequence[str], config: TrialConfig, folder: Path, deadlines: DeadlinesConfig, on_phase: OnPhase
-) -> tuple[int | None, str | None]:
-    """(exit code, None), or (None, what was waited for in vain). No process is left, however this ends."""
-    token = secrets.token_hex(16)
-    with open(folder / LAUNCHER_LOG, "ab") as log:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**environment(config), TOKEN: token},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    clock = PhaseClock(config.world_size, deadlines)
-    try:
-        while True:
-            exit_code = process.poll()
-            expired = clock.expired(handover.read_events(folder), time.monotonic())
-            on_phase(clock.phase)
-            bound_logs(folder)
-            if exit_code is not None:
-                return exit_code, None
-            if expired:
-                return None, expired
-            time.sleep(POLL_S)
-    finally:
-        kill_all(token)
-        process.wait()
 
 
 class PhaseClock:

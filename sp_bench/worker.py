@@ -1,15 +1,16 @@
-"""One rank's whole life. `torchrun -m sp_bench.worker <trial folder>/trial.json` starts it; nothing else initialises
-torch.distributed.
+"""One rank's whole life. `torchrun -m sp_bench.worker <trial folder>/trial.json ...` starts it; nothing else
+initialises torch.distributed.
 
-It ends in one of two ways: rank 0 hands over a record, or a rank says how it failed and leaves at once, because after
-one rank has failed its peers may wait in a collective for ever.
+A trial ends in one of two ways: rank 0 hands over a record, or a rank says how it failed and leaves at once, because
+after one rank has failed its peers may wait in a collective for ever.
 """
 
 import os
 import sys
 import time
 import traceback
-from functools import partial
+from collections.abc import Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -18,10 +19,22 @@ from sp_bench.config import TrialConfig
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed.device_mesh import DeviceMesh
 
 
-def main(trial: Path) -> None:
-    folder, rank = trial.parent, int(os.environ["RANK"])
+def main(trials: Sequence[Path]) -> None:
+    """Run the trials one after another in this process; the first that fails ends it."""
+    rank = int(os.environ["RANK"])
+    for trial in trials:
+        _prove_and_measure(trial, rank)
+    import torch.distributed as dist
+
+    dist.destroy_process_group()
+    _leave(0)
+
+
+def _prove_and_measure(trial: Path, rank: int) -> None:
+    folder = trial.parent
     _log_to(handover.log_path(folder, rank))
     handover.enter_phase(folder, rank, "init")
     try:
@@ -33,7 +46,6 @@ def main(trial: Path) -> None:
     if rank == 0:
         handover.write_record(folder, record)
     handover.enter_phase(folder, rank, "done")
-    _leave(0)
 
 
 def _leave(exit_code: int) -> NoReturn:
@@ -58,7 +70,8 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     from sp_bench import environment, methods, record, workloads
 
     device = _device(config)
-    dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
+    if not dist.is_initialized():
+        dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
     job = workloads.Job(config, _mesh(config), device, partial(handover.enter_phase, folder, rank))
@@ -68,7 +81,6 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     captured = environment.capture(device)
     own = methods.get(config.method.name).IMPLEMENTATION == "sp_bench"
     columns = record.assemble(config, gathered, environment.device_name(device), own=own)
-    dist.destroy_process_group()
     return columns | {"environment": captured}
 
 
@@ -85,19 +97,20 @@ def _device(config: TrialConfig) -> "torch.device":
 
 def _emulate_memory(config: TrialConfig, device: "torch.device") -> None:
     """Cap torch's allocator so that it and all else on the device together have `device_memory_gib`."""
-    if config.hardware.device_memory_gib is None or device.type != "cuda":
+    if device.type != "cuda":
         return
     import torch
 
+    if config.hardware.device_memory_gib is None:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        return
     free, total = torch.cuda.mem_get_info(device)
     outside = total - free - torch.cuda.memory_reserved(device)  # the context and NCCL's buffers
     allowed = config.hardware.device_memory_gib * 2**30 - outside
     torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
 
 
-def _mesh(config: TrialConfig) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-
+def _mesh(config: TrialConfig) -> "DeviceMesh":
     from sp_bench import methods
 
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
@@ -105,7 +118,15 @@ def _mesh(config: TrialConfig) -> Any:
     if not layout.ulysses_inner:
         inner = dict(reversed(inner.items()))  # the last axis holds adjacent ranks
     axes = {"dp_replicate": config.dp_replicate_size, "dp_shard": config.dp_shard_size, **inner}
-    return init_device_mesh(config.hardware.device, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return _cached_mesh(config.hardware.device, tuple(axes.items()))
+
+
+@cache  # a mesh has communicators, which take time and device memory: one for all trials of this process
+def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> "DeviceMesh":
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names, sizes = zip(*axes, strict=True)
+    return init_device_mesh(device, sizes, mesh_dim_names=names)
 
 
 def _failure(rank: int, error: BaseException) -> handover.Event:
@@ -127,4 +148,4 @@ def _failure(rank: int, error: BaseException) -> handover.Event:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main([Path(argument) for argument in sys.argv[1:]])

@@ -23,7 +23,8 @@ def launch(make_config, tmp_path):
     def run(behaviour, deadlines=LONG):
         folder, phases = tmp_path / "trial", []
         command = [sys.executable, str(STAND_IN), behaviour, str(folder)]
-        return trial.run(make_config(), folder, deadlines, phases.append, command), folder, phases
+        [result] = trial.run([(make_config(), folder)], deadlines, phases.append, command)
+        return result, folder, phases
 
     return run
 
@@ -141,7 +142,9 @@ def test_an_interrupt_ends_the_trials_processes(make_config, tmp_path):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trial.run(make_config(), folder, LONG, interrupt, [sys.executable, str(STAND_IN), "hang", str(folder)])
+        next(
+            trial.run([(make_config(), folder)], LONG, interrupt, [sys.executable, str(STAND_IN), "hang", str(folder)])
+        )
     assert not is_running(folder)
 
 
@@ -153,8 +156,8 @@ def test_a_torchrun_rank_that_segfaults_is_named_with_its_signal(make_config, tm
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "time.sleep(600)\n"
     )
-    command = [*trial.torchrun(make_config(), folder)[:-3], str(script)]
-    result = trial.run(make_config(), folder, LONG, lambda phase: None, command)
+    command = [*trial.torchrun(2, [folder])[:-3], str(script)]
+    [result] = trial.run([(make_config(), folder)], LONG, lambda phase: None, command)
     assert (result.status, result.columns["reason"]) == ("error", "rank 1 died with SIGSEGV in phase init")
 
 
@@ -165,8 +168,8 @@ def test_the_fabrics_variables_and_the_threads_reach_the_ranks(make_config):
     assert variables["OMP_NUM_THREADS"] == "3"
 
 
-def test_torchrun_never_restarts_and_meets_at_a_rendezvous_of_its_own(make_config, tmp_path):
-    first, second = (trial.torchrun(make_config(sp_size=4), tmp_path) for _ in range(2))
+def test_torchrun_never_restarts_and_meets_at_a_rendezvous_of_its_own(tmp_path):
+    first, second = (trial.torchrun(4, [tmp_path]) for _ in range(2))
     assert "--max-restarts=0" in first
     assert "--nproc-per-node=4" in first
     assert first != second
