@@ -46,8 +46,9 @@ def backward(
     import torch
     from flash_attn.flash_attn_interface import _flash_attn_backward  # pyright: ignore[reportMissingImports]
 
+    # the kernel reads lse as contiguous, whatever its strides say; a ring hands over slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     _flash_attn_backward(
-        dout, q, k, v, out, lse, dq, dk, dv, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN
+        dout, q, k, v, out, lse.contiguous(), dq, dk, dv, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN
     )
     return dq, dk, dv

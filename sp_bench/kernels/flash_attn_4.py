@@ -41,5 +41,6 @@ def backward(
 ) -> "tuple[Tensor, Tensor, Tensor]":
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
 
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, dout, lse, softmax_scale=scale, causal=causal)
+    # lse is read as contiguous; a ring hands over slices
+    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal)
     return dq, dk, dv
