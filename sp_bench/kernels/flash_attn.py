@@ -48,7 +48,6 @@ def backward(
 
     # the kernel reads lse as contiguous, whatever its strides say; a ring hands over slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    _flash_attn_backward(
-        dout, q, k, v, out, lse.contiguous(), dq, dk, dv, softmax_scale=scale, causal=causal, deterministic=False, **_PLAIN
-    )
+    options = {"softmax_scale": scale, "causal": causal, "deterministic": False, **_PLAIN}
+    _flash_attn_backward(dout, q, k, v, out, lse.contiguous(), dq, dk, dv, **options)
     return dq, dk, dv
