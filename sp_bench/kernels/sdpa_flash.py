@@ -41,8 +41,9 @@ def backward(
     import torch
 
     heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    # the kernel reads lse as contiguous, whatever its strides say; a ring hands over slices
     unused = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout's random state: there is no dropout
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
-        *heads_first, lse, None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused, scale=scale
+        *heads_first, lse.contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused, scale=scale
     )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
