@@ -171,7 +171,8 @@ def driver_version() -> str | None:
 
 def topology() -> str | None:
     """The link matrix between the GPUs, as nvidia-smi prints it; None without nvidia-smi."""
-    return _output("nvidia-smi", "topo", "-m")
+    matrix = _output("nvidia-smi", "topo", "-m")
+    return re.sub(r"\x1b\[[0-9;]*m", "", matrix) if matrix else None  # it underlines its heading
 
 
 def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
