@@ -57,6 +57,18 @@ def _relative(got: Tensor, want: Tensor) -> float:
     return float((got.to(want.dtype) - want).norm() / want.norm())
 
 
+def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionShape) -> Errors:
+    """2 x (error of the `math` kernel in the trial's dtype + eps) of each tensor.
+
+    fp64 has no wider reference: there the error is that of fp32, scaled by the ratio of their eps.
+    """
+    dtype = inputs[0].dtype
+    narrow = torch.float32 if dtype == torch.float64 else dtype
+    scale, eps = torch.finfo(dtype).eps / torch.finfo(narrow).eps, torch.finfo(dtype).eps
+    low = _run_kernel(kernels.get("math"), [x.to(narrow) for x in inputs], shape)
+    return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
+
+
 def _require(errors: Errors, budget: Errors, what: str) -> None:
     for name, error in errors.items():
         if not error <= budget[name]:  # a NaN is not within any budget
@@ -80,11 +92,8 @@ def check_attention(
     dtype = getattr(torch, shape.dtype)
     inputs = random_inputs(shape, None, device, seed)
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
-    oracle = kernels.get("math")
-    want = _run_kernel(oracle, wide, shape)
-    low = _run_kernel(oracle, inputs, shape)
-    eps = torch.finfo(dtype).eps
-    budget = {n: 2 * (_relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
+    want = _run_kernel(kernels.get("math"), wide, shape)
+    budget = _budget(inputs, want, shape)
     alone = _run_kernel(kernel, inputs, shape)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
     _require(kernel_errors, budget, f"kernel {kernel_name} on one device")
@@ -154,7 +163,7 @@ def check_sampled_rows(
     seed: int,
     num_rows: int = 64,
 ) -> float:
-    """Relative L2 of sampled query rows of the timed length, against fp32 attention over all ranks' KV.
+    """Relative L2 of sampled query rows of the timed length, against a wider dtype's attention over all ranks' KV.
 
     `inputs` and `out` are this rank's q, k, v and output. The rows go to every rank, each computes them against its own
     keys, and the parts are merged by log-sum-exp: nothing of the sequence's length is gathered.
@@ -163,10 +172,14 @@ def check_sampled_rows(
     generator = torch.Generator().manual_seed(seed)
     sampled = torch.randperm(shape.seq_len, generator=generator)[:num_rows].sort().values
     local_index = {position: index for index, position in enumerate(positions)}
-    rows = torch.zeros(2, shape.batch_size, len(sampled), shape.num_heads, shape.head_dim, device=q.device)
+    sizes, wide = (
+        (2, shape.batch_size, len(sampled), shape.num_heads, shape.head_dim),
+        reference_dtype(q.dtype, q.device),
+    )
+    rows = torch.zeros(sizes, dtype=wide, device=q.device)
     for row, position in enumerate(sampled.tolist()):
         if (index := local_index.get(position)) is not None:
-            rows[0, :, row], rows[1, :, row] = q[:, index].float(), out[:, index].float()
+            rows[0, :, row], rows[1, :, row] = q[:, index], out[:, index]
     queries, got = all_reduce(rows, mesh)
     key_positions = torch.tensor(positions, device=q.device)
     hidden = key_positions[None, :] > sampled.to(q.device)[:, None] if shape.causal else None  # [rows, s]
@@ -184,11 +197,11 @@ def _rows_attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
     group, outs, lses = queries.shape[2] // k.shape[2], [], []
     for head in range(k.shape[2]):  # one KV head at a time bounds the scores to [B,G,n,s]
         q = queries[:, :, head * group : (head + 1) * group]
-        scores = torch.einsum("bngd,bsd->bgns", q, k[:, :, head].float()) / math.sqrt(q.shape[-1])
+        scores = torch.einsum("bngd,bsd->bgns", q, k[:, :, head].to(q.dtype)) / math.sqrt(q.shape[-1])
         if hidden is not None:
             scores = scores.masked_fill(hidden, float("-inf"))
         lse = scores.logsumexp(-1)
         weights = (scores - lse.clamp_min(torch.finfo(lse.dtype).min).unsqueeze(-1)).exp()
-        outs.append(torch.einsum("bgns,bsd->bgnd", weights, v[:, :, head].float()))
+        outs.append(torch.einsum("bgns,bsd->bgnd", weights, v[:, :, head].to(q.dtype)))
         lses.append(lse)
     return torch.cat(outs, dim=1), torch.cat(lses, dim=1)
