@@ -3,19 +3,14 @@
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape
+from sp_bench.kernels import half_precision_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
-    if device != "cuda":
-        return "kernel cudnn runs on CUDA only; use kernel=cpu_flash or math"
-    if shape.dtype not in ("bfloat16", "float16"):
-        return f"kernel cudnn takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
-    if shape.head_dim % 8 or shape.head_dim > 128:
-        return f"kernel cudnn takes a head_dim that is a multiple of 8 up to 128, not {shape.head_dim}"
-    return None
+    return half_precision_reason("cudnn", shape, device, max_head_dim=128)
 
 
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":

@@ -4,20 +4,17 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape
 from sp_bench.hardware import package_versions
+from sp_bench.kernels import half_precision_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
-    if device != "cuda":
-        return "kernel flash_attn runs on CUDA only; use kernel=cpu_flash or math"
+    if reason := half_precision_reason("flash_attn", shape, device, max_head_dim=256):
+        return reason
     if "flash-attn" not in package_versions():
         return "kernel flash_attn needs the flash-attn package: pip install 'sp-bench[flash-attn]'"
-    if shape.dtype not in ("bfloat16", "float16"):
-        return f"kernel flash_attn takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
-    if shape.head_dim % 8 or shape.head_dim > 256:
-        return f"kernel flash_attn takes a head_dim that is a multiple of 8 up to 256, not {shape.head_dim}"
     return None
 
 

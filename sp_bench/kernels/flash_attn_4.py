@@ -4,20 +4,19 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape
 from sp_bench.hardware import package_versions
+from sp_bench.kernels import half_precision_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
-    if device != "cuda":
-        return "kernel flash_attn_4 runs on CUDA only; use kernel=cpu_flash or math"
+    if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128):
+        return reason
     if "flash-attn-4" not in package_versions():
         return "kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4"
-    if shape.dtype not in ("bfloat16", "float16"):
-        return f"kernel flash_attn_4 takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
     if shape.head_dim not in (64, 128):
-        return f"kernel flash_attn_4 is used with head_dim 64 or 128, not {shape.head_dim}; use kernel=cudnn"
+        return f"kernel flash_attn_4 is proven with head_dim 64 and 128, not {shape.head_dim}; use kernel=cudnn"
     return None
 
 
