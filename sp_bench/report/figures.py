@@ -46,7 +46,7 @@ def draw(cells: Sequence[Cell]) -> tuple[list[Drawing], int]:
                 if made is None:
                     continue
                 figure, caption = made
-                figure.suptitle(fill(setting, 100), fontsize="medium")
+                figure.suptitle(fill(setting, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize="medium")
                 name = _file_name(kind, settings[setting][0], taken)
                 drawings.append(Drawing(kind, setting, name, caption, round(96 * figure.get_figwidth()), _png(figure)))
     return drawings, len(settings) - len(kept)
@@ -124,6 +124,7 @@ def _reading(cells: Sequence[Cell], *, intervals: bool) -> str:
     return "; ".join(words) + "."
 
 
+CHARACTERS_PER_INCH = 12  # of a title
 _KINDS: Mapping[str, Callable[[Sequence[Cell], Mapping[str, Style]], tuple[Figure, str] | None]] = {
     "throughput": _throughput,
     "memory": _memory,

@@ -13,7 +13,8 @@ from sp_bench import results
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
     *("replicate", "attempt", "method", "implementation", "layout", "placement", "dkv_dtype", "head_stride"),
-    *("kernel", "workload", "pass_kind", "model", "fabric", "hardware", "device_memory_gib", "batch_size", "seq_len"),
+    *("kernel", "workload", "pass_kind", "model", "fabric", "hardware", "device_memory_gib", "isolation"),
+    *("batch_size", "seq_len"),
     *("sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size", "dp_shard_size", "world_size", "num_layers"),
     *("num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "config", "warmup_steps", "timed_steps"),
     *("median_step_ms", "tokens_per_s", "mfu", "max_peak_allocated_bytes", "max_peak_host_bytes"),

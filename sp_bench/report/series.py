@@ -1,7 +1,8 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
-A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics or devices; a line never mixes kernels or
-options of a method. Whatever else two cells differ in becomes part of a name only where the names would be equal.
+A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices or isolations; a line never mixes
+kernels or options of a method. Whatever else two cells differ in becomes part of a name only where the names would be
+equal.
 """
 
 import json
@@ -14,7 +15,7 @@ from sp_bench import results
 
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib"),
+    *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
 ]
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "ulysses_degree")
 _PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed")  # how a cell is measured, not what it is
@@ -80,6 +81,8 @@ def _setting_words(row: Mapping[str, Any]) -> str:
     words += [known["fabric"], known["hardware"]]
     if known["device_memory_gib"] != "?":
         words.append(f"capped at {known['device_memory_gib']} GiB a device")
+    if known["isolation"] == "group":
+        words.append("warm process group")
     return f"{words[0]}: {', '.join(words[1:])}"
 
 
