@@ -1,12 +1,7 @@
-"""The collectives of sequence-parallel attention, each issued in one place.
+"""The collectives of sequence-parallel attention, each issued in one place and marked as attention traffic."""
 
-Inside `local_copies()` each is replaced by a copy of the same shape on this rank: the compute-only arm, which tells
-how much of a step is communication that nothing hides.
-"""
-
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,24 +13,10 @@ from sp_bench import ledger
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-_arm = {"local": False}
-
-
-@contextmanager
-def local_copies() -> Iterator[None]:
-    """Nothing leaves the rank inside; results have the right shapes and the wrong values."""
-    _arm["local"] = True
-    try:
-        yield
-    finally:
-        _arm["local"] = False
-
 
 def all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Slice p of the first axis goes to rank p; slice p of the result came from it."""
     received = torch.empty_like(sent)
-    if _arm["local"]:
-        return received.copy_(sent)
     with ledger.attention():
         dist.all_to_all_single(received, sent, group=group)
     return received
@@ -43,11 +24,7 @@ def all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[n, ...] on each rank -> [P*n, ...], in rank order."""
-    size = group.size()
-    gathered = tensor.new_empty(size * tensor.shape[0], *tensor.shape[1:])
-    if _arm["local"]:
-        gathered.unflatten(0, (size, -1)).copy_(tensor.expand(size, *tensor.shape))
-        return gathered
+    gathered = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
     with ledger.attention():
         _all_gather(gathered, tensor, group=group)
     return gathered
@@ -56,8 +33,6 @@ def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
     received = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
-    if _arm["local"]:
-        return received.copy_(tensor[: received.shape[0]])
     with ledger.attention():
         _reduce_scatter(received, tensor, group=group)
     return received
@@ -69,7 +44,7 @@ class Hop:
 
     sent: Tensor
     received: Tensor
-    works: list[dist.Work] = field(default_factory=list)
+    works: list[dist.Work]
 
     def wait(self) -> Tensor:
         for work in self.works:
@@ -80,8 +55,6 @@ class Hop:
 def shift(tensor: Tensor, group: dist.ProcessGroup) -> Hop:
     """Start sending `tensor` to the next rank of the ring, and receiving the previous rank's."""
     received = torch.empty_like(tensor)
-    if _arm["local"]:
-        return Hop(tensor, received.copy_(tensor))
     rank, size = group.rank(), group.size()
     operations = [
         dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size),
