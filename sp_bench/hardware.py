@@ -163,12 +163,6 @@ def env_id(device: str) -> str:
     return digest.hexdigest()[:8]
 
 
-def driver_version() -> str | None:
-    """Of the NVIDIA driver; None without one."""
-    found = gpus()
-    return found.driver if found else None
-
-
 def topology() -> str | None:
     """The link matrix between the GPUs, as nvidia-smi prints it; None without nvidia-smi."""
     matrix = _output("nvidia-smi", "topo", "-m")
