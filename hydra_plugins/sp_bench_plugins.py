@@ -10,8 +10,9 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from sp_bench import campaign, progress, sweep
-from sp_bench.config import CampaignConfig, TrialConfig, parse
+from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.launchers import local
+from sp_bench.parsing import parse
 
 
 class BlockSweeper(Sweeper):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sp_bench import attempt, hardware, plan, results
 from sp_bench.attempt import Campaign
-from sp_bench.config import CampaignConfig, ConfigError, TrialConfig
+from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.parsing import ConfigError
 from sp_bench.progress import Progress, show_plan, summary
 
 Launch = Callable[[Sequence[plan.Trial], Campaign, Progress], None]

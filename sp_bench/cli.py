@@ -11,7 +11,7 @@ import typer
 from rich.table import Table
 
 from sp_bench import results
-from sp_bench.config import ConfigError
+from sp_bench.parsing import ConfigError
 from sp_bench.progress import console
 
 BAD_INPUT = 2  # exit code of everything that the user can put right

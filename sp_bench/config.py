@@ -1,24 +1,16 @@
-"""The only schema of a trial: frozen dataclasses, read from the mapping that Hydra composed.
+"""The only schema of a trial: frozen dataclasses that say what is measured and how a campaign is run.
 
-`parse` turns a plain mapping into one of these and refuses unknown keys, wrong types and impossible values with the
-field's dotted name in the message. Nothing here knows Hydra or torch; the worker reads the same schema from JSON.
+`parsing.parse` reads them from the mapping that Hydra composed, or from JSON.
 """
 
-import difflib
-import types
-import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
-from functools import cache
-from typing import Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
-T = TypeVar("T")
+from sp_bench.parsing import ConfigError, require_positive
+
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-
-
-class ConfigError(ValueError):
-    """A value that no trial can have; the message names the field, the value and the way out."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +23,11 @@ class MethodConfig:
     placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp: which group holds adjacent ranks
     dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
     head_stride: int | None = None  # all_gather: KV heads gathered at a time; None: all at once
+    head_chunks: int | None = None  # ulysses: parts of the heads, each exchanged while another is computed; None: 1
+    exchange: Literal["collective", "symmetric_memory"] | None = None  # ulysses: what moves the heads
 
     def __post_init__(self) -> None:
-        _require_positive(self, "ulysses_degree", "head_stride")
+        require_positive(self, "ulysses_degree", "head_stride", "head_chunks")
 
 
 @dataclass(frozen=True)
@@ -62,7 +56,7 @@ class ModelConfig:
     tie_embeddings: bool  # the head is the embedding
 
     def __post_init__(self) -> None:
-        _require_positive(
+        require_positive(
             self,
             "num_layers",
             "hidden_size",
@@ -96,9 +90,10 @@ class WorkloadConfig:
     learning_rate: float | None = None
     max_grad_norm: float | None = None  # None: gradients are not clipped
     activation_checkpointing: Literal["none", "full"] | None = None
+    attribution: bool = False  # attention: time the step without communication, and without kernels, as well
 
     def __post_init__(self) -> None:
-        _require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
+        require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
         if (self.pass_kind == "step") == (self.name == "attention"):
@@ -133,7 +128,7 @@ class HardwareConfig:
     threads_per_rank: int | None = None
 
     def __post_init__(self) -> None:
-        _require_positive(self, "device_memory_gib", "threads_per_rank")
+        require_positive(self, "device_memory_gib", "threads_per_rank")
 
 
 @dataclass(frozen=True)
@@ -174,7 +169,7 @@ class TrialConfig:
     isolation: Literal["trial", "group"] = "trial"
 
     def __post_init__(self) -> None:
-        _require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
+        require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
         if self.workload.name == "attention" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the attention "
@@ -213,7 +208,7 @@ class DeadlinesConfig:
     measure: float
 
     def __post_init__(self) -> None:
-        _require_positive(self, "init", "correctness", "warmup", "measure")
+        require_positive(self, "init", "correctness", "warmup", "measure")
 
 
 @dataclass(frozen=True)
@@ -229,7 +224,7 @@ class CampaignConfig:
     max_points: int  # a sweep of more points is refused before it is expanded
 
     def __post_init__(self) -> None:
-        _require_positive(self, "replicates", "max_points")
+        require_positive(self, "replicates", "max_points")
         if not _is_plain_name(self.campaign):
             raise ConfigError(
                 f"campaign={self.campaign!r}: use letters, digits, '.', '_' and '-', at most 100, beginning with a "
@@ -241,69 +236,3 @@ def _is_plain_name(name: str) -> bool:
     return (
         0 < len(name) <= 100 and name[0].isalnum() and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
     )
-
-
-def _require_positive(config: Any, *names: str) -> None:
-    """Each named field is positive, or None where the schema allows that."""
-    for name in names:
-        value = getattr(config, name)
-        if value is not None and not value > 0:
-            prefix = type(config).__name__.removesuffix("Config").lower()
-            dotted = name if prefix in ("trial", "campaign") else f"{prefix}.{name}"
-            raise ConfigError(f"{dotted}={value} must be positive")
-
-
-@cache
-def _schema(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
-    """Read dataclass `cls` from a plain mapping.
-
-    Raises:
-        ConfigError: unknown or missing key, wrong type, or a value that the dataclass itself refuses.
-    """
-    schema = _schema(cls)
-    prefix = f"{path}." if path else ""
-    for key in mapping:
-        if key not in schema:
-            near = difflib.get_close_matches(str(key), schema, n=1)
-            hint = f"did you mean {prefix}{near[0]}? " if near else ""
-            raise ConfigError(f"{prefix}{key} is not a field; {hint}fields: {', '.join(schema)}")
-    missing = [
-        prefix + f.name
-        for f in fields(cls)  # pyright: ignore[reportArgumentType]
-        if f.name not in mapping and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
-        raise ConfigError(f"missing: {', '.join(missing)}")
-    return cls(**{key: _value(schema[key], value, prefix + key) for key, value in mapping.items()})
-
-
-def _value(kind: Any, value: Any, path: str) -> Any:
-    """`value` as the annotated `kind`, or ConfigError naming `path`."""
-    origin = typing.get_origin(kind)
-    if origin in (types.UnionType, typing.Union):  # Literal | None reads back as Optional
-        return None if value is None else _value(typing.get_args(kind)[0], value, path)
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path}={value!r} must be a group of fields")
-        return parse(kind, value, path)
-    if origin is Literal:
-        valid = typing.get_args(kind)
-        if value not in valid:
-            near = difflib.get_close_matches(str(value), map(str, valid), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{path}={value!r}: {hint}use one of {', '.join(map(str, valid))}")
-        return value
-    if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-            raise ConfigError(f"{path}={value!r} must map names to strings")
-        return dict(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if type(value) is not kind:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ConfigError(f"{path}={value!r} must be {names[kind]}")
-    return value

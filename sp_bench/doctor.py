@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from sp_bench import hardware, kernels, methods
-from sp_bench.config import AttentionShape, MethodConfig, parse
+from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.overrides import conf_folder
+from sp_bench.parsing import parse
 from sp_bench.progress import console
 
 HEADS = (("MHA", 32, 32), ("GQA", 32, 8), ("MQA", 32, 1))  # kind, query heads, key/value heads

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sp_bench.config import TrialConfig, parse
+from sp_bench.config import TrialConfig
+from sp_bench.parsing import parse
 
 TRIAL, RECORD = "trial.json", "record.json"
 PHASES = ("init", "correctness", "warmup", "measure", "ledger", "done")  # in the order a rank passes them

@@ -26,7 +26,8 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
-from sp_bench.config import CampaignConfig, ConfigError, TrialConfig
+from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.parsing import ConfigError
 
 GROUPS = ("method", "kernel", "model", "workload", "fabric", "hardware", "sweep")
 _KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)

@@ -27,11 +27,23 @@ class Column(NamedTuple):
 
 
 TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
-PER_RANK_INT, PER_RANK_STEP = pa.list_(INT), pa.list_(pa.list_(REAL))
+PER_RANK_INT, PER_RANK_REAL, PER_RANK_STEP = pa.list_(INT), pa.list_(REAL), pa.list_(pa.list_(REAL))
 TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
 COMM = pa.list_(
     pa.struct([("phase", TEXT), ("op", TEXT), ("calls", INT), ("predicted_bytes", REAL), ("counted_bytes", REAL)])
 )
+DEVICE_STATE = pa.list_(
+    pa.struct(
+        [
+            ("sm_clock_mhz", INT),
+            ("memory_clock_mhz", INT),
+            ("power_w", REAL),
+            ("temperature_c", INT),
+            ("throttle_reasons", pa.list_(TEXT)),
+        ]
+    )
+)
+CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
 ENVIRONMENT = pa.struct(
     [
         ("hostname", TEXT),
@@ -76,9 +88,10 @@ COLUMNS = (
     Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
     Column("dkv_dtype", TEXT, "", "dtype that dK/dV travel in"),
     Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
+    Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
     Column("kernel", TEXT, "", "local attention kernel"),
-    Column("workload", TEXT, "", "attention | train_step | parity"),
-    Column("pass_kind", TEXT, "", "forward | forward_backward | step"),
+    Column("workload", TEXT, "", "attention | train_step | parity | collective"),
+    Column("pass_kind", TEXT, "", "forward | forward_backward | step | exchange"),
     Column("model", TEXT, "", "published shape the heads and layers come from"),
     Column("fabric", TEXT, "", "transport of the process group"),
     Column("hardware", TEXT, "", "kind of device asked for"),
@@ -109,6 +122,15 @@ COLUMNS = (
     Column("median_step_ms", REAL, "ms", "median of step_ms"),
     Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
     Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
+    # where the time goes: the same step in the same processes, right after the timed one
+    Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
+    Column("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: attention kernels left out"),
+    Column("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms"),
+    Column("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic"),
+    # the collective workload: the method's primitive over message sizes
+    Column("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks"),
+    Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
+    Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
     # work
     Column(
         "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
@@ -125,6 +147,10 @@ COLUMNS = (
     Column("allocator_retries", PER_RANK_INT, "", "per rank; more than 0: the step ran at the brink"),
     Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
     Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
+    # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell
+    Column("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps"),
+    Column("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps"),
+    Column("launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention, of one profiled, untimed step"),
     # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
     Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
     Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),

@@ -15,8 +15,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
-from sp_bench.config import CampaignConfig, ConfigError, TrialConfig
+from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.overrides import CAMPAIGN_KEYS, CELL_KEYS, GROUPS, count_values, parse_overrides, values
+from sp_bench.parsing import ConfigError
 
 
 def override_line(key: str, value: Any) -> str:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import yaml
 
-from sp_bench.config import TrialConfig, parse
+from sp_bench.config import TrialConfig
 from sp_bench.overrides import conf_folder
+from sp_bench.parsing import parse
 
 
 def _file(group: str, name: str) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import difflib
 import importlib
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sp_bench.config import AttentionShape, ConfigError
+from sp_bench.config import AttentionShape
+from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

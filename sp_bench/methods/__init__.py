@@ -11,10 +11,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import Traffic
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
+from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

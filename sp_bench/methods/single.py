@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, ConfigError, MethodConfig
+from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import Traffic
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
+from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

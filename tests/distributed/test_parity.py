@@ -7,7 +7,8 @@ import torch
 from gloo import run
 from trials import PARITY, TINY, job, trial
 
-from sp_bench.config import ConfigError, MethodConfig, TrialConfig
+from sp_bench.config import MethodConfig, TrialConfig
+from sp_bench.parsing import ConfigError
 from sp_bench.workloads import Incorrect, parity
 
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
-from sp_bench.config import CampaignConfig, ConfigError, DeadlinesConfig, MethodConfig, TrialConfig, parse
+from sp_bench.config import CampaignConfig, DeadlinesConfig, MethodConfig, TrialConfig
 from sp_bench.overrides import choices, conf_folder
+from sp_bench.parsing import ConfigError, parse
 
 CAMPAIGN = {
     "campaign": "c",

@@ -22,9 +22,9 @@ from sp_bench.config import (
     ModelConfig,
     TrialConfig,
     WorkloadConfig,
-    parse,
 )
 from sp_bench.model import Decoder
+from sp_bench.parsing import parse
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Published by the model cards' safetensors headers.

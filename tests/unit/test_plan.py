@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp_bench import plan
-from sp_bench.config import ConfigError, TrialConfig, parse
+from sp_bench.config import TrialConfig
+from sp_bench.parsing import ConfigError, parse
 
 
 def test_planning_imports_no_torch(make_config):
     code = (
         "import json, sys\n"
         "from sp_bench import plan\n"
-        "from sp_bench.config import TrialConfig, parse\n"
+        "from sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
         "config = parse(TrialConfig, json.load(sys.stdin))\n"
         "assert len(plan.plan([config], 3, 0, None)) == 3\n"
         "assert not {'torch', 'hydra', 'deepspeed', 'flash_attn'} & set(sys.modules), sorted(sys.modules)\n"

@@ -28,6 +28,11 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
         results.COMM: [
             {"phase": "forward", "op": "send", "calls": 3, "predicted_bytes": 16 / 3, "counted_bytes": 16 / 3}
         ],
+        results.CURVE: [{"message_bytes": 65536, "ms": 0.02}],
+        results.DEVICE_STATE: [
+            {field.name: None for field in results.DEVICE_STATE.value_type}
+            | {"sm_clock_mhz": 1980, "power_w": 612.5, "throttle_reasons": ["sw_power_cap"]},
+        ],
         pa.map_(results.TEXT, results.REAL): [("init", 1.0)],
         results.ENVIRONMENT: {field.name: None for field in results.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
     }

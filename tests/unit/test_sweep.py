@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import overrides, sweep
-from sp_bench.config import CampaignConfig, ConfigError
+from sp_bench.config import CampaignConfig
+from sp_bench.parsing import ConfigError
 
 
 def points(blocks, *cells, max_points=2000):
