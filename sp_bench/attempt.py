@@ -81,8 +81,20 @@ def _row(planned: Trial, campaign: Campaign, outcome: Mapping[str, Any]) -> dict
     return asked_for(planned.config) | dict(outcome) | identity
 
 
+# What asks for attention: null where the workload is the exchange alone.
+_OF_ATTENTION = (
+    *("layout", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
+    *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal"),
+)
+
+
 def asked_for(config: TrialConfig) -> dict[str, Any]:
     """The columns that say what was asked for; known without running it."""
+    columns = _asked_for(config)
+    return columns | dict.fromkeys(_OF_ATTENTION) if config.workload.name == "collective" else columns
+
+
+def _asked_for(config: TrialConfig) -> dict[str, Any]:
     method, model, workload = methods.get(config.method.name), config.model, config.workload
     layout = method.layout(config.method, config.sp_size)
     attention = workload.name == "attention"
@@ -94,6 +106,7 @@ def asked_for(config: TrialConfig) -> dict[str, Any]:
         "placement": config.method.placement,
         "dkv_dtype": config.method.dkv_dtype,
         "head_stride": config.method.head_stride,
+        "head_chunks": config.method.head_chunks,
         "kernel": config.kernel.name,
         "workload": workload.name,
         "pass_kind": workload.pass_kind,

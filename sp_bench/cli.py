@@ -102,15 +102,33 @@ def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders,
     console().print(table)
 
 
-@app.command()
-def doctor() -> None:
+@app.command(context_settings=PASS_ON)
+def doctor(
+    context: typer.Context,
+    curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
+) -> None:
     """Say what this machine has: devices, libraries, and which kernels and methods run here or why not.
 
     sp-bench doctor
+
+    With --curves, instead: how fast each fabric of this machine moves messages, for each primitive. It runs
+    sweep=fabrics - over gloo without two GPUs - as `run` would, with the same overrides, so that each curve is a row of
+    results/fabrics, and what is committed is not measured again:
+
+        sp-bench doctor --curves
+
+        sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
     """
     from sp_bench import doctor as examination
 
-    examination.show()
+    if not curves:
+        if context.args:
+            raise ConfigError(f"{' '.join(context.args)}: plain doctor takes no overrides; doctor --curves does")
+        examination.show()
+        return
+    arguments = [*examination.fabrics_here(), *context.args]
+    _hand_over(arguments)
+    examination.show_curves(arguments)
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from sp_bench.parsing import ConfigError, require_positive
 
+MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -76,12 +77,20 @@ class ModelConfig:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
 
 
+PASS_KINDS: Mapping[str, tuple[str, ...]] = {
+    "attention": ("forward", "forward_backward"),
+    "train_step": ("step",),
+    "parity": ("step",),
+    "collective": ("exchange",),
+}
+
+
 @dataclass(frozen=True)
 class WorkloadConfig:
     """What one step is and how often it runs."""
 
-    name: Literal["attention", "train_step", "parity"]
-    pass_kind: Literal["forward", "forward_backward", "step"]
+    name: Literal["attention", "train_step", "parity", "collective"]
+    pass_kind: Literal["forward", "forward_backward", "step", "exchange"]
     causal: bool
     warmup_steps: int
     timed_steps: int
@@ -90,16 +99,22 @@ class WorkloadConfig:
     learning_rate: float | None = None
     max_grad_norm: float | None = None  # None: gradients are not clipped
     activation_checkpointing: Literal["none", "full"] | None = None
-    attribution: bool = False  # attention: time the step without communication, and without kernels, as well
+    attribution: bool = False  # attention: time the step without messages, and without kernels, as well
+    max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
 
     def __post_init__(self) -> None:
         require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
-        if (self.pass_kind == "step") == (self.name == "attention"):
-            valid = "forward or forward_backward" if self.name == "attention" else "step"
+        if self.pass_kind not in PASS_KINDS[self.name]:
+            valid = " or ".join(PASS_KINDS[self.name])
             raise ConfigError(f"workload.pass_kind={self.pass_kind} does not fit workload {self.name}; use {valid}")
-        if self.name != "attention":
+        if self.name == "collective" and (self.max_message_bytes or 0) < 4 * MIN_MESSAGE_BYTES:
+            raise ConfigError(
+                f"workload.max_message_bytes={self.max_message_bytes}: sizes are {MIN_MESSAGE_BYTES}, "
+                f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
+            )
+        if self.pass_kind == "step":
             if not self.causal:
                 raise ConfigError(f"workload.causal=false: {self.name} trains a causal decoder; use causal=true")
             for option in ("optimizer", "learning_rate", "activation_checkpointing"):
@@ -170,12 +185,12 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
-        if self.workload.name == "attention" and self.dp_replicate_size * self.dp_shard_size > 1:
+        if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
-                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the attention "
-                "workload has no data parallelism; use 1 and 1, or workload=train_step"
+                f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "
+                f"{self.workload.name} workload has no data parallelism; use 1 and 1, or workload=train_step"
             )
-        if self.workload.name != "attention" and self.model.vocab_size < 256:
+        if self.workload.pass_kind == "step" and self.model.vocab_size < 256:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")
         if self.workload.name == "parity" and self.dtype not in ("float64", "float32"):
             raise ConfigError(f"dtype={self.dtype}: parity compares to 1e-5; use float32 or float64")

@@ -83,12 +83,19 @@ def ulysses_traffic(shape: AttentionShape, ulysses_degree: int, sp_size: int) ->
     return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): one_way})
 
 
-def ring_traffic(shape: AttentionShape, ring_degree: int, ulysses_degree: int, dkv_dtype: str | None) -> Traffic:
+def ring_traffic(
+    shape: AttentionShape,
+    ring_degree: int,
+    ulysses_degree: int,
+    dkv_dtype: str | None,
+    *,
+    dkv_hops: int | None = None,
+) -> Traffic:
     """Pattern of the point-to-point ring (arXiv 2310.01889): KV travels R-1 hops in the forward and again in the
-    backward, where dK/dV travel R-1 hops too: a rank's own contribution stays at home."""
+    backward, where dK/dV travel `dkv_hops` too. None: R-1, a rank's own contribution stays at home."""
     n, hops = kv_shard_elements(shape, ring_degree, ulysses_degree), ring_degree - 1
     kv = hops * n * shape.element_bytes
-    dkv = hops * n * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
+    dkv = (hops if dkv_hops is None else dkv_hops) * n * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
     return add_traffic({("forward", "send"): kv, ("backward", "send"): kv + dkv})
 
 

@@ -1,22 +1,25 @@
-"""What runs here, and why the rest does not: machine, libraries, kernels, methods."""
+"""What runs here, and why the rest does not: machine, libraries, kernels, methods; and how fast its fabrics are."""
 
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
 from rich.table import Table
 from rich.text import Text
 
-from sp_bench import hardware, kernels, methods
+from sp_bench import hardware, kernels, methods, results
 from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.overrides import conf_folder
-from sp_bench.parsing import parse
+from sp_bench.overrides import choices, conf_folder, parse_overrides, read_arguments
+from sp_bench.parsing import ConfigError, parse
 from sp_bench.progress import console
 
 HEADS = (("MHA", 32, 32), ("GQA", 32, 8), ("MQA", 32, 1))  # kind, query heads, key/value heads
 SP_SIZES = (1, 2, 3, 4, 8, 16, 64)
+COMMON_KERNEL = "flash_attn"  # the one that every method takes: some libraries bring it along
 
 # In a process of its own: the driver imports no torch.
 _PROBE = """
@@ -58,7 +61,8 @@ def kernel_support(device: str) -> dict[str, str | None]:
 
 def method_support(name: str, heads: tuple[str, int, int], sp_size: int) -> str | None:
     """Why the method, with its default options, cannot split these heads over sp_size ranks, or None."""
-    return methods.get(name).unsupported_reason(default_options(name), _shape(*heads[1:], "bfloat16"), sp_size)
+    shape = _shape(*heads[1:], "bfloat16")
+    return methods.get(name).unsupported_reason(default_options(name), COMMON_KERNEL, shape, sp_size)
 
 
 def show() -> None:
@@ -117,3 +121,68 @@ def show_methods() -> None:
     output.print(table)
     for reason in examples.values():
         output.print(Text(f"such as: {reason}", "dim"))
+
+
+def fabrics_here() -> list[str]:
+    """Overrides that turn sweep=fabrics into what this machine can run: NCCL on 2, 4, 8 ... of its GPUs, else gloo.
+
+    Raises:
+        ConfigError: GPUs that no file of conf/hardware describes.
+    """
+    found = hardware.gpus()
+    num_gpus = len(found.devices) if found else 0
+    if not found or num_gpus < 2:
+        gloo = ("fabric=gloo", "hardware=cpu", "dtype=float32", "sp_size=2", "workload.timed_steps=10")
+        return ["sweep=fabrics", *gloo, "workload.max_message_bytes=16777216"]
+    model = found.devices[0].name
+    kinds = [kind for kind in choices("hardware") if kind.upper() in model.upper()]
+    if not kinds:
+        raise ConfigError(f"conf/hardware has no file for {model}; add one with device: cuda, named as the device is")
+    sizes = [2**power for power in range(1, num_gpus.bit_length())]
+    return ["sweep=fabrics", f"hardware={kinds[0]}", f"sp_size={','.join(map(str, sizes))}"]
+
+
+CURVE_COLUMNS = (
+    *("env_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
+)
+
+
+def show_curves(arguments: Sequence[str]) -> None:
+    """A line for each curve that this machine and this code measured, of the campaign that `arguments` fill."""
+    folder = _campaign_folder(arguments)
+    rows = results.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
+    here = {hardware.env_id(device) for device in ("cpu", "cuda")}
+    rows = [row for row in rows if row["workload"] == "collective" and row["env_id"] in here]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("fabric", "primitive", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("ranks", "latency (us)", "bandwidth (GiB/s)", "largest (MiB)", "at the largest (GiB/s)"):
+        table.add_column(heading, justify="right")
+    table.add_column("status", overflow="fold")
+    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
+        table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
+    console().print(table)
+
+
+def _campaign_folder(arguments: Sequence[str]) -> Path:
+    """Where `run` with these overrides puts its rows."""
+    config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
+    given = {o.key_or_group: o.value() for o in parse_overrides(read_arguments(arguments).campaign)}
+    sweep = yaml.safe_load((conf_folder() / "sweep" / f"{given['sweep']}.yaml").read_text())
+    chosen = {**config, **sweep, **given}
+    return Path(str(chosen["results_root"])) / str(chosen["campaign"])
+
+
+def _curve_cells(row: dict[str, Any]) -> list[str | Text]:
+    """Bytes are those one rank sends off-rank; a dash where the curve cannot tell."""
+    if row["status"] != "ok":
+        return ["-", "-", "-", "-", Text(f"{row['status']}: {row['reason']}")]
+    latency, bandwidth, largest = row["latency_us"], row["bandwidth_bytes_per_s"], row["curve"][-1]
+    return [
+        "-" if latency is None else f"{latency:.1f}",
+        "-" if bandwidth is None else f"{bandwidth / 2**30:.2f}",
+        f"{largest['message_bytes'] / 2**20:.2f}",
+        f"{1e3 * largest['message_bytes'] / largest['ms'] / 2**30:.2f}",
+        "ok",
+    ]

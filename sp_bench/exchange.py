@@ -1,11 +1,19 @@
-"""The collectives of sequence-parallel attention, each issued in one place and marked as attention traffic."""
+"""The collectives of sequence-parallel attention, each issued in one place and marked as attention traffic.
 
-from collections.abc import Callable
+Each starts at once and returns a `Message`; the caller waits for it where it needs the result. Inside `local_copies`
+nothing travels: every message is a copy of the same shape on this device, which leaves the compute-only arm of a step.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sp_bench import ledger
 
@@ -13,52 +21,144 @@ from sp_bench import ledger
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-
-def all_to_all(sent: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Slice p of the first axis goes to rank p; slice p of the result came from it."""
-    received = torch.empty_like(sent)
-    with ledger.attention():
-        dist.all_to_all_single(received, sent, group=group)
-    return received
+# Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
+_local = {"copies": False}
 
 
-def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[n, ...] on each rank -> [P*n, ...], in rank order."""
-    gathered = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
-    with ledger.attention():
-        _all_gather(gathered, tensor, group=group)
-    return gathered
+@contextmanager
+def local_copies() -> Iterator[None]:
+    """Messages inside are local copies of what this rank itself sends: same shapes, no traffic, wrong values."""
+    _local["copies"] = True
+    try:
+        yield
+    finally:
+        _local["copies"] = False
 
 
-def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
-    received = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
-    with ledger.attention():
-        _reduce_scatter(received, tensor, group=group)
-    return received
+class _Waitable(Protocol):
+    def wait(self) -> object: ...
 
 
 @dataclass(frozen=True)
-class Hop:
-    """One message under way around the ring. Keeps the sent tensor alive until it has left."""
+class Message:
+    """What is under way. Keeps the sent tensors alive until they have left."""
 
-    sent: Tensor
-    received: Tensor
-    works: list[dist.Work]
+    sent: Sequence[Tensor]
+    received: Sequence[Tensor]
+    works: Sequence[_Waitable]
 
-    def wait(self) -> Tensor:
+    def wait_all(self) -> Sequence[Tensor]:
+        """On CUDA the current stream waits and the host goes on."""
         for work in self.works:
             work.wait()
         return self.received
 
+    def wait(self) -> Tensor:
+        """The same for a message of one tensor."""
+        (received,) = self.wait_all()
+        return received
 
-def shift(tensor: Tensor, group: dist.ProcessGroup) -> Hop:
-    """Start sending `tensor` to the next rank of the ring, and receiving the previous rank's."""
+
+Arrival = Callable[[], list[Tensor]]  # waits for what was sent, and gives it in the receiver's shape
+
+
+def one_ahead(arrivals: Iterator[Arrival]) -> Iterator[list[Tensor]]:
+    """What arrives, in order; the next is on its way before one is waited for."""
+    coming = next(arrivals)
+    for following in arrivals:
+        yield coming()
+        coming = following
+    yield coming()
+
+
+def all_to_all(sent: Sequence[Tensor], group: dist.ProcessGroup) -> Message:
+    """Slice p of each tensor's first axis goes to rank p; slice p of each result came from it. NCCL moves all tensors
+    in one launch."""
+    received = [torch.empty_like(t) for t in sent]
+
+    def issue() -> Sequence[Any]:
+        pairs = list(zip(received, sent, strict=True))
+        if len(pairs) == 1 or not _coalesces(group, sent[0]):
+            return [dist.all_to_all_single(to, t, group=group, async_op=True) for to, t in pairs]
+        with _coalescing_manager(group, sent[0].device, async_ops=True) as together:
+            for to, t in pairs:
+                dist.all_to_all_single(to, t, group=group, async_op=True)
+        return [together]
+
+    return _start(sent, received, issue, lambda: [to.copy_(t) for to, t in zip(received, sent, strict=True)])
+
+
+def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Message:
+    """[n, ...] on each rank -> [P*n, ...], in rank order."""
+    gathered = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
+    return _start(
+        [tensor],
+        [gathered],
+        lambda: [_all_gather(gathered, tensor, group=group, async_op=True)],
+        lambda: gathered.unflatten(0, (group.size(), -1)).copy_(tensor),
+    )
+
+
+def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup) -> Message:
+    """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
+    received = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
+    return _start(
+        [tensor],
+        [received],
+        lambda: [_reduce_scatter(received, tensor, group=group, async_op=True)],
+        lambda: received.copy_(tensor.chunk(group.size())[group.rank()]),
+    )
+
+
+def shift(tensor: Tensor, group: dist.ProcessGroup) -> Message:
+    """`tensor` goes to the next rank of the ring; the result is the previous rank's."""
     received = torch.empty_like(tensor)
     rank, size = group.rank(), group.size()
-    operations = [
-        dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size),
-        dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
-    ]
-    with ledger.attention():
-        return Hop(tensor, received, dist.batch_isend_irecv(operations))
+
+    def issue() -> list[dist.Work]:
+        return dist.batch_isend_irecv(
+            [
+                dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size),
+                dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
+            ]
+        )
+
+    return _start([tensor], [received], issue, lambda: received.copy_(tensor))
+
+
+def _start(
+    sent: Sequence[Tensor],
+    received: Sequence[Tensor],
+    issue: Callable[[], Sequence[Any]],
+    copy: Callable[[], object],
+) -> Message:
+    if not _local["copies"]:
+        with ledger.attention():
+            return Message(sent, received, issue())
+    if not sent[0].is_cuda:
+        copy()
+        return Message(sent, received, [])
+    stream = _copy_stream(sent[0].device)  # beside the kernels, as the real message would be
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        copy()
+        copied = torch.cuda.Event()
+        copied.record()
+    return Message(sent, received, [_Copied(copied)])
+
+
+def _coalesces(group: dist.ProcessGroup, tensor: Tensor) -> bool:
+    return type(group) is dist.ProcessGroup and group._get_backend(tensor.device).supports_coalescing
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+@dataclass(frozen=True)
+class _Copied:
+    event: torch.cuda.Event
+
+    def wait(self) -> None:
+        torch.cuda.current_stream().wait_event(self.event)

@@ -57,7 +57,7 @@ class Gather:
 
     def gather(self, kv: Tensor) -> Tensor:
         """[2,B,s,h,D] -> [2,B,S,h,D], tokens in global order."""
-        gathered = all_gather(kv, self.group)
+        gathered = all_gather(kv, self.group).wait()
         # [P*2,B,s,h,D] -> [P,2,B,s,h,D] -> [2,B,P*s,h,D]: ranks' tokens side by side, then into global order
         side_by_side = gathered.unflatten(0, (-1, 2)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return torch.cat([side_by_side[:, :, place] for place in self.order(side_by_side.shape[2])], dim=2)
@@ -71,7 +71,7 @@ class Gather:
             side_by_side[:, :, place] = part
         # [2,B,P*s,h,D] -> [P,2,B,s,h,D] -> [P*2,B,s,h,D]: one contiguous slice for each rank
         sent = side_by_side.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4, 5).flatten(0, 1).contiguous()
-        return reduce_scatter(sent, self.group)
+        return reduce_scatter(sent, self.group).wait()
 
 
 def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:

@@ -50,6 +50,15 @@ def attention() -> Iterator[None]:
         _current["attention"] = before
 
 
+def mark_backward_as_attention(*results: torch.Tensor) -> None:
+    """Mark the collectives that the autograd function behind each result issues in its backward as attention traffic,
+    for functions of libraries, which do not say so themselves. A result without gradients is left alone."""
+    for result in results:
+        if result.grad_fn is not None:
+            result.grad_fn.register_prehook(lambda grads: _current.update(attention=True))
+            result.grad_fn.register_hook(lambda *grads: _current.update(attention=False))
+
+
 def _attribution(op: str) -> str:
     name = _current["phase"]
     if name in ("forward", "recompute", "backward") and not _current["attention"]:

@@ -17,9 +17,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
 
 from sp_bench.config import WorkloadConfig
 from sp_bench.costs import Traffic
+from sp_bench.counters import DeviceCounters
 from sp_bench.ledger import Counts, Ledger
 
 Step = Callable[[], Any]
@@ -37,6 +40,11 @@ class Measurement:
     peak_host_bytes: int
     device_used_bytes: int | None
     allocator_retries: int | None
+    energy_j: float | None = None  # of one step
+    wire_bytes: float | None = None  # of one step; None: not counted, or it does not travel by NVLink
+    device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
+    cuda_kernels: list[str] | None = None  # all that an untimed step launched; None on CPU
+    arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of its steps
     counts: Counts = field(default_factory=dict)  # of the ledger step
     predicted: Traffic = field(default_factory=dict)  # closed form of the same step
     columns: dict[str, Any] = field(default_factory=dict)
@@ -49,17 +57,46 @@ def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_ph
     for _ in range(workload.warmup_steps):
         step()
     _synchronise(device)
+    counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # ranks enter the window together; nothing inside it waits on purpose
     _reset_peaks(device)
     enter_phase("measure")
-    step_ms, window_ms = _time_cuda(step, workload) if device.type == "cuda" else _time_cpu(step, workload)
+    before = counters.read() if counters else None
+    step_ms, window_ms = time_steps(step, workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
+    if counters and before:
+        dist.barrier()  # what the peers still take from this device belongs to the window
+        measurement.energy_j, measurement.wire_bytes = before.until(counters.read(), workload.timed_steps)
     enter_phase("ledger")
-    with Ledger() as ledger:
-        step()
-    _synchronise(device)
-    measurement.counts = ledger.counts
+    _inspect(step, measurement, counters)
     return measurement
+
+
+def _inspect(step: Step, measurement: Measurement, counters: DeviceCounters | None) -> None:
+    """One more, untimed step: its collectives and, on CUDA, its kernels and the device's state meanwhile."""
+    if counters is None:
+        with Ledger() as ledger:
+            step()
+    else:
+        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+            with Ledger() as ledger:
+                step()
+            end = torch.cuda.Event()
+            end.record()
+            state = counters.state()
+            measurement.device_state = None if end.query() else state  # an idle device says nothing about the load
+            torch.cuda.synchronize()
+        launched = {event.name for event in profiler.events() if event.device_type == DeviceType.CUDA}
+        measurement.cuda_kernels = sorted(launched)
+    measurement.counts = ledger.counts
+
+
+def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
+    """ms of each step, after one that warms up. Called by every rank together, after `measure`."""
+    step()
+    _synchronise(device)
+    dist.barrier()
+    return time_steps(step, workload.timed_steps, device)[0]
 
 
 def release_memory(device: torch.device) -> None:
@@ -75,16 +112,21 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _time_cpu(step: Step, workload: WorkloadConfig) -> tuple[list[float], float]:
+def time_steps(step: Step, num_steps: int, device: torch.device) -> tuple[list[float], float]:
+    """This rank's (ms of each step, ms of wall clock around all of them)."""
+    return _time_cuda(step, num_steps) if device.type == "cuda" else _time_cpu(step, num_steps)
+
+
+def _time_cpu(step: Step, num_steps: int) -> tuple[list[float], float]:
     marks = [time.perf_counter()]
-    for _ in range(workload.timed_steps):
+    for _ in range(num_steps):
         step()
         marks.append(time.perf_counter())
     return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0])
 
 
-def _time_cuda(step: Step, workload: WorkloadConfig) -> tuple[list[float], float]:
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(workload.timed_steps + 1)]
+def _time_cuda(step: Step, num_steps: int) -> tuple[list[float], float]:
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
     start = time.perf_counter()
     events[0].record()
     for event in events[1:]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from sp_bench import kernels, methods
+from sp_bench import kernels, messages, methods
 from sp_bench.config import TrialConfig
 
 
@@ -60,23 +60,24 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
     """
     method = methods.get(config.method.name)
     layout = method.layout(config.method, config.sp_size)
+    if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
+        return messages.unsupported_reason(config) or _missing_devices(config, num_gpus)
     shape = config.attention_shape(config.seq_len)
-    if reason := method.unsupported_reason(config.method, shape, config.sp_size):
+    if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
         return reason
     if config.workload.name == "attention":  # the other workloads pad
         if reason := layout.unsupported_reason(config.seq_len):
             return reason
     else:
         shape = config.attention_shape(layout.padded(config.seq_len))
-    if reason := kernels.get(config.kernel.name).unsupported_reason(shape, config.hardware.device):
-        return reason
-    if config.hardware.device == "cuda":
-        return _missing_gpus(config, num_gpus)
-    return None
+    kernel = kernels.get(config.kernel.name)
+    return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
 
 
-def _missing_gpus(config: TrialConfig, num_gpus: int | None) -> str | None:
+def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     needed = config.world_size
+    if config.hardware.device == "cpu":
+        return None
     if num_gpus is None:
         return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here; use hardware=cpu"
     if num_gpus < needed:

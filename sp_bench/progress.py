@@ -27,6 +27,8 @@ def console() -> Console:
 def label(trial: Trial) -> str:
     """One trial in a few words."""
     config = trial.config
+    if config.workload.name == "collective":
+        return f"{config.method.name} collective {config.fabric.name} sp_size={config.sp_size} {config.dtype}"
     dp = config.dp_replicate_size * config.dp_shard_size
     words = [
         config.method.name,
@@ -36,6 +38,7 @@ def label(trial: Trial) -> str:
         config.model.name,
         f"seq_len={config.seq_len}",
         f"sp_size={config.sp_size}",
+        config.fabric.name,
         *([f"dp={dp}"] if dp > 1 else []),
         config.dtype,
         *([f"replicate {trial.replicate}"] if trial.replicate else []),
@@ -153,7 +156,7 @@ def summary(folder: Path, progress: Progress, *, interrupted: bool) -> str:
 def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     """Every trial in the order of the run: to run, done, or unsupported and why; then the counts."""
     table = Table(box=None, pad_edge=False)
-    for heading in ("#", "method", "layout", "kernel", "workload", "model", "dtype"):
+    for heading in ("#", "method", "layout", "kernel", "workload", "fabric", "model", "dtype"):
         table.add_column(heading, no_wrap=True)
     for heading in ("seq_len", "sp", "dp", "rep"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -163,7 +166,12 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
         state = _state(trial, status)
         cells = [
             *(str(trial.order_index), config.method.name, _layout(trial), config.kernel.name),
-            *(f"{config.workload.name}/{config.workload.pass_kind}", config.model.name, config.dtype),
+            *(
+                f"{config.workload.name}/{config.workload.pass_kind}",
+                config.fabric.name,
+                config.model.name,
+                config.dtype,
+            ),
             *(str(config.seq_len), str(config.sp_size), str(config.dp_replicate_size * config.dp_shard_size)),
             str(trial.replicate),
         ]

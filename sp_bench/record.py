@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from sp_bench import kernels
 from sp_bench.config import TrialConfig
 from sp_bench.costs import Traffic
 from sp_bench.hardware import peak_flops
@@ -22,19 +23,21 @@ def assemble(
     """Row columns from all ranks' measurements, in rank order. `own`: predicted bytes must equal counted ones.
 
     Raises:
-        Incorrect: bytes differ from the closed form, or a rate above the device's peak.
+        Incorrect: bytes differ from the closed form, a rate is above the device's peak, or the step launched another
+            attention kernel than the trial's.
     """
     first = measurements[0]
     per_rank = {
         name: _all_or_none([getattr(m, name) for m in measurements])
         for name in (
             *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
-            *("device_used_bytes", "allocator_retries"),
+            *("device_used_bytes", "allocator_retries", "energy_j"),
         )
     }
     row = first.columns | per_rank | _times(config, measurements) | _communication(measurements, own=own)
     for name in ("peak_allocated_bytes", "peak_host_bytes"):
         row[f"max_{name}"] = max(per_rank[name] or [], default=None)
+    row |= _attribution(measurements, row["median_step_ms"]) | _device(config, measurements)
     return row | _utilisation(config, row, device_name)
 
 
@@ -44,10 +47,12 @@ def _all_or_none(values: Sequence[Any]) -> list[Any] | None:
 
 def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
     rank_step_ms = [m.step_ms for m in measurements]
-    step_ms = [max(step) for step in zip(*rank_step_ms, strict=True)]
+    step_ms = _slowest(rank_step_ms)
     median_ms = statistics.median(step_ms)
     dp_size = config.dp_replicate_size * config.dp_shard_size
     tokens_per_s = 1e3 * config.batch_size * config.seq_len * dp_size / median_ms
+    if config.workload.name == "collective":
+        tokens_per_s = None  # messages are not tokens
     flags = []
     if min(m.window_ms for m in measurements) < MIN_WINDOW_MS:
         flags.append("short_window")
@@ -59,9 +64,59 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
         "window_ms": [m.window_ms for m in measurements],
         "median_step_ms": median_ms,
         "tokens_per_s": tokens_per_s,
-        "tokens_per_s_per_gpu": tokens_per_s / config.world_size,
+        "tokens_per_s_per_gpu": None if tokens_per_s is None else tokens_per_s / config.world_size,
         "flags": flags,
     }
+
+
+def _slowest(samples: Sequence[Sequence[float]]) -> list[float]:
+    """Of each step, the max over ranks."""
+    return [max(step) for step in zip(*samples, strict=True)]
+
+
+def _attribution(measurements: Sequence[Measurement], median_step_ms: float) -> dict[str, Any]:
+    if not measurements[0].arms_ms:
+        return {}
+    compute_only, comm_only = (
+        _slowest([m.arms_ms[arm] for m in measurements]) for arm in ("compute_only", "comm_only")
+    )
+    exposed_ms = median_step_ms - statistics.median(compute_only)
+    return {
+        "compute_only_step_ms": compute_only,
+        "comm_only_step_ms": comm_only,
+        "exposed_comm_ms": exposed_ms,
+        "overlap_efficiency": 1 - exposed_ms / statistics.median(comm_only),
+    }
+
+
+def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
+    """What NVML and the profiler saw.
+
+    Raises:
+        Incorrect: the step launched another attention kernel than the trial's, or not all of it.
+    """
+    launched = sorted({name for m in measurements for name in m.cuda_kernels or []})
+    wire = _all_or_none([m.wire_bytes for m in measurements])
+    by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env  # without peer access NCCL goes through host memory
+    return {
+        "comm_wire_bytes": max(wire) if wire and by_nvlink else None,
+        "device_state": _all_or_none([m.device_state for m in measurements]),
+        "launched_kernels": _require_launched(config, launched) if launched else None,
+    }
+
+
+def _require_launched(config: TrialConfig, cuda_kernels: Sequence[str]) -> list[str]:
+    """Those of `cuda_kernels` that compute attention: the trial's kernel, forward and backward, and no other's."""
+    found = kernels.launched(cuda_kernels)
+    if others := found.keys() - {config.kernel.name}:
+        raise Incorrect(f"kernel {config.kernel.name} was asked for, and {', '.join(sorted(others))} was launched")
+    if kernels.get(config.kernel.name).CUDA_KERNELS is None or config.workload.name == "collective":
+        return []
+    forward, backward = found.get(config.kernel.name, ([], []))
+    if not forward or not (backward or config.workload.pass_kind == "forward"):
+        missing = "backward" if forward else "forward"
+        raise Incorrect(f"no CUDA kernel of {config.kernel.name}'s {missing} was launched: {', '.join(cuda_kernels)}")
+    return [*forward, *backward]
 
 
 def _communication(measurements: Sequence[Measurement], *, own: bool) -> dict[str, Any]:
@@ -106,6 +161,8 @@ def _require_equal(rank: int, counts: Counts, predicted: Traffic) -> None:
 
 
 def _utilisation(config: TrialConfig, row: Mapping[str, Any], device_name: str | None) -> dict[str, Any]:
+    if config.workload.name == "collective":
+        return {}  # no FLOPs
     seconds = row["median_step_ms"] / 1e3
     rate = row["hardware_flops"] / seconds
     peak = peak_flops(device_name, config.dtype) if device_name else None

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench.exchange import Hop, shift
+from sp_bench.exchange import Message, shift
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import Block, LayoutKind, visible_block
 from sp_bench.merging import merge, wide_dtype
@@ -90,7 +90,7 @@ class RingAttention(torch.autograd.Function):
         dq_part, *dkv = ring.differentiate(dout, q, kv, out, lse, own)
         dq = dq_part.to(wide_dtype(q))
         home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
-        dkv_hop: Hop | None = None
+        dkv_hop: Message | None = None
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()

@@ -19,7 +19,10 @@ from sp_bench.config import TrialConfig
 
 if TYPE_CHECKING:
     import torch
+    from torch._C._distributed_c10d import Backend
     from torch.distributed.device_mesh import DeviceMesh
+
+    Options = Backend.Options
 
 
 def main(trials: Sequence[Path]) -> None:
@@ -126,7 +129,17 @@ def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> "DeviceMesh"
     from torch.distributed.device_mesh import init_device_mesh
 
     names, sizes = zip(*axes, strict=True)
-    return init_device_mesh(device, sizes, mesh_dim_names=names)
+    return init_device_mesh(device, sizes, mesh_dim_names=names, backend_override=_backends(device))
+
+
+def _backends(device: str) -> "dict[int | str, str | Options | tuple[str, Options]] | None":
+    """NCCL's kernels of the attention's axes go first: behind a kernel that fills the device they would start too late
+    to overlap with it."""
+    if device != "cuda":
+        return None
+    from torch.distributed import ProcessGroupNCCL
+
+    return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in ("ring", "ulysses")}
 
 
 def _failure(rank: int, error: BaseException) -> handover.Event:

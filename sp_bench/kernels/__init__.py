@@ -1,11 +1,13 @@
 """Local attention kernels: (q, k, v) -> (out, lse) and its backward, without communication.
 
 One file a kernel. A kernel gives its log-sum-exp and takes it back, so that one kernel serves every method.
-To add one: a file with the three functions of `Kernel`, and its name in NAMES.
+To add one: a file with what `Kernel` has, and its name in NAMES.
 """
 
 import difflib
 import importlib
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sp_bench.config import AttentionShape
@@ -22,6 +24,8 @@ class Kernel(Protocol):
 
     `causal` means Sq == Sk. A row without visible keys has lse = -inf and out = 0.
     """
+
+    CUDA_KERNELS: tuple[str, str] | None  # patterns of the names of its CUDA kernels: forward, backward
 
     @staticmethod
     def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
@@ -59,6 +63,17 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
     if shape.head_dim % 8 or shape.head_dim > max_head_dim:
         return f"kernel {name} takes a head_dim that is a multiple of 8 up to {max_head_dim}, not {shape.head_dim}"
     return None
+
+
+def launched(cuda_kernels: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
+    """Which of our kernels launched them: name -> its (forward, backward) CUDA kernels, none of both left out."""
+    names, found = list(cuda_kernels), {}
+    for name in NAMES:
+        patterns = get(name).CUDA_KERNELS or ()
+        matches = [[n for n in names if re.search(pattern, n)] for pattern in patterns]
+        if any(matches):
+            found[name] = tuple(matches)
+    return found
 
 
 def get(name: str) -> Kernel:

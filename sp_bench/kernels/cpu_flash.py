@@ -7,6 +7,8 @@ from sp_bench.config import AttentionShape
 if TYPE_CHECKING:
     from torch import Tensor
 
+CUDA_KERNELS = None
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if device != "cpu":

@@ -8,6 +8,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+CUDA_KERNELS = (r"cudnn.*sdpa.*fprop", r"cudnn.*sdpa.*bprop")
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     return half_precision_reason("cudnn", shape, device, max_head_dim=128)

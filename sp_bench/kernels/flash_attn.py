@@ -9,6 +9,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd", r"(?<!pytorch_)flash::flash_bwd")
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if reason := half_precision_reason("flash_attn", shape, device, max_head_dim=256):

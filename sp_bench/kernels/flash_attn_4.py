@@ -9,6 +9,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+CUDA_KERNELS = (r"FlashAttentionForward", r"FlashAttentionBackward")
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128):

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+CUDA_KERNELS = None  # plain matmuls and softmax
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     return None

@@ -8,6 +8,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+CUDA_KERNELS = (r"pytorch_flash::flash_fwd", r"pytorch_flash::flash_bwd")
+
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     return half_precision_reason("sdpa_flash", shape, device, max_head_dim=256)

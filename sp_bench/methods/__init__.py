@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
+from sp_bench import hardware
 from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import Traffic
 from sp_bench.kernels import Kernel
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-NAMES = ("single", "ulysses", "ring", "all_gather", "usp")
+NAMES = ("single", "ulysses", "ring", "all_gather", "usp", "ring_flash_attn", "deepspeed_ulysses")
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class SequenceParallelAttention:
 class Method(Protocol):
     """A module of this package."""
 
-    IMPLEMENTATION: str  # whose code: sp_bench, or the library
+    IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
     PRIMITIVE: str  # the collective that moves the attention tensors
 
     @staticmethod
@@ -52,8 +53,8 @@ class Method(Protocol):
         ...
 
     @staticmethod
-    def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
-        """Why this method cannot split `shape`, naming what would work, or None.
+    def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+        """Why this method cannot split `shape` and run that kernel on the parts, naming what would work, or None.
 
         Whether `seq_len` can be cut is the layout's to say.
         """
@@ -71,6 +72,20 @@ class Method(Protocol):
         """`mesh` has the axes `ring` and `ulysses` innermost, in the layout's placement order, so that a rank of the
         world modulo sp_size is its rank in the sequence."""
         ...
+
+
+def installed(package: str) -> str:
+    """`package==version` of a library here, or its name alone where it is not installed."""
+    version = hardware.package_versions().get(package)
+    return f"{package}=={version}" if version else package
+
+
+def missing_library_reason(method: str, extra: str, *packages: str) -> str | None:
+    """Why an adapter cannot run without the package that `extra` is named after, and `packages`, or None."""
+    missing = [name for name in (extra, *packages) if name not in hardware.package_versions()]
+    if not missing:
+        return None
+    return f"method {method} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
 
 
 def get(name: str) -> Method:

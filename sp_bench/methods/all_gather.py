@@ -27,7 +27,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
     if method.head_stride is not None and method.head_stride > shape.num_kv_heads:
         return (
             f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; use at most that"

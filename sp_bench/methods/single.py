@@ -24,7 +24,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout()
 
 
-def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
     if sp_size == 1:
         return None
     return f"method single runs on one rank, not sp_size={sp_size}; use sp_size=1, or another method"

@@ -28,7 +28,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
 
-def unsupported_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
     degree = layout(method, sp_size).ulysses_degree
     if sp_size % degree:
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)

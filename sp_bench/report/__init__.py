@@ -1,6 +1,6 @@
 """Reports: rows in, one self-contained page and its figures out. Knows results (and costs), nothing else; no torch.
 
-selection -> the rows of one environment; tables -> cells; verdict, figures, html -> what a reader sees.
+selection -> the rows of one environment; tables -> cells; verdict, figures, sections, html -> what a reader sees.
 """
 
 import os
@@ -11,11 +11,13 @@ from pathlib import Path
 from sp_bench import results
 from sp_bench.report.figures import draw
 from sp_bench.report.html import render
+from sp_bench.report.sections import sections
 from sp_bench.report.selection import select
 from sp_bench.report.tables import cells
 from sp_bench.report.verdict import judge
 
 PAGE = "index.html"
+KINDS = ("throughput", "memory", "communication", "attribution", "fabrics", "errors")  # a figure's file name begins so
 
 
 @dataclass(frozen=True)
@@ -38,14 +40,16 @@ def build(folders: Sequence[Path], out: Path | None = None) -> ReportResult:
     selection = select(folders)
     measured = cells(selection.rows)
     drawings, num_undrawn = draw(measured)
-    page = render(selection, measured, judge(measured, selection), drawings, num_undrawn)
+    about = sections(measured)
+    page = render(selection, measured, judge(measured, selection), drawings, num_undrawn, about)
+    drawings += [drawing for section in about for drawing in section.drawings]
     out = out or Path(folders[0]) / results.WORK / "report"
     out.mkdir(parents=True, exist_ok=True)
     for drawing in drawings:
         _replace(out / drawing.file_name, drawing.png)
     _replace(out / PAGE, page.encode())
     current = {drawing.file_name for drawing in drawings}
-    for kind in ("throughput", "memory", "communication"):
+    for kind in KINDS:
         for stale in out.glob(f"{kind}-*.png"):
             if stale.name not in current:
                 stale.unlink()

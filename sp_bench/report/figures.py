@@ -1,70 +1,41 @@
 """Figures of one setting each: throughput, memory, communication. Matplotlib's Agg canvas; pyplot is never touched."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from textwrap import fill
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from sp_bench.report.communication import draw_communication
+from sp_bench.report.drawings import Drawing, finish
 from sp_bench.report.formats import byte_unit
 from sp_bench.report.panels import Quantity, draw_panels
 from sp_bench.report.styles import RC, Style, styles
 from sp_bench.report.tables import Cell
 
 MAX_SETTINGS = 8  # figures of more settings would swamp the page; its tables hold them all
-DPI = 144
 
 
-@dataclass(frozen=True)
-class Drawing:
-    """A figure of the page; `kind` is throughput, memory or communication."""
-
-    kind: str
-    setting: str
-    file_name: str
-    caption: str
-    width: int  # CSS pixels at print size
-    png: bytes
+def plotted(cells: Sequence[Cell]) -> list[Cell]:
+    """Cells of a length on some ranks that were measured or were out of memory."""
+    sized = [c for c in cells if None not in (c.asked["sp_size"], c.asked["seq_len"])]
+    shown = [c for c in sized if c.asked["workload"] not in ("parity", "collective")]
+    return [c for c in shown if c.ok or "oom" in c.statuses]
 
 
 def draw(cells: Sequence[Cell]) -> tuple[list[Drawing], int]:
-    """The figures, and how many settings they leave out (those with the fewest cells)."""
-    plotted = [c for c in cells if c.asked["workload"] != "parity" and (c.ok or "oom" in c.statuses)]
-    plotted = [c for c in plotted if None not in (c.asked["sp_size"], c.asked["seq_len"])]
-    settings = {setting: list(group) for setting, group in groupby(plotted, key=lambda c: c.setting)}
+    """The figures of one setting each, and how many settings they leave out (those with the fewest cells)."""
+    shown = plotted(cells)
+    settings = {setting: list(group) for setting, group in groupby(shown, key=lambda c: c.setting)}
     kept = sorted(sorted(settings, key=lambda s: -len(settings[s]))[:MAX_SETTINGS])
-    style = styles(plotted)
+    style = styles(shown)
     drawings, taken = [], set()
     with rc_context(RC):
         for setting in kept:
             for kind, make in _KINDS.items():
-                made = make(settings[setting], style)
-                if made is None:
-                    continue
-                figure, caption = made
-                figure.suptitle(fill(setting, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize="medium")
-                name = _file_name(kind, settings[setting][0], taken)
-                drawings.append(Drawing(kind, setting, name, caption, round(96 * figure.get_figwidth()), _png(figure)))
+                if (made := make(settings[setting], style)) is not None:
+                    drawings.append(finish(kind, setting, settings[setting][0], made, taken))
     return drawings, len(settings) - len(kept)
-
-
-def _file_name(kind: str, cell: Cell, taken: set[str]) -> str:
-    words = f"{kind}-{cell.asked['workload']}-{cell.asked['pass_kind']}"
-    stem = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in words)
-    name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, MAX_SETTINGS + 2))) if n not in taken)
-    taken.add(name)
-    return f"{name}.png"
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    # Without the Software tag equal rows give equal bytes for every version of matplotlib that draws the same.
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
-    return buffer.getvalue()
 
 
 def _throughput(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, str] | None:
@@ -124,7 +95,6 @@ def _reading(cells: Sequence[Cell], *, intervals: bool) -> str:
     return "; ".join(words) + "."
 
 
-CHARACTERS_PER_INCH = 12  # of a title
 _KINDS: Mapping[str, Callable[[Sequence[Cell], Mapping[str, Style]], tuple[Figure, str] | None]] = {
     "throughput": _throughput,
     "memory": _memory,

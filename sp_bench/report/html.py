@@ -11,8 +11,10 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from sp_bench.report.figures import MAX_SETTINGS, Drawing
+from sp_bench.report.drawings import Drawing
+from sp_bench.report.figures import MAX_SETTINGS
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.report.parts import Section
 from sp_bench.report.selection import Selection
 from sp_bench.report.tables import Cell, baseline
 from sp_bench.report.verdict import Verdict
@@ -22,19 +24,24 @@ _MEMORY = {"max_peak_allocated_bytes": "allocated on the device", "max_peak_host
 
 
 def render(
-    selection: Selection, cells: Sequence[Cell], words: Verdict, drawings: Sequence[Drawing], num_undrawn: int
+    selection: Selection,
+    cells: Sequence[Cell],
+    words: Verdict,
+    drawings: Sequence[Drawing],
+    num_undrawn: int,
+    sections: Sequence[Section],
 ) -> str:
     template = files("sp_bench.report").joinpath("page.html.jinja").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    environment.filters["base64"] = lambda content: base64.b64encode(content).decode()
     rows = selection.rows
     return environment.from_string(template).render(
         title=f"sp-bench: {', '.join(sorted(set(rows['folder']))) or 'no rows'}",
         words=words,
-        figures=[
-            {"drawing": d, "data": base64.b64encode(d.png).decode(), "alt": f"{d.kind}, {d.setting}"} for d in drawings
-        ],
+        drawings=drawings,
+        sections=sections,
         undrawn=counted(num_undrawn, "setting") if num_undrawn else "",
         max_settings=MAX_SETTINGS,
         tables=[_table(setting, list(group)) for setting, group in groupby(cells, key=lambda c: c.setting)],

@@ -66,7 +66,7 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
         if place + columns >= len(by_size):  # nothing below it
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("seq_len (tokens)")
-    _legend(figure, names, style, legend_columns, any("oom" in c.statuses for c in cells))
+    legend(figure, names, style, legend_columns, any("oom" in c.statuses for c in cells))
     return figure
 
 
@@ -183,10 +183,20 @@ def _scale_lengths(panel: Axes, lengths: Sequence[int]) -> None:
     panel.xaxis.set_minor_formatter(NullFormatter())
 
 
-def _legend(figure: Figure, names: Sequence[str], style: Mapping[str, Style], columns: int, oom: bool) -> None:
+def legend(
+    figure: Figure,
+    names: Sequence[str],
+    style: Mapping[str, Style],
+    columns: int,
+    oom: bool = False,
+    more: Sequence[Line2D] = (),
+) -> None:
+    """The series, then what `more` labels."""
     handles = [Line2D([], [], lw=1.2, **style[n].line, **style[n].marker(hollow=False)) for n in names]
     labels = [f" {n}" for n in names]  # a label that begins with an underscore would be left out
     if oom:
         handles.append(Line2D([], [], ls="", marker="x", mew=1.8, ms=6, color="0.3"))
         labels.append(" out of memory (a mark, not a value)")
+    handles += more
+    labels += [f" {line.get_label()}" for line in more]
     figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

@@ -11,35 +11,37 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench import results
-
+OWN_CODE = "sp_bench"  # the implementation of our own methods
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
 ]
-_OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "ulysses_degree")
-_PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed")  # how a cell is measured, not what it is
+_OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
+# How a cell is measured, not what it is.
+_PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
 
 
 def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add `setting` (one string a figure) and `series` (one string a line); `cells` holds one row of each cell."""
-    leaves = pd.DataFrame([_leaves(config) for config in cells["config"]], index=cells.index)
+    """Add `setting` (one string a figure), `over_fabrics` (the setting without its fabric) and `series` (one string a
+    line, the same on every fabric); `cells` holds one row of each cell."""
+    leaves = pd.DataFrame([config_leaves(config) for config in cells["config"]], index=cells.index)
     whole = cells.join(leaves[[c for c in leaves if c not in cells]])
     # Of the config, only what the columns do not already say: model.hidden_size, workload.optimizer, fabric.env.X ...
-    extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*results.SCHEMA.names, "name"}]
+    extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*cells.columns, "name"}]
     extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")))]
-    whole["setting"] = _settings(whole, of_setting)
+    whole["setting"] = _settings(whole, of_setting, fabric=True)
+    whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
     whole["series"] = _base_series(whole)
-    _separate(whole, ["setting", "sp_size"], of_series)
+    _separate(whole, ["over_fabrics", "sp_size"], of_series)
     protocol = sorted((c for c in whole.columns if c.rpartition(".")[2] in _PROTOCOL), key=lambda c: "." not in c)
     _separate(whole, ["setting", "sp_size", "seq_len"], [*protocol, "cell_id"])
     whole["device"] = whole.get("hardware.device")
     return whole
 
 
-def _leaves(config: Any) -> dict[str, Any]:
+def config_leaves(config: Any) -> dict[str, Any]:
     """The config's values by dotted name; nothing for a row without a readable config."""
     try:
         tree = json.loads(config)
@@ -57,8 +59,9 @@ def _leaves(config: Any) -> dict[str, Any]:
     return flat
 
 
-def _settings(cells: pd.DataFrame, extra: Sequence[str]) -> list[str]:
-    names = [_setting_words(dict(zip(_SETTING, row, strict=True))) for row in cells[_SETTING].itertuples(index=False)]
+def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> list[str]:
+    asked = (dict(zip(_SETTING, row, strict=True)) for row in cells[_SETTING].itertuples(index=False))
+    names = [_setting_words(row, fabric=fabric) for row in asked]
     for column in extra:
         mixed = _mixed(cells.assign(name=names), ["name"], column)
         pairs = zip(names, cells[column], strict=True)
@@ -66,7 +69,7 @@ def _settings(cells: pd.DataFrame, extra: Sequence[str]) -> list[str]:
     return names
 
 
-def _setting_words(row: Mapping[str, Any]) -> str:
+def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
     known = {name: _text(row[name]) for name in _SETTING}
     words = [known["workload"] if known["pass_kind"] == "step" else f"{known['workload']} {known['pass_kind']}"]
     if known["model"] != "?":
@@ -78,7 +81,7 @@ def _setting_words(row: Mapping[str, Any]) -> str:
     words += [known["dtype"], f"batch {known['batch_size']}"]
     if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
-    words += [known["fabric"], known["hardware"]]
+    words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]
     if known["device_memory_gib"] != "?":
         words.append(f"capped at {known['device_memory_gib']} GiB a device")
     if known["isolation"] == "group":
@@ -87,12 +90,15 @@ def _setting_words(row: Mapping[str, Any]) -> str:
 
 
 def _base_series(cells: pd.DataFrame) -> list[str]:
-    """method, layout and placement. A layout says nothing where no KV travels around a ring: it is left out there."""
+    """method, layout, placement, and whose code it is unless it is ours. A layout says nothing where no KV travels
+    around a ring: it is left out there."""
     rings = (cells["ring_degree"].fillna(2) > 1) | (cells["layout"].fillna("contiguous") != "contiguous")
     with_ring = set(cells["method"][rings])
     names = []
-    for method, layout, placement in cells[["method", "layout", "placement"]].itertuples(index=False):
-        parts = [_text(method), layout if method in with_ring else None, placement]
+    asked = cells[["method", "layout", "placement", "implementation"]]
+    for method, layout, placement, code in asked.itertuples(index=False):
+        whose = None if pd.isna(code) or code == OWN_CODE else f"({code})"
+        parts = [_text(method), layout if method in with_ring else None, placement, whose]
         names.append(" ".join(str(part) for part in parts if not pd.isna(part)))
     return names
 

@@ -1,7 +1,7 @@
 """Rows -> cells: the replicates of one cell, summarised. A cell's median is the median of its replicates' medians."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ class Cell:
 
     cell_id: str
     setting: str  # cells of one setting share figures
+    over_fabrics: str  # the setting without its fabric
     series: str  # cells of one series share a line
     device: str | None  # cpu | cuda
     asked: Mapping[str, Any]  # the columns that say what was asked for
@@ -38,6 +39,7 @@ class Cell:
     median_step_ms: float | None
     interval_ms: Interval | None
     tokens_per_step: float | None
+    attention_flops_per_step: float | None  # over all ranks
     mfu: float | None
     memory_column: str | None  # which column `memory_bytes` is
     memory_bytes: tuple[float, ...]  # per replicate, max over ranks
@@ -52,6 +54,22 @@ class Cell:
     def ok(self) -> bool:
         """At least one replicate was measured."""
         return self.median_step_ms is not None
+
+    @property
+    def measured(self) -> list[Mapping[str, Any]]:
+        """The rows that have a step time."""
+        return _measured(self.rows)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The rows that numbers of this cell come from."""
+        return tuple(str(row["file"]) for row in self.measured)
+
+    def middle(self, column: str) -> float | None:
+        """Median over the replicates of a column; of a column of samples, of the replicates' medians."""
+        values = [row[column] for row in self.measured if row[column] is not None]
+        found = [float(median(v)) if isinstance(v, Iterable) else float(v) for v in values]
+        return median(found) if found else None
 
     @property
     def median_memory_bytes(self) -> float | None:
@@ -80,9 +98,8 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
     for record in rows.to_dict("records"):
         row = {str(name): _known(value) for name, value in record.items()}
         grouped.setdefault(str(row["cell_id"]), []).append(row)
-    names = named[["setting", "series", "device"]].itertuples()
-    made = [_cell(setting, series, _known(device), grouped[str(index)]) for index, setting, series, device in names]
-    return sorted(made, key=_order)
+    names = named[["setting", "over_fabrics", "series", "device"]].T.to_dict()
+    return sorted((_cell(name, grouped[str(cell_id)]) for cell_id, name in names.items()), key=_order)
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
@@ -97,9 +114,13 @@ def _known(value: Any) -> Any:
     return value
 
 
-def _cell(setting: str, series: str, device: str | None, rows: Sequence[Mapping[str, Any]]) -> Cell:
+def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     # A time of zero is no measurement: no rate can come from it.
-    measured = [row for row in rows if row["status"] == "ok" and row["median_step_ms"]]
+    return [row for row in rows if row["status"] == "ok" and row["median_step_ms"]]
+
+
+def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
+    measured = _measured(rows)
     step_ms = {f"{row['folder']}/{row['replicate']}": row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
     memory_column = next(
@@ -107,18 +128,20 @@ def _cell(setting: str, series: str, device: str | None, rows: Sequence[Mapping[
         None,
     )
     mfu_ms = _per_step(measured, "mfu")
-    tokens_ms = _per_step(measured, "tokens_per_s")
+    tokens_ms, flops_ms = _per_step(measured, "tokens_per_s"), _per_step(measured, "attention_flops_per_s")
     return Cell(
         cell_id=str(rows[0]["cell_id"]),
-        setting=setting,
-        series=series,
-        device=device,
+        setting=name["setting"],
+        over_fabrics=name["over_fabrics"],
+        series=name["series"],
+        device=_known(name["device"]),
         asked=rows[0],
         rows=tuple(rows),
         step_ms=step_ms,
         median_step_ms=middle,
         interval_ms=median_interval(list(step_ms.values())),
         tokens_per_step=None if tokens_ms is None else tokens_ms / 1e3,
+        attention_flops_per_step=None if flops_ms is None else flops_ms / 1e3,
         mfu=mfu_ms / middle if mfu_ms is not None and middle else None,
         memory_column=memory_column,
         memory_bytes=tuple(row[memory_column] for row in measured if memory_column and row[memory_column] is not None),

@@ -4,14 +4,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from statistics import median
 
+from sp_bench.report.compare import MIN_REPLICATES, paired_ratio, ratio_of_medians
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.selection import Selection
-from sp_bench.report.statistics import Interval, median_interval
 from sp_bench.report.tables import Cell
-
-MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
 
 
 @dataclass(frozen=True)
@@ -23,9 +20,9 @@ class Verdict:
 
 
 def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
-    speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] != "parity"]
+    speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] not in ("parity", "collective")]
     comparisons: dict[str, list[str]] = {}
-    for (setting, sp_size, seq_len), rivals in _by_place(speeds):
+    for (setting, sp_size, seq_len), rivals in by_place(speeds):
         if len(rivals) > 1:
             comparisons.setdefault(setting, []).append(_compare(sp_size, seq_len, rivals))
     summary = [_counts(selection), *_out_of_memory(cells), *_bytes(cells), *_parity(cells), *_alone(speeds)]
@@ -39,7 +36,7 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     return Verdict(tuple(summary), {setting: tuple(lines) for setting, lines in comparisons.items()})
 
 
-def _by_place(cells: Sequence[Cell]) -> list[tuple[tuple[str, int, int], list[Cell]]]:
+def by_place(cells: Sequence[Cell]) -> list[tuple[tuple[str, int, int], list[Cell]]]:
     """Cells that answer the same question, the most ranks and tokens of a setting first."""
     placed = [c for c in cells if c.asked["sp_size"] is not None and c.asked["seq_len"] is not None]
 
@@ -52,7 +49,7 @@ def _by_place(cells: Sequence[Cell]) -> list[tuple[tuple[str, int, int], list[Ce
 def _compare(sp_size: int, seq_len: int, rivals: Sequence[Cell]) -> str:
     ranked = sorted(rivals, key=lambda c: (c.median_step_ms or 0.0, c.series))
     first, second, last = ranked[0], ranked[1], ranked[-1]
-    proven = all((ratio := _paired_ratio(rival, first)) is not None and ratio[1].low > 1 for rival in ranked[1:])
+    proven = all((ratio := paired_ratio(rival, first)) is not None and ratio.interval.low > 1 for rival in ranked[1:])
     verb = "is fastest" if proven else "has the lowest median step time"
     sentence = f"{whole(seq_len)} tokens on {counted(sp_size, 'rank')}: {first.series} {verb}, {_times(second, first)}"
     sentence += f" ahead of {second.series} ({_ms(first)} against {_ms(second)}; {_evidence(first, second)})"
@@ -63,14 +60,10 @@ def _compare(sp_size: int, seq_len: int, rivals: Sequence[Cell]) -> str:
 
 def _evidence(first: Cell, second: Cell) -> str:
     """Why, or why not, the first may be called faster than the second."""
-    paired = _paired_ratio(second, first)
-    if paired is None:
+    if (paired := paired_ratio(second, first)) is None:
         return f"{_replicates(first, second)}: no interval is claimed"
-    ratio, interval, pairs = paired
-    digits = 3 if min(abs(bound - 1) for bound in (interval.low, interval.high)) < 0.005 else 2
-    bounds = f"[{interval.low:.{digits}f}, {interval.high:.{digits}f}]"
-    evidence = f"paired over {pairs} replicates {ratio:.{digits}f}x {bounds}, coverage {interval.coverage:.1%}"
-    return evidence if interval.low > 1 else f"{evidence}: neither is called faster"
+    evidence = f"paired over {paired.pairs} replicates {paired.words}, coverage {paired.interval.coverage:.1%}"
+    return evidence if paired.interval.low > 1 else f"{evidence}: neither is called faster"
 
 
 def _replicates(first: Cell, second: Cell) -> str:
@@ -79,18 +72,11 @@ def _replicates(first: Cell, second: Cell) -> str:
 
 
 def _times(slower: Cell, faster: Cell) -> str:
-    return f"{(slower.median_step_ms or 0.0) / (faster.median_step_ms or 1.0):.2f}x"
+    return f"{ratio_of_medians(slower, faster):.2f}x"
 
 
 def _ms(cell: Cell) -> str:
     return f"{number(cell.median_step_ms)} ms"
-
-
-def _paired_ratio(slower: Cell, faster: Cell) -> tuple[float, Interval, int] | None:
-    """Median of the step-time ratios of equal replicates, which ran in the same block, with its interval."""
-    ratios = [slower.step_ms[key] / faster.step_ms[key] for key in slower.step_ms.keys() & faster.step_ms.keys()]
-    interval = median_interval(ratios)
-    return None if interval is None else (median(ratios), interval, len(ratios))
 
 
 def _counts(selection: Selection) -> str:
@@ -105,7 +91,7 @@ def _out_of_memory(cells: Sequence[Cell]) -> list[str]:
     """Per setting and sp_size, the shortest length at which anything was out of memory, and what."""
     failed = [c for c in cells if "oom" in c.statuses]
     shortest: dict[tuple[str, int], list[Cell]] = {}
-    for (setting, sp_size, _), same_length in _by_place(failed):  # the longest come first
+    for (setting, sp_size, _), same_length in by_place(failed):  # the longest come first
         shortest[setting, sp_size] = same_length
     return [
         f"Out of memory first, {setting}, {counted(sp_size, 'rank')}: {', '.join(sorted({c.series for c in same}))} "
@@ -133,7 +119,7 @@ def _parity(cells: Sequence[Cell]) -> list[str]:
 
 
 def _alone(speeds: Sequence[Cell]) -> list[str]:
-    lonely = [rivals[0] for _, rivals in _by_place(speeds) if len(rivals) == 1]
+    lonely = [rivals[0] for _, rivals in by_place(speeds) if len(rivals) == 1]
     if not lonely:
         return []
     names = sorted({cell.series for cell in lonely})

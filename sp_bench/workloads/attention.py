@@ -1,8 +1,10 @@
 """Attention alone, forward or forward and backward, on random q, k, v: the exchange and the kernel, nothing else."""
 
+from functools import partial
+
 import torch
 
-from sp_bench import correctness, costs, kernels, ledger, methods
+from sp_bench import attribution, correctness, costs, kernels, ledger, methods
 from sp_bench.config import AttentionShape
 from sp_bench.measure import Measurement, measure
 from sp_bench.workloads import Incorrect, Job
@@ -21,25 +23,28 @@ def run(job: Job) -> Measurement:
     positions = layout.global_positions(mesh.get_rank() % config.sp_size, config.seq_len)
     q, k, v, dout = local_inputs(shape, len(positions), device, config.seed * config.world_size + mesh.get_rank())
     backward = config.workload.pass_kind == "forward_backward"
+
+    def step(attention: methods.SequenceParallelAttention) -> torch.Tensor:
+        if not backward:
+            with torch.no_grad():
+                return attention(q, k, v)
+        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+        out = attention(*leaves)
+        with ledger.phase("backward"):
+            torch.autograd.grad(out, leaves, dout)
+        return out.detach()
+
     with method.open(config.method, kernel, shape, mesh) as attention:
-
-        def step() -> torch.Tensor:
-            if not backward:
-                with torch.no_grad():
-                    return attention(q, k, v)
-            leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-            out = attention(*leaves)
-            with ledger.phase("backward"):
-                torch.autograd.grad(out, leaves, dout)
-            return out.detach()
-
-        measurement = measure(step, config.workload, device, job.enter_phase)
-        sampled = correctness.check_sampled_rows((q, k, v), step(), positions, shape, mesh, config.seed)
+        measurement = measure(partial(step, attention), config.workload, device, job.enter_phase)
+        sampled = correctness.check_sampled_rows((q, k, v), step(attention), positions, shape, mesh, config.seed)
     if not sampled <= columns["error_budget"]["output"]:
         raise Incorrect(
             f"sampled rows at seq_len={config.seq_len}: relative error {sampled:.2e}, "
             f"budget {columns['error_budget']['output']:.2e}"
         )
+    if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
+        opened = partial(method.open, config.method, shape=shape, mesh=mesh)
+        measurement.arms_ms = attribution.arms(opened, kernel, step, config.workload, device)
     forward_flops = costs.attention_forward_flops(shape)
     measurement.predicted = {
         key: value

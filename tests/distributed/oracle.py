@@ -1,10 +1,12 @@
 """The oracle of the distributed tests: torch's own attention on the whole sequence, differentiated by autograd."""
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 import torch.distributed as dist
+from ranks import here
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -23,18 +25,29 @@ class Case:
 
     def __str__(self) -> str:
         m, s = self.method, self.shape
-        options = "/".join(str(o) for o in (m.layout, m.ulysses_degree, m.placement, m.dkv_dtype, m.head_stride) if o)
+        chosen = (m.layout, m.ulysses_degree, m.placement, m.dkv_dtype, m.head_stride, m.head_chunks)
+        options = "/".join(str(o) for o in chosen if o)
         mask = "causal" if s.causal else "full"
-        return (
-            f"{m.name}/{options} {s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size} {mask} {s.dtype}"
-        )
+        sizes = f"{s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size}"
+        return f"{m.name}/{options} {self.kernel} {sizes} {mask} {s.dtype}"
 
 
 def mesh_of(layout: SequenceLayout) -> DeviceMesh:
     """The ring x ulysses mesh of a layout, in its placement order."""
     degrees = {"ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
     names = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
-    return init_device_mesh("cpu", tuple(degrees[n] for n in names), mesh_dim_names=names)
+    return init_device_mesh(here().type, tuple(degrees[n] for n in names), mesh_dim_names=names)
+
+
+def on_meshes(cases: Iterable[Case]) -> Iterator[tuple[Case, DeviceMesh]]:
+    """Each case with the mesh of its layout. Those of equal degrees share one: communicators take time."""
+    meshes: dict[tuple[int, int, bool], DeviceMesh] = {}
+    for case in cases:
+        layout = methods.get(case.method.name).layout(case.method, dist.get_world_size())
+        key = (layout.ring_degree, layout.ulysses_degree, layout.ulysses_inner)
+        if key not in meshes:
+            meshes[key] = mesh_of(layout)
+        yield case, meshes[key]
 
 
 @cache
@@ -65,7 +78,7 @@ def run_method(case: Case, mesh: DeviceMesh) -> tuple[list[Tensor], Tensor]:
     layout = method.layout(case.method, mesh.size())
     positions = torch.tensor(layout.global_positions(dist.get_rank(), case.shape.seq_len))
     dtype = getattr(torch, case.shape.dtype)
-    q, k, v, dout = (x[:, positions].to(dtype) for x in global_tensors(case.shape))
+    q, k, v, dout = (x[:, positions].to(here(), dtype) for x in global_tensors(case.shape))
     leaves = [x.requires_grad_() for x in (q, k, v)]
     with method.open(case.method, kernels.get(case.kernel), case.shape, mesh) as attention:
         assert attention.layout == layout
@@ -77,6 +90,6 @@ def relative_errors(case: Case, mesh: DeviceMesh) -> dict[str, float]:
     """Relative L2 error of this rank's shard, of output and each gradient."""
     mine, positions = run_method(case, mesh)
     return {
-        name: float((got.double() - want[:, positions]).norm() / want[:, positions].norm())
+        name: float((got.double().cpu() - want[:, positions]).norm() / want[:, positions].norm())
         for name, got, want in zip(NAMES, mine, oracle(case.shape), strict=True)
     }

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run
+from ranks import run
 from torch.distributed.device_mesh import init_device_mesh
 
 from sp_bench import collectives, layouts, methods, rings
@@ -20,6 +20,8 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from sp_bench.exchange import Message
+from sp_bench.head_chunks import ChunkedAttention
 from sp_bench.kernels import cpu_flash
 from sp_bench.measure import Measurement
 from sp_bench.record import assemble
@@ -63,16 +65,16 @@ def zero_kernel(q, k, v, *, causal, scale):
 
 
 def silent_exchange(sent, group):
-    return sent.clone()
+    return Message(sent, [t.clone() for t in sent], [])
 
 
 def misplaced_runs(self, rank: int, seq_len: int):
     return right_runs(self, (rank + 1) % self.sp_size, seq_len)
 
 
-def scaled_backward(ctx, *grads):
-    group, *gradients = right_backward(ctx, *grads)
-    return group, *(gradient / dist.get_world_size() for gradient in gradients)
+def scaled_backward(ctx, dout):
+    none, *gradients = right_backward(ctx, dout)
+    return none, *(gradient / dist.get_world_size() for gradient in gradients)
 
 
 def chatty_shift(tensor, group):
@@ -85,18 +87,18 @@ def dropped_merge(out, lse, part_out, part_lse) -> None:
     """A ring that forgets what the other ranks hold."""
 
 
-def overwritten_last_token(ctx, group, tensor):
+def overwritten_last_token(ctx, chunks, *qkv):
     """Wrong at one token only, far from the first: whole-sequence errors must see it."""
-    out = right_heads_to_tokens(ctx, group, tensor)
-    if group.rank() == group.size() - 1:
+    out = right_ulysses(ctx, chunks, *qkv)
+    if chunks.group.rank() == chunks.group.size() - 1:
         out[:, -1] = 0
     return out
 
 
 right_runs = layouts.SequenceLayout.runs
 right_shift = rings.shift
-right_backward = collectives._TokensToHeads.backward
-right_heads_to_tokens = collectives._HeadsToTokens.forward
+right_backward = ChunkedAttention.backward
+right_ulysses = ChunkedAttention.forward
 
 FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
     ("a kernel that returns zeros", ULYSSES, cpu_flash, "forward", zero_kernel, "kernel cpu_flash on one device"),
@@ -106,7 +108,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
     (
         "gradients scaled by 1/P",
         ULYSSES,
-        collectives._TokensToHeads,
+        ChunkedAttention,
         "backward",
         staticmethod(scaled_backward),
         "method on 2 ranks: relative error of dq",
@@ -115,7 +117,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
     (
         "one wrong token",
         ULYSSES,
-        collectives._HeadsToTokens,
+        ChunkedAttention,
         "forward",
         staticmethod(overwritten_last_token),
         "relative error of output",

@@ -1,4 +1,4 @@
-"""Counted bytes equal predicted ones: real gloo ranks for P = 1 to 4, torch's fake process group up to P = 64."""
+"""Counted bytes equal predicted ones: real ranks, gloo and NCCL, and torch's fake process group up to P = 64."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,8 +7,8 @@ from fractions import Fraction
 import pytest
 import torch
 import torch.distributed as dist
-from gloo import run
-from oracle import Case, mesh_of
+from oracle import Case, mesh_of, on_meshes
+from ranks import here, run, worlds
 from test_methods import cases, method_configs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,12 +22,9 @@ from sp_bench.ledger import Ledger
 def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:
     """Bytes that this rank sends in one forward and backward."""
     shape, local = case.shape, case.shape.seq_len // mesh.size()
+    sizes = [(shape.batch_size, local, n, shape.head_dim) for n in (shape.num_heads, *[shape.num_kv_heads] * 2)]
     dtype = getattr(torch, shape.dtype)
-    q = torch.ones(shape.batch_size, local, shape.num_heads, shape.head_dim, dtype=dtype, requires_grad=True)
-    k, v = (
-        torch.ones(shape.batch_size, local, shape.num_kv_heads, shape.head_dim, dtype=dtype, requires_grad=True)
-        for _ in range(2)
-    )
+    q, k, v = (torch.ones(size, dtype=dtype, device=here(), requires_grad=True) for size in sizes)
     opened = methods.get(case.method.name).open(case.method, kernels.get(case.kernel), shape, mesh)
     with opened as attention, Ledger() as book:
         out = attention(q, k, v)
@@ -41,19 +38,14 @@ def check(case: Case, mesh: DeviceMesh) -> None:
     assert counted(case, mesh) == predicted, str(case)
 
 
-def check_on_gloo(rank: int, sp_size: int) -> None:
-    meshes = {}
-    for case in cases(sp_size):
-        if case.shape.causal and case.shape.batch_size == 2:
-            layout = methods.get(case.method.name).layout(case.method, sp_size)
-            if layout not in meshes:
-                meshes[layout] = mesh_of(layout)
-            check(case, meshes[layout])
+def check_all(rank: int, sp_size: int) -> None:
+    for case, mesh in on_meshes(c for c in cases(sp_size) if c.shape.causal and c.shape.batch_size == 2):
+        check(case, mesh)
 
 
-@pytest.mark.parametrize("sp_size", [2, 3, 4])
-def test_counted_bytes_equal_predicted_ones_on_real_ranks(sp_size: int) -> None:
-    run(sp_size, check_on_gloo, sp_size)
+@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4), nccl=(2, 3, 4, 8)))
+def test_counted_bytes_equal_predicted_ones_on_real_ranks(backend: str, sp_size: int) -> None:
+    run(sp_size, check_all, sp_size, backend=backend)
 
 
 @contextmanager
@@ -73,7 +65,7 @@ def test_counted_bytes_equal_predicted_ones_at_scale(sp_size: int, rank: int, he
     with fake_group(sp_size, rank):
         for method in method_configs(sp_size):
             if method.ulysses_degree in (None, 2, 8) and not (
-                methods.get(method.name).unsupported_reason(method, shape, sp_size)
+                methods.get(method.name).unsupported_reason(method, "cpu_flash", shape, sp_size)
                 or methods.get(method.name).layout(method, sp_size).unsupported_reason(shape.seq_len)
             ):
                 check(Case(method, shape, "cpu_flash"), mesh_of(methods.get(method.name).layout(method, sp_size)))

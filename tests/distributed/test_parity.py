@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gloo import run
+from ranks import run
 from trials import PARITY, TINY, job, trial
 
 from sp_bench.config import MethodConfig, TrialConfig

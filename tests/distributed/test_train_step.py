@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from gloo import run
+from ranks import run
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor

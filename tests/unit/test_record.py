@@ -40,7 +40,9 @@ SENT = {("forward", "send"): Fraction(100)}
 def measurement(*step_ms: float, window_ms: float | None = None, **changes) -> Measurement:
     columns = {"model_flops": 3e12, "hardware_flops": 3.5e12}
     counts = {("forward", "send"): (1, Fraction(100)), ("other", "all_reduce"): (1, Fraction(8))}
-    whole = Measurement(list(step_ms), window_ms or sum(step_ms), 10, 20, 30, 40, 0, counts, SENT, columns)
+    whole = Measurement(
+        list(step_ms), window_ms or sum(step_ms), 10, 20, 30, 40, 0, counts=counts, predicted=SENT, columns=columns
+    )
     return replace(whole, **changes)
 
 
@@ -53,6 +55,50 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_rates_come_from_the_median
     assert row["tokens_per_s_per_gpu"] == pytest.approx(row["tokens_per_s"] / 2)
     assert row["hfu"] == pytest.approx(3.5e12 / 0.120 / 2 / 989.4e12)
     assert row["flags"] == []
+
+
+def test_exposed_communication_is_what_the_step_takes_longer_than_without_messages() -> None:
+    arms = {"compute_only": [90.0, 80.0, 85.0], "comm_only": [10.0, 40.0, 45.0]}
+    slower = {"compute_only": [70.0, 95.0, 80.0], "comm_only": [20.0, 30.0, 30.0]}
+    ranks = [measurement(100, 120, 110, arms_ms=arms), measurement(90, 90, 90, arms_ms=slower)]
+    row = assemble(CONFIG, ranks, H100, own=True)
+    assert row["compute_only_step_ms"] == [90, 95, 85]
+    assert row["comm_only_step_ms"] == [20, 40, 45]
+    assert row["exposed_comm_ms"] == 110 - 90
+    assert row["overlap_efficiency"] == pytest.approx(1 - 20 / 40)
+
+
+def test_without_arms_nothing_is_said_of_overlap() -> None:
+    assert not assemble(CONFIG, [measurement(300)] * 2, H100, own=True).keys() & {"exposed_comm_ms"}
+
+
+CUDNN = ["cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma", "cudnn_sdpa_sm90_flash_bprop_wgmma"]
+
+
+def test_launched_kernels_are_those_of_attention() -> None:
+    ranks = [measurement(300, cuda_kernels=[*CUDNN, "void at::native::elementwise_kernel<128>"])] * 2
+    assert assemble(CONFIG, ranks, H100, own=True)["launched_kernels"] == CUDNN
+
+
+@pytest.mark.parametrize(
+    ("launched", "message"),
+    [
+        (["void pytorch_flash::flash_fwd_kernel<>", *CUDNN], "cudnn was asked for, and sdpa_flash was launched"),
+        (CUDNN[:1], "no CUDA kernel of cudnn's backward was launched"),
+        (["void at::native::elementwise_kernel<128>"], "no CUDA kernel of cudnn's forward was launched"),
+    ],
+)
+def test_another_kernel_than_asked_for_is_incorrect(launched: list[str], message: str) -> None:
+    with pytest.raises(Incorrect, match=message):
+        assemble(CONFIG, [measurement(300, cuda_kernels=launched)] * 2, H100, own=True)
+
+
+def test_wire_bytes_are_of_the_rank_that_sends_most_and_null_where_nvlink_is_not_used() -> None:
+    ranks = [measurement(300, wire_bytes=100.0), measurement(300, wire_bytes=104.0)]
+    assert assemble(CONFIG, ranks, H100, own=True)["comm_wire_bytes"] == 104
+    through_host = replace(CONFIG, fabric=FabricConfig("shm", "nccl", {"NCCL_P2P_DISABLE": "1"}))
+    assert assemble(through_host, ranks, H100, own=True)["comm_wire_bytes"] is None
+    assert assemble(CONFIG, [ranks[0], measurement(300)], H100, own=True)["comm_wire_bytes"] is None
 
 
 def test_memory_headline_is_the_largest_rank() -> None:

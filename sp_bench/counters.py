@@ -1,0 +1,82 @@
+"""What the device itself counts and says, by NVML. Read before and after the timed window, never inside it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+import torch
+
+T = TypeVar("T")
+
+# Per device over all links: payload that left it, in KiB. Ten 256 MiB all-to-alls on two GPUs add 1,310,802 of
+# 1,310,720 in theory.
+NVLINK_SENT = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
+ALL_LINKS = 0xFFFFFFFF
+THROTTLE_REASONS = {  # bits of nvmlDeviceGetCurrentClocksEventReasons that slow a busy device
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Totals since the driver was loaded; None: this device does not count it."""
+
+    energy_mj: int | None
+    nvlink_sent_kib: int | None
+
+    def until(self, end: "Reading", num_steps: int) -> tuple[float | None, float | None]:
+        """(J, bytes sent over NVLink) of each of the `num_steps` steps between two readings."""
+        energy, sent = (
+            _difference(self.energy_mj, end.energy_mj),
+            _difference(self.nvlink_sent_kib, end.nvlink_sent_kib),
+        )
+        return None if energy is None else energy / 1e3 / num_steps, None if sent is None else sent * 1024 / num_steps
+
+
+def _difference(start: int | None, end: int | None) -> int | None:
+    return None if start is None or end is None else end - start
+
+
+class DeviceCounters:
+    """NVML's view of one CUDA device, found by UUID: CUDA_VISIBLE_DEVICES renumbers torch's indices only."""
+
+    def __init__(self, device: torch.device) -> None:
+        pynvml.nvmlInit()
+        uuid = torch.cuda.get_device_properties(device).uuid
+        self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+    def read(self) -> Reading:
+        (field,) = pynvml.nvmlDeviceGetFieldValues(self._handle, [(NVLINK_SENT, ALL_LINKS)])
+        sent = int(field.value.ullVal) if field.nvmlReturn == pynvml.NVML_SUCCESS else None
+        return Reading(_supported(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)), sent)
+
+    def state(self) -> dict[str, Any]:
+        """The row's device_state of this rank: what holds right now."""
+        handle = self._handle
+        reasons = _supported(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        milliwatts = _supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
+        return {
+            "sm_clock_mhz": _supported(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            "memory_clock_mhz": _supported(lambda: pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM)),
+            "power_w": None if milliwatts is None else milliwatts / 1e3,
+            "temperature_c": _supported(lambda: pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            "throttle_reasons": None
+            if reasons is None
+            else [name for bit, name in THROTTLE_REASONS.items() if reasons & bit],
+        }
+
+
+def _supported(query: Callable[[], T]) -> T | None:
+    """None where the device does not answer this query; any other error is one."""
+    try:
+        return query()
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
+            return None
+        raise

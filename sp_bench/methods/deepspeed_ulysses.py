@@ -1,0 +1,110 @@
+"""Adapter: DeepSpeed's DistributedAttention, the Ulysses of arXiv 2309.14509, around our local kernel.
+
+Batch-first tensors, so scatter_idx=2 (heads), gather_idx=1 (tokens), batch_dim_idx=0: [B, S/P, H, D] in and out, our
+contiguous layout, nothing converted. Q, K, V and the output each travel in an all-to-all of their own. Each rank needs a
+KV head of its own: P <= Hkv, but P need not divide Hkv, for heads then go around unevenly, whole KV groups at a time.
+
+Closing restores DeepSpeed's communication backend, its groups and its list of usable ops. What stays is what the import
+did: the modules, DeepSpeed's logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, ulysses_traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.parsing import ConfigError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = installed("deepspeed")
+PRIMITIVE = "all_to_all"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout != "contiguous":
+        raise ConfigError(
+            f"method.layout={method.layout}: deepspeed_ulysses gathers the whole sequence and has contiguous only"
+        )
+    return SequenceLayout(ulysses_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if reason := missing_library_reason(method.name, "deepspeed"):
+        return reason
+    if shape.num_kv_heads < sp_size:
+        return (
+            f"num_kv_heads={shape.num_kv_heads} is fewer than sp_size={sp_size}: deepspeed_ulysses replicates no KV "
+            f"heads; use sp_size up to {shape.num_kv_heads}, or method=ulysses or ring"
+        )
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """With uneven heads the mean over the ranks: those with more heads send more."""
+    return ulysses_traffic(shape, sp_size, sp_size)
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    from sp_bench import ledger
+    from sp_bench.local import local_attention
+
+    group, scale = mesh.get_group("ulysses"), shape.head_dim**-0.5
+
+    def attend_locally(q, k, v):
+        ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave
+        return local_attention(kernel, q, k, v, causal=shape.causal, scale=scale)
+
+    with _deepspeed(group):
+        from deepspeed.sequence.layer import DistributedAttention  # pyright: ignore[reportMissingImports]
+
+        distributed = DistributedAttention(attend_locally, group, scatter_idx=2, gather_idx=1)
+
+        def attend(q, k, v):
+            with ledger.attention():
+                out = distributed(q, k, v, batch_dim_idx=0)
+            ledger.mark_backward_as_attention(out)
+            return out
+
+        yield SequenceParallelAttention(layout(method, group.size()), attend)
+
+
+@contextmanager
+def _deepspeed(group: "ProcessGroup") -> Iterator[None]:
+    """DeepSpeed, told of the process group that is already there."""
+    import deepspeed  # pyright: ignore[reportMissingImports]
+    from deepspeed.comm import comm  # pyright: ignore[reportMissingImports]
+    from deepspeed.utils import groups  # pyright: ignore[reportMissingImports]
+
+    with ExitStack() as restored:
+        # On CPU it would first compile a shared-memory all-reduce, which DistributedAttention never calls.
+        restored.enter_context(_replaced(deepspeed.ops, "__compatible_ops__", {}))
+        # An exchange of uneven heads asks DeepSpeed's own groups for this rank; to be told it, they take a Megatron mpu.
+        mpu = SimpleNamespace(get_sequence_parallel_rank=group.rank)
+        restored.enter_context(_replaced(groups, "mpu", mpu))
+        restored.enter_context(_replaced(comm, "cdb", None))
+        deepspeed.init_distributed(verbose=False)
+        yield
+
+
+@contextmanager
+def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    """`value` as the module's global `name`, which may be absent and then is so afterwards."""
+    names = vars(module)
+    before = {name: names[name]} if name in names else {}
+    names[name] = value
+    try:
+        yield
+    finally:
+        del names[name]
+        names.update(before)

@@ -1,0 +1,91 @@
+"""Adapter: zhuzilin's ring-flash-attn, which merges flash-attn blocks around a point-to-point ring.
+
+Its functions take and give our layouts as they are: `ring_flash_attn_func` contiguous, `zigzag_ring_flash_attn_func`
+zigzag and `stripe_flash_attn_func` striped shards, [B, S/P, H, D]. Nothing is converted, timed or untimed. K and V travel
+in the input's dtype, dK and dV in fp32, and home as well: P hops. It calls flash-attn itself, so that is the kernel.
+The contiguous one rounds dQ to bfloat16 whatever its inputs are.
+
+Closing leaves nothing changed but the modules that were imported.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, ring_traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = installed("ring-flash-attn")
+PRIMITIVE = "send_recv"
+
+_FUNCTIONS = {
+    "contiguous": "ring_flash_attn_func",
+    "zigzag": "zigzag_ring_flash_attn_func",
+    "striped": "stripe_flash_attn_func",
+}
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    return SequenceLayout(method.layout, ring_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if reason := missing_library_reason(method.name, "ring-flash-attn", "transformers"):
+        return reason
+    if kernel_name != "flash_attn":
+        return f"ring_flash_attn brings its own kernel, not kernel={kernel_name}; use kernel=flash_attn"
+    if not shape.causal and method.layout != "contiguous":
+        return (
+            f"workload.causal=false: the {method.layout} ring of ring_flash_attn is causal only; "
+            "use method.layout=contiguous, or method=ring"
+        )
+    if sp_size == 1:
+        return "ring_flash_attn sends dK/dV to itself on sp_size=1; use sp_size of 2 or more, or method=single"
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    return ring_traffic(shape, sp_size, 1, "float32", dkv_hops=sp_size)
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    from sp_bench import ledger
+
+    group = mesh.get_group("ring")
+    ring = getattr(_import_library(), _FUNCTIONS[method.layout])
+    options = {"softmax_scale": shape.head_dim**-0.5, "causal": shape.causal, "group": group}
+
+    def attend(q, k, v):
+        with ledger.attention():
+            out = ring(q, k, v, **options)
+        ledger.mark_backward_as_attention(out)
+        return out
+
+    yield SequenceParallelAttention(layout(method, group.size()), attend)
+
+
+def _import_library() -> ModuleType:
+    """ring_flash_attn. Its adapter for transformers, unused here, imports a name that transformers 5 no longer has:
+    the name is there during the import only."""
+    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
+
+    name = "is_flash_attn_greater_or_equal_2_10"
+    absent = not hasattr(utils, name)
+    if absent:
+        setattr(utils, name, True)
+    try:
+        import ring_flash_attn  # pyright: ignore[reportMissingImports]
+    finally:
+        if absent:
+            delattr(utils, name)
+    return ring_flash_attn

@@ -1,0 +1,61 @@
+"""Two cells compared: the ratio of their step times, and what may be claimed of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sp_bench.report.formats import counted
+from sp_bench.report.statistics import Interval, median_interval
+from sp_bench.report.tables import Cell
+
+MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
+
+
+@dataclass(frozen=True)
+class PairedRatio:
+    """Median of the step-time ratios of equal replicates, which ran in the same block, with its interval."""
+
+    ratio: float
+    interval: Interval
+    pairs: int
+
+    @property
+    def excludes_1(self) -> bool:
+        return self.interval.low > 1 or self.interval.high < 1
+
+    @property
+    def words(self) -> str:
+        """1.25x [1.22, 1.27], with a third decimal where a bound is near 1 or the ratio below it."""
+        near = min(abs(bound - 1) for bound in (self.interval.low, self.interval.high)) < 0.005
+        digits = 3 if near or self.ratio < 1 else 2
+        return f"{self.ratio:.{digits}f}x [{self.interval.low:.{digits}f}, {self.interval.high:.{digits}f}]"
+
+
+def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
+    """None with fewer than 6 replicates that both cells have."""
+    ratios = [over.step_ms[key] / under.step_ms[key] for key in sorted(over.step_ms.keys() & under.step_ms.keys())]
+    interval = median_interval(ratios)
+    return None if interval is None else PairedRatio(median(ratios), interval, len(ratios))
+
+
+def ratio_words(over: Cell, under: Cell) -> str:
+    """Step time of `over` / that of `under`, with its interval or with why there is none."""
+    if (paired := paired_ratio(over, under)) is not None:
+        return f"{paired.words} (paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%})"
+    return f"{ratio_of_medians(over, under):.3f}x ({by_medians(over, under)})"
+
+
+def by_medians(*cells: Cell) -> str:
+    sizes = sorted({len(cell.step_ms) for cell in cells})
+    spread = counted(sizes[0], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
+    return f"by medians of {spread}, no interval"
+
+
+def ratio_of_medians(over: Cell, under: Cell) -> float:
+    """Of two cells that were measured."""
+    return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
+
+
+def fastest(cells: Sequence[Cell]) -> Cell:
+    """By median step time; of equal ones the first by name. `cells` were measured."""
+    return min(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))

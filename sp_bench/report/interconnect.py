@@ -1,0 +1,62 @@
+"""The section on the interconnect: latency and bandwidth of each fabric, primitive and number of ranks."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from sp_bench.report.formats import MISSING, in_bytes, number, whole
+from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.tables import Cell
+
+GIB = 2.0**30
+HEAD = (
+    *("fabric", "primitive", "sp_size", "latency (µs)", "bandwidth (GiB/s)", "largest message"),
+    *("at the largest (GiB/s)", "replicates ok"),
+)
+CAPTION = (
+    "Latency and bandwidth are those of ms = latency + bytes / bandwidth, fitted to the relative residuals of the times "
+    "over message sizes from 64 KiB to the largest. Bytes are those that one rank sends off-rank, for every primitive. "
+    f"Medians over replicates; {MISSING}: the times do not lie on a line that begins above zero."
+)
+
+
+def section(cells: Sequence[Cell]) -> Section | None:
+    """None without a measured fabric. Failed attempts are where all of them are."""
+    measured = sorted((c for c in cells if c.asked["workload"] == "collective" and c.ok), key=_place)
+    if not measured:
+        return None
+    return Section(
+        anchor="interconnect",
+        title="Interconnect",
+        tables=tuple(
+            Table(name, CAPTION, HEAD, tuple(map(_line, group)), left=(0, 1))
+            for name, group in groupby(measured, key=_setting)
+        ),
+    )
+
+
+def _setting(cell: Cell) -> str:
+    warm = ", warm process group" if cell.asked["isolation"] == "group" else ""
+    return f"{cell.asked['hardware']}, {cell.asked['dtype']}{warm}"
+
+
+def _place(cell: Cell) -> tuple[str, str, str, int, float]:
+    asked = cell.asked
+    return (
+        _setting(cell),
+        asked["fabric"],
+        asked["primitive"],
+        asked["sp_size"],
+        cell.middle("comm_counted_bytes") or 0,
+    )
+
+
+def _line(cell: Cell) -> Line:
+    latency, bandwidth = cell.middle("latency_us"), cell.middle("bandwidth_bytes_per_s")
+    largest, step_ms = cell.middle("comm_counted_bytes"), cell.median_step_ms
+    texts = (
+        *(str(cell.asked["fabric"]), str(cell.asked["primitive"]), whole(cell.asked["sp_size"]), number(latency)),
+        *(number(None if bandwidth is None else bandwidth / GIB), in_bytes(largest)),
+        number(1e3 * largest / step_ms / GIB if largest and step_ms else None),
+        f"{len(cell.step_ms)} of {len(cell.rows)}",
+    )
+    return Line(texts, cell.files)

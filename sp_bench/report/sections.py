@@ -1,0 +1,21 @@
+"""The sections of the page beside verdict, figures and tables, each there only if its rows are."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from matplotlib import rc_context
+
+from sp_bench.report import attribution
+from sp_bench.report.figures import plotted
+from sp_bench.report.parts import Section
+from sp_bench.report.styles import RC, Style, styles
+from sp_bench.report.tables import Cell
+
+MAKERS: Sequence[Callable[[Sequence[Cell], Mapping[str, Style]], Section | None]] = (attribution.section,)
+
+
+def sections(cells: Sequence[Cell]) -> list[Section]:
+    """In the order of the page."""
+    style = styles(plotted(cells))
+    with rc_context(RC):
+        made = [make(cells, style) for make in MAKERS]
+    return [section for section in made if section is not None]

@@ -1,0 +1,82 @@
+"""What the time of an attention step is made of: the kernel alone, computing beyond it, exposed communication.
+
+The kernel alone is the method `single` on one device with the whole sequence and 1/P of the heads: the same work as one
+of P ranks has, without exchange, blocks, merges or waiting.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp_bench.report.compare import paired_ratio, ratio_of_medians
+from sp_bench.report.formats import MISSING
+from sp_bench.report.tables import Cell
+
+_SAME = ("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation")
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Median times of a cell, ms; None: not measured."""
+
+    cell: Cell
+    alone: Cell | None
+    compute_only_ms: float | None
+    comm_only_ms: float | None
+    exposed_ms: float | None
+    overlap_efficiency: float | None
+
+    @property
+    def alone_ms(self) -> float | None:
+        return self.alone.median_step_ms if self.alone else None
+
+    @property
+    def beyond_kernel_ms(self) -> float | None:
+        known = self.alone_ms is not None and self.compute_only_ms is not None
+        return (self.compute_only_ms or 0.0) - (self.alone_ms or 0.0) if known else None
+
+    @property
+    def fraction(self) -> str:
+        """Of the kernel alone, with the interval of the paired ratio where there is one."""
+        if self.alone is None:
+            return MISSING
+        if (paired := paired_ratio(self.alone, self.cell)) is None:
+            return f"{ratio_of_medians(self.alone, self.cell):.3f}"
+        return f"{paired.ratio:.3f} [{paired.interval.low:.3f}, {paired.interval.high:.3f}]"
+
+
+def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
+    """The cell of the same kernel alone with 1/P of the heads, of several that with the most replicates."""
+    size = cell.asked["sp_size"]
+    heads, kv_heads = cell.asked["num_heads"], cell.asked["num_kv_heads"]
+    found = [
+        c
+        for c in every
+        if (c.asked["workload"], c.asked["method"], c.asked["sp_size"], c.ok) == ("attention", "single", 1, True)
+        and (c.asked["num_heads"] or 0) * size == heads
+        and (c.asked["num_kv_heads"] or 0) * size == max(kv_heads, size)
+        and all(c.asked[name] == cell.asked[name] for name in _SAME)
+    ]
+    return max(found, key=lambda c: (len(c.step_ms), c.cell_id), default=None)
+
+
+def attributions(cells: Sequence[Cell]) -> list[Attribution]:
+    """One for each measured attention cell on several ranks of which any part of the time is known."""
+    made = [
+        Attribution(
+            cell,
+            kernel_alone(cell, cells),
+            cell.middle("compute_only_step_ms"),
+            cell.middle("comm_only_step_ms"),
+            cell.middle("exposed_comm_ms"),
+            cell.middle("overlap_efficiency"),
+        )
+        for cell in cells
+        if cell.ok and cell.asked["workload"] == "attention" and (cell.asked["sp_size"] or 1) > 1
+    ]
+    return [a for a in made if a.alone is not None or a.compute_only_ms is not None]
+
+
+def largest(group: Sequence[Attribution]) -> list[Attribution]:
+    """Those on the most ranks, and of them with the most tokens."""
+    place = max((a.cell.asked["sp_size"], a.cell.asked["seq_len"]) for a in group)
+    return [a for a in group if (a.cell.asked["sp_size"], a.cell.asked["seq_len"]) == place]

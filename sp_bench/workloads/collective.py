@@ -1,0 +1,103 @@
+"""The method's own primitive over message sizes, and the latency and bandwidth that its times lie on.
+
+No attention: what a row says is how fast this fabric moves what the method would send, as the method itself sends it,
+from the issue on the host to the result that the compute stream may use.
+"""
+
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sp_bench import exchange, messages
+from sp_bench.measure import Measurement, Step, measure, time_arm
+from sp_bench.messages import MessageSize
+from sp_bench.workloads import Incorrect, Job
+
+STAMPS = 251  # distinct values of a stamp; whole numbers up to 256 are exact in every dtype
+
+
+def run(job: Job) -> Measurement:
+    config, device = job.config, job.device
+    sizes = messages.message_sizes(config)
+    job.enter_phase("correctness")
+    for size in sizes:
+        prove(job, size)
+    measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase)
+    # The other sizes follow in the last phase that `measure` entered: a phase is never entered twice.
+    times_ms = [_time(job, size) for size in sizes[:-1]] + [_median_of_slowest(measurement.step_ms)]
+    line = messages.fit_line([size.sent_bytes for size in sizes], times_ms)
+    measurement.predicted = messages.traffic(config, sizes[-1])
+    measurement.columns = {
+        "curve": [{"message_bytes": s.sent_bytes, "ms": ms} for s, ms in zip(sizes, times_ms, strict=True)],
+        "latency_us": line.latency_us,
+        "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s,
+    }
+    return measurement
+
+
+def prove(job: Job, size: MessageSize) -> None:
+    """Every rank received, slice by slice, what its peers sent it.
+
+    Raises:
+        Incorrect: on every rank, naming those that received something else.
+    """
+    wrong: list[bool] = [False] * dist.get_world_size()
+    dist.all_gather_object(wrong, not torch.equal(_step(job, size)(), _expected(job, size)))
+    if any(wrong):
+        ranks = ", ".join(str(rank) for rank, is_wrong in enumerate(wrong) if is_wrong)
+        op = messages.OPS[job.config.method.name]
+        raise Incorrect(f"{op} of {size.sent_bytes} bytes: ranks {ranks} did not receive what their peers sent")
+
+
+def _group(job: Job) -> dist.ProcessGroup:
+    return job.mesh.get_group("ulysses" if job.config.method.name == "ulysses" else "ring")
+
+
+def _step(job: Job, size: MessageSize) -> Step:
+    """One exchange of what this rank sends: P slices [P, n] for all_to_all, else one slice [n]."""
+    group, method = _group(job), job.config.method.name
+    rank = group.rank()
+    if method == "ulysses":
+        sent = torch.stack([_stamped(job, size, rank, to) for to in range(group.size())])
+        return lambda: exchange.all_to_all([sent], group).wait()
+    sent = _stamped(job, size, rank, 0)
+    if method == "ring":
+        return lambda: exchange.shift(sent, group).wait()
+    return lambda: exchange.all_gather(sent, group).wait()
+
+
+def _expected(job: Job, size: MessageSize) -> Tensor:
+    """What this rank must receive: [P, n], [n] or [P*n], as `_step` of the same method gives it."""
+    group, method = _group(job), job.config.method.name
+    rank, ranks = group.rank(), range(group.size())
+    if method == "ulysses":
+        return torch.stack([_stamped(job, size, sender, rank) for sender in ranks])
+    if method == "ring":
+        return _stamped(job, size, (rank - 1) % group.size(), 0)
+    return torch.cat([_stamped(job, size, sender, 0) for sender in ranks])
+
+
+def _stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
+    """[n]: values that tell the sender, the slice and the place within it."""
+    dtype = getattr(torch, job.config.dtype)
+    length = size.slice_bytes // dtype.itemsize
+    first = sender * job.config.sp_size + receiver
+    stamps = ((torch.arange(STAMPS, device=job.device) + first) % STAMPS).to(dtype)
+    return stamps.repeat(-(-length // STAMPS))[:length].contiguous()
+
+
+def _time(job: Job, size: MessageSize) -> float:
+    """ms of one step of `size`, warmed up and timed as `measure` does it."""
+    step = _step(job, size)
+    for _ in range(job.config.workload.warmup_steps):
+        step()
+    return _median_of_slowest(time_arm(step, job.config.workload, job.device))
+
+
+def _median_of_slowest(step_ms: list[float]) -> float:
+    """The median over steps of the max over ranks."""
+    rank_step_ms: list[list[float]] = [[]] * dist.get_world_size()
+    dist.all_gather_object(rank_step_ms, step_ms)
+    return median(map(max, zip(*rank_step_ms, strict=True)))

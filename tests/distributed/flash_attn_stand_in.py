@@ -1,0 +1,81 @@
+"""flash_attn's two functions, of version 2.8.3, computed by our math kernel: what ring_flash_attn needs of it, on CPU.
+
+And, where transformers is not installed, as much of it as ring_flash_attn imports, in the form that transformers 5 has.
+"""
+
+import importlib.util
+import sys
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from sp_bench.kernels import math
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    _require_plain(q, dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
+    out, lse = math.forward(q, k, v, causal=causal, scale=softmax_scale)
+    return out, lse, torch.empty(0), torch.empty(2, dtype=torch.int64)
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    _require_plain(q, dropout_p, window_size_left, window_size_right, softcap, alibi_slopes)
+    grads = math.backward(dout, q, k, v, out, softmax_lse, causal=causal, scale=softmax_scale)
+    for to, grad in zip((dq, dk, dv), grads, strict=True):
+        to.copy_(grad)
+    return torch.empty_like(softmax_lse)
+
+
+def _require_plain(q: Tensor, dropout_p: float, left: int, right: int, softcap: float, alibi: Tensor | None) -> None:
+    assert (dropout_p, left, right, softcap, alibi) == (0.0, -1, -1, 0.0, None)
+    assert q.dim() == 4
+
+
+def _packed(*args: object, **kwargs: object) -> None:
+    raise AssertionError("ring_flash_attn imports its packed functions, but nothing here calls them")
+
+
+def install() -> None:
+    """Put the stand-ins into this process's sys.modules."""
+    interface = ModuleType("flash_attn.flash_attn_interface")
+    for function in (_flash_attn_forward, _flash_attn_backward):
+        setattr(interface, function.__name__, function)
+    for name in ("_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
+        setattr(interface, name, _packed)
+    sys.modules |= {"flash_attn": ModuleType("flash_attn"), interface.__name__: interface}
+    if importlib.util.find_spec("transformers") is None:
+        transformers, utils = ModuleType("transformers"), ModuleType("transformers.modeling_flash_attention_utils")
+        vars(transformers)["modeling_flash_attention_utils"] = utils
+        sys.modules |= {transformers.__name__: transformers, utils.__name__: utils}

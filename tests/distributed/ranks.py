@@ -1,0 +1,84 @@
+"""Runs a function on real ranks: gloo ranks on the CPU, or NCCL ranks with a GPU each.
+
+Starting a group costs seconds: start one a world size, run many cases in it.
+"""
+
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at different speeds; a hang must still end
+
+
+def device(backend: str, rank: int) -> torch.device:
+    """Where a rank of a group computes; nothing else in these tests decides it."""
+    return torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+
+
+def here() -> torch.device:
+    """Where this rank computes."""
+    return device(dist.get_backend(), dist.get_rank())
+
+
+def worlds(*, gloo: Iterable[int] = (), nccl: Iterable[int] = ()) -> list[Any]:
+    """Parameters (backend, world_size); a world of more GPUs than this machine has is skipped, and says so."""
+    num_gpus = torch.cuda.device_count()
+    return [
+        *(pytest.param("gloo", size, id=f"gloo-{size}") for size in gloo),
+        *(
+            pytest.param(
+                *("nccl", size),
+                id=f"nccl-{size}",
+                marks=pytest.mark.skipif(
+                    num_gpus < size, reason=f"needs {size} CUDA device{'s' * (size > 1)}; {num_gpus} here"
+                ),
+            )
+            for size in nccl
+        ),
+    ]
+
+
+def _rank(
+    rank: int, world_size: int, backend: str, store: str, function: Callable[..., None], args: tuple[Any, ...]
+) -> None:
+    torch.set_num_threads(1)
+    mine = device(backend, rank)
+    try:
+        if mine.type == "cuda":
+            os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast, as in every file of conf/fabric
+            torch.cuda.set_device(mine)
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=world_size,
+            timeout=COLLECTIVE_LIMIT,
+            device_id=mine if mine.type == "cuda" else None,
+        )
+        function(rank, *args)
+        if mine.type == "cuda":
+            torch.cuda.synchronize(mine)  # the last kernels' errors come up here
+        dist.destroy_process_group()
+    except BaseException:
+        traceback.print_exc()
+        sys.stdout.flush()
+        os._exit(1)  # peers may wait in a collective: leave at once, the parent ends them
+
+
+def run(world_size: int, function: Callable[..., None], *args: Any, backend: str = "gloo") -> None:
+    """`function(rank, *args)` in `world_size` fresh processes with an initialised group.
+
+    Raises:
+        ProcessExitedException, ProcessRaisedException: a rank failed; its traceback is on stderr.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (world_size, backend, os.path.join(folder, "store"), function, args), nprocs=world_size)

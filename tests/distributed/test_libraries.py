@@ -1,0 +1,123 @@
+"""Other libraries' attention through its adapters, on real gloo ranks: output, gradients, bytes, and what they leave.
+
+Each skips without its library. ring_flash_attn calls flash-attn, which has no CPU kernel: a stand-in computes for it,
+so that what is tested is which function gets which tokens, not the kernel.
+"""
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import flash_attn_stand_in
+import pytest
+import torch
+import torch.distributed as dist
+from oracle import Case, mesh_of, relative_errors
+from ranks import run
+from test_gate import row, trial
+from test_ledger import check, counted
+
+from sp_bench import methods
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.hardware import package_versions
+
+DEEPSPEED = MethodConfig("deepspeed_ulysses")
+LAYOUTS = ("contiguous", "zigzag", "striped")
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(package not in package_versions(), reason=f"{package} is not installed")
+
+
+def check_deepspeed(rank: int, sp_size: int) -> None:
+    mesh = mesh_of(methods.get(DEEPSPEED.name).layout(DEEPSPEED, sp_size))
+    for (hq, hkv), causal, batch in itertools.product(((12, 12), (12, 4)), (True, False), (1, 2)):
+        case = Case(DEEPSPEED, AttentionShape(batch, 12 * sp_size, hq, hkv, 8, causal, "float64"))
+        errors = relative_errors(case, mesh)
+        assert max(errors.values()) < 1e-13, f"{case} on rank {rank}: {errors}"
+        check(case, mesh)
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize("sp_size", [1, 2, 4])
+def test_deepspeed_agrees_with_the_oracle_and_sends_what_the_closed_form_says(sp_size: int) -> None:
+    run(sp_size, check_deepspeed, sp_size)
+
+
+def check_uneven_heads(rank: int, sp_size: int) -> None:
+    mesh = mesh_of(methods.get(DEEPSPEED.name).layout(DEEPSPEED, sp_size))
+    for hq, hkv in ((5, 5), (10, 5)):
+        case = Case(DEEPSPEED, AttentionShape(2, 8 * sp_size, hq, hkv, 8, True, "float64"))
+        errors = relative_errors(case, mesh)
+        assert max(errors.values()) < 1e-13, f"{case} on rank {rank}: {errors}"
+        sent: list[Any] = [None] * sp_size
+        dist.all_gather_object(sent, counted(case, mesh))
+        predicted = methods.get(DEEPSPEED.name).traffic(DEEPSPEED, case.shape, sp_size)
+        assert {key: sum((s[key] for s in sent), Fraction(0)) / sp_size for key in predicted} == predicted
+        # a KV head more: its group's output goes to P-1 ranks, where its Q, K and V would have gone to another
+        more = hq // hkv * (sp_size - 2) - 2
+        assert (len({s["forward", "all_to_all"] for s in sent}) > 1) == (more != 0)
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize("sp_size", [3, 4])
+def test_deepspeed_splits_uneven_heads_and_then_sends_the_closed_form_on_average(sp_size: int) -> None:
+    run(sp_size, check_uneven_heads, sp_size)
+
+
+def check_deepspeed_leaves_no_trace(rank: int) -> None:
+    columns = row(trial(DEEPSPEED, 2))
+    assert columns["rel_error_dq"] < 1e-6
+    assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"] > 0
+    import deepspeed  # pyright: ignore[reportMissingImports]
+    from deepspeed.comm import comm  # pyright: ignore[reportMissingImports]
+    from deepspeed.utils import groups  # pyright: ignore[reportMissingImports]
+
+    assert comm.cdb is None
+    assert groups.mpu is None
+    assert "__compatible_ops__" not in vars(deepspeed.ops)
+    assert row(trial(MethodConfig("ulysses"), 2))["rel_error_dq"] < 1e-6
+
+
+@needs("deepspeed")
+def test_a_deepspeed_trial_passes_the_gate_and_the_next_one_in_its_processes_too() -> None:
+    run(2, check_deepspeed_leaves_no_trace)
+
+
+def check_ring_flash_attn(rank: int, sp_size: int) -> None:
+    flash_attn_stand_in.install()
+    for kind, (hq, hkv), causal, batch in itertools.product(LAYOUTS, ((4, 4), (4, 2)), (True, False), (1, 2)):
+        method = MethodConfig("ring_flash_attn", kind)
+        mesh = mesh_of(methods.get(method.name).layout(method, sp_size))
+        if causal or kind == "contiguous":
+            shape = AttentionShape(batch, 12 * sp_size, hq, hkv, 8, causal, "float32")
+            errors = relative_errors(Case(method, shape, "flash_attn"), mesh)
+            # the contiguous ring rounds dq, and nothing else, to bfloat16
+            rounded = errors.pop("dq") if kind == "contiguous" else 1e-3
+            assert max(errors.values()) < 1e-6, f"{method} {shape} on rank {rank}: {errors}"
+            assert 1e-4 < rounded < 4e-3, f"{method} {shape} on rank {rank}: dq {rounded}"
+            # dK/dV are fp32 on the way, whatever the inputs are
+            low = AttentionShape(batch, 12 * sp_size, hq, hkv, 8, causal, "bfloat16")
+            check(Case(method, low, "flash_attn"), mesh)
+
+
+@needs("ring-flash-attn")
+@pytest.mark.parametrize("sp_size", [2, 3, 4])
+def test_ring_flash_attn_takes_our_layouts_and_sends_dkv_home_in_fp32(sp_size: int) -> None:
+    run(sp_size, check_ring_flash_attn, sp_size)
+
+
+def check_transformers_is_left_as_it_was(rank: int) -> None:
+    flash_attn_stand_in.install()
+    method = MethodConfig("ring_flash_attn", "zigzag")
+    shape = AttentionShape(1, 16, 2, 2, 8, True, "float32")
+    relative_errors(Case(method, shape, "flash_attn"), mesh_of(methods.get(method.name).layout(method, 2)))
+    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
+
+    assert not hasattr(utils, "is_flash_attn_greater_or_equal_2_10")
+    assert torch.get_default_dtype() == torch.float32
+
+
+@needs("ring-flash-attn")
+def test_the_name_lent_to_transformers_for_an_import_is_gone_afterwards() -> None:
+    run(2, check_transformers_is_left_as_it_was)
