@@ -101,7 +101,7 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
     return {
         "method": config.method.name,
         "implementation": method.IMPLEMENTATION,
-        "primitive": method.PRIMITIVE,
+        "primitive": methods.primitive(config.method),
         "layout": config.method.layout,
         "placement": config.method.placement,
         "dkv_dtype": config.method.dkv_dtype,

@@ -44,15 +44,23 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch
             interrupted = True
         else:
             interrupted = False
-    print(summary(campaign.folder, progress, interrupted=interrupted))
-    if interrupted:
-        raise SystemExit(INTERRUPTED)
     from sp_bench import report  # draws with matplotlib, which planning does not need
 
+    print(summary(campaign.folder, progress, _effort(campaign.folder), interrupted=interrupted))
+    if interrupted:
+        raise SystemExit(INTERRUPTED)
     built = report.build([campaign.folder])
     for problem in built.problems:
         print(problem)
     print(f"report: {built.page}")
+
+
+def _effort(folder: Path) -> str:
+    """How much of the campaign's wall time was measurement, this run's and earlier ones'."""
+    from sp_bench.report.effort import effort
+
+    rows, _ = results.read(folder, ("status", "duration_s", "phase_s"))
+    return effort(rows.to_pylist()).summary()
 
 
 def _describe(configs: Sequence[TrialConfig], settings: CampaignConfig) -> Campaign:

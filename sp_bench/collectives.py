@@ -7,10 +7,9 @@ of all heads, [B, S/P, H, D], or all tokens of its heads, [B, S, H/P, D].
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench.exchange import Arrival, all_to_all
+from sp_bench.exchange import Arrival, Transport
 
 
 def copy_rows(to: Tensor, source: Tensor) -> None:
@@ -32,23 +31,23 @@ def by_rank(tensor: Tensor, size: int) -> Tensor:
     return tensor.unflatten(2, (size, -1))
 
 
-def send_to_heads(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Arrival:
+def send_to_heads(tensors: Sequence[Tensor], transport: Transport) -> Arrival:
     """Start [B, S/P, P, h, D] each -> [B, S, h, D] each, all packed into one; views of one tensor if B = 1."""
     heads = [t.shape[3] for t in tensors]
     batch, local, size, _, dim = tensors[0].shape
     sent = tensors[0].new_empty(size, batch, local, sum(heads), dim)
     for t, slot in zip(tensors, sent.split(heads, dim=3), strict=True):
         copy_rows(slot, t.permute(2, 0, 1, 3, 4))  # [B, S/P, P, h, D] -> [P, B, S/P, h, D]: one slice for each rank
-    message = all_to_all([sent], group)
+    message = transport.all_to_all([sent])
     # [P, B, S/P, h, D] -> [B, P*S/P, h, D]: token slices side by side
     return lambda: list(message.wait().transpose(0, 1).flatten(1, 2).split(heads, dim=2))
 
 
-def send_to_tokens(tensors: Sequence[Tensor], group: dist.ProcessGroup) -> Arrival:
+def send_to_tokens(tensors: Sequence[Tensor], transport: Transport) -> Arrival:
     """Start [B, S, h, D] each -> [B, S/P, P, h, D] each: strided views, the ranks' heads of one token side by side."""
     # [B, P*S/P, h, D] -> [P, B, S/P, h, D]: token slices first, one for each rank; no copy if B = 1
-    sent = [t.unflatten(1, (group.size(), -1)).transpose(0, 1).contiguous() for t in tensors]
-    message = all_to_all(sent, group)
+    sent = [t.unflatten(1, (transport.group.size(), -1)).transpose(0, 1).contiguous() for t in tensors]
+    message = transport.all_to_all(sent)
     return lambda: [t.permute(1, 2, 0, 3, 4) for t in message.wait_all()]
 
 
@@ -61,27 +60,27 @@ def merged_heads(grouped: Tensor) -> Tensor:
 
 class _TokensToHeads(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group: dist.ProcessGroup, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        ctx.group = group
-        grouped = [by_rank(t, group.size()) for t in tensors]
-        return tuple(send_to_heads(grouped, group)())
+    def forward(ctx, transport: Transport, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
+        ctx.transport = transport
+        grouped = [by_rank(t, transport.group.size()) for t in tensors]
+        return tuple(send_to_heads(grouped, transport)())
 
     @staticmethod
     def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        return (None, *map(merged_heads, send_to_tokens(grads, ctx.group)()))
+        return (None, *map(merged_heads, send_to_tokens(grads, ctx.transport)()))
 
 
 class _HeadsToTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, group: dist.ProcessGroup, tensor: Tensor) -> Tensor:  # pyright: ignore
-        ctx.group = group
-        (out,) = send_to_tokens([tensor], group)()
+    def forward(ctx, transport: Transport, tensor: Tensor) -> Tensor:  # pyright: ignore
+        ctx.transport = transport
+        (out,) = send_to_tokens([tensor], transport)()
         return merged_heads(out)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # pyright: ignore
-        grouped = by_rank(grad, ctx.group.size())
-        return None, send_to_heads([grouped], ctx.group)()[0]
+        grouped = by_rank(grad, ctx.transport.group.size())
+        return None, send_to_heads([grouped], ctx.transport)()[0]
 
 
 def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
@@ -93,15 +92,15 @@ def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]
     return k.repeat_interleave(replicas, dim=2), v.repeat_interleave(replicas, dim=2)
 
 
-def tokens_to_heads(q: Tensor, k: Tensor, v: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor, Tensor]:
+def tokens_to_heads(q: Tensor, k: Tensor, v: Tensor, transport: Transport) -> tuple[Tensor, Tensor, Tensor]:
     """My tokens of all heads -> all tokens of my heads: [B, S/P, H, D] -> [B, S, H/P, D]; in one exchange."""
-    if group.size() == 1:
+    if transport.group.size() == 1:
         return q, k, v
-    k, v = replicate_kv_heads(k, v, group.size())
-    q, k, v = _TokensToHeads.apply(group, q, k, v)  # pyright: ignore[reportAssignmentType]
+    k, v = replicate_kv_heads(k, v, transport.group.size())
+    q, k, v = _TokensToHeads.apply(transport, q, k, v)  # pyright: ignore[reportAssignmentType]
     return q, k, v
 
 
-def heads_to_tokens(out: Tensor, group: dist.ProcessGroup) -> Tensor:
+def heads_to_tokens(out: Tensor, transport: Transport) -> Tensor:
     """All tokens of my heads -> my tokens of all heads: [B, S, H/P, D] -> [B, S/P, H, D]."""
-    return out if group.size() == 1 else _HeadsToTokens.apply(group, out)  # pyright: ignore[reportReturnType]
+    return out if transport.group.size() == 1 else _HeadsToTokens.apply(transport, out)  # pyright: ignore[reportReturnType]

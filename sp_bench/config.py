@@ -25,7 +25,8 @@ class MethodConfig:
     dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
     head_stride: int | None = None  # all_gather: KV heads gathered at a time; None: all at once
     head_chunks: int | None = None  # ulysses: parts of the heads, each exchanged while another is computed; None: 1
-    exchange: Literal["collective", "symmetric_memory"] | None = None  # ulysses: what moves the heads
+    # what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels
+    exchange: Literal["collectives", "copy_engines"] | None = None
 
     def __post_init__(self) -> None:
         require_positive(self, "ulysses_degree", "head_stride", "head_chunks")

@@ -30,17 +30,17 @@ class Reading:
     energy_mj: int | None
     nvlink_sent_kib: int | None
 
-    def until(self, end: "Reading", num_steps: int) -> tuple[float | None, float | None]:
-        """(J, bytes sent over NVLink) of each of the `num_steps` steps between two readings."""
-        energy, sent = (
-            _difference(self.energy_mj, end.energy_mj),
-            _difference(self.nvlink_sent_kib, end.nvlink_sent_kib),
-        )
-        return None if energy is None else energy / 1e3 / num_steps, None if sent is None else sent * 1024 / num_steps
+    def energy_j_until(self, end: "Reading", num_steps: int) -> float | None:
+        """J of each of `num_steps` steps."""
+        if self.energy_mj is None or end.energy_mj is None:
+            return None
+        return (end.energy_mj - self.energy_mj) / 1e3 / num_steps
 
-
-def _difference(start: int | None, end: int | None) -> int | None:
-    return None if start is None or end is None else end - start
+    def sent_bytes_until(self, end: "Reading", num_steps: int) -> float | None:
+        """Bytes that left over NVLink in each of `num_steps` steps."""
+        if self.nvlink_sent_kib is None or end.nvlink_sent_kib is None:
+            return None
+        return (end.nvlink_sent_kib - self.nvlink_sent_kib) * 1024 / num_steps
 
 
 class DeviceCounters:
@@ -72,11 +72,14 @@ class DeviceCounters:
         }
 
 
+_UNANSWERED = tuple(
+    pynvml.nvmlExceptionClass(code) for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)
+)
+
+
 def _supported(query: Callable[[], T]) -> T | None:
     """None where the device does not answer this query; any other error is one."""
     try:
         return query()
-    except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION):
-            return None
-        raise
+    except _UNANSWERED:
+        return None

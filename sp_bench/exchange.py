@@ -1,6 +1,7 @@
-"""The collectives of sequence-parallel attention, each issued in one place and marked as attention traffic.
+"""The messages of sequence-parallel attention: each primitive issued in one place and marked as attention traffic.
 
-Each starts at once and returns a `Message`; the caller waits for it where it needs the result. Inside `local_copies`
+Each starts at once and returns a `Message`; the caller waits for it where it needs the result. `Collectives` issues the
+process group's collectives; copy_engines.py has the same primitives over symmetric memory. Inside `local_copies`
 nothing travels: every message is a copy of the same shape on this device, which leaves the compute-only arm of a step.
 """
 
@@ -21,21 +22,8 @@ from sp_bench import ledger
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-# Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
-_local = {"copies": False}
 
-
-@contextmanager
-def local_copies() -> Iterator[None]:
-    """Messages inside are local copies of what this rank itself sends: same shapes, no traffic, wrong values."""
-    _local["copies"] = True
-    try:
-        yield
-    finally:
-        _local["copies"] = False
-
-
-class _Waitable(Protocol):
+class Waitable(Protocol):
     def wait(self) -> object: ...
 
 
@@ -45,7 +33,7 @@ class Message:
 
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
-    works: Sequence[_Waitable]
+    works: Sequence[Waitable]
 
     def wait_all(self) -> Sequence[Tensor]:
         """On CUDA the current stream waits and the host goes on."""
@@ -57,6 +45,29 @@ class Message:
         """The same for a message of one tensor."""
         (received,) = self.wait_all()
         return received
+
+
+class Transport(Protocol):
+    """The primitives over one group of ranks."""
+
+    @property
+    def group(self) -> dist.ProcessGroup: ...
+
+    def all_to_all(self, sent: Sequence[Tensor]) -> Message:
+        """Slice p of each tensor's first axis goes to rank p; slice p of each result came from it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> Message:
+        """[n, ...] on each rank -> [P*n, ...], in rank order."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor) -> Message:
+        """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
+        ...
+
+    def shift(self, tensor: Tensor) -> Message:
+        """`tensor` goes to the next rank of the ring; the result is the previous rank's."""
+        ...
 
 
 Arrival = Callable[[], list[Tensor]]  # waits for what was sent, and gives it in the receiver's shape
@@ -71,94 +82,116 @@ def one_ahead(arrivals: Iterator[Arrival]) -> Iterator[list[Tensor]]:
     yield coming()
 
 
-def all_to_all(sent: Sequence[Tensor], group: dist.ProcessGroup) -> Message:
-    """Slice p of each tensor's first axis goes to rank p; slice p of each result came from it. NCCL moves all tensors
-    in one launch."""
-    received = [torch.empty_like(t) for t in sent]
+@dataclass(frozen=True)
+class Collectives:
+    """The process group's own collectives: NCCL, gloo."""
 
-    def issue() -> Sequence[Any]:
+    group: dist.ProcessGroup
+
+    def all_to_all(self, sent: Sequence[Tensor]) -> Message:
+        """NCCL moves all tensors in one launch."""
+        received = [torch.empty_like(t) for t in sent]
         pairs = list(zip(received, sent, strict=True))
-        if len(pairs) == 1 or not _coalesces(group, sent[0]):
-            return [dist.all_to_all_single(to, t, group=group, async_op=True) for to, t in pairs]
-        with _coalescing_manager(group, sent[0].device, async_ops=True) as together:
-            for to, t in pairs:
-                dist.all_to_all_single(to, t, group=group, async_op=True)
-        return [together]
 
-    return _start(sent, received, issue, lambda: [to.copy_(t) for to, t in zip(received, sent, strict=True)])
+        def issue() -> Sequence[Any]:
+            if len(pairs) == 1 or not self._coalesces(sent[0]):
+                return [dist.all_to_all_single(to, t, group=self.group, async_op=True) for to, t in pairs]
+            with _coalescing_manager(self.group, sent[0].device, async_ops=True) as together:
+                for to, t in pairs:
+                    dist.all_to_all_single(to, t, group=self.group, async_op=True)
+            return [together]
 
+        return start(sent, received, issue, lambda: [to.copy_(t) for to, t in pairs])
 
-def all_gather(tensor: Tensor, group: dist.ProcessGroup) -> Message:
-    """[n, ...] on each rank -> [P*n, ...], in rank order."""
-    gathered = tensor.new_empty(group.size() * tensor.shape[0], *tensor.shape[1:])
-    return _start(
-        [tensor],
-        [gathered],
-        lambda: [_all_gather(gathered, tensor, group=group, async_op=True)],
-        lambda: gathered.unflatten(0, (group.size(), -1)).copy_(tensor),
-    )
-
-
-def reduce_scatter(tensor: Tensor, group: dist.ProcessGroup) -> Message:
-    """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
-    received = tensor.new_empty(tensor.shape[0] // group.size(), *tensor.shape[1:])
-    return _start(
-        [tensor],
-        [received],
-        lambda: [_reduce_scatter(received, tensor, group=group, async_op=True)],
-        lambda: received.copy_(tensor.chunk(group.size())[group.rank()]),
-    )
-
-
-def shift(tensor: Tensor, group: dist.ProcessGroup) -> Message:
-    """`tensor` goes to the next rank of the ring; the result is the previous rank's."""
-    received = torch.empty_like(tensor)
-    rank, size = group.rank(), group.size()
-
-    def issue() -> list[dist.Work]:
-        return dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.isend, tensor, group=group, group_peer=(rank + 1) % size),
-                dist.P2POp(dist.irecv, received, group=group, group_peer=(rank - 1) % size),
-            ]
+    def all_gather(self, tensor: Tensor) -> Message:
+        gathered = tensor.new_empty(self.group.size() * tensor.shape[0], *tensor.shape[1:])
+        return start(
+            [tensor],
+            [gathered],
+            lambda: [_all_gather(gathered, tensor, group=self.group, async_op=True)],
+            lambda: gathered.unflatten(0, (self.group.size(), -1)).copy_(tensor),
         )
 
-    return _start([tensor], [received], issue, lambda: received.copy_(tensor))
+    def reduce_scatter(self, tensor: Tensor) -> Message:
+        size = self.group.size()
+        received = tensor.new_empty(tensor.shape[0] // size, *tensor.shape[1:])
+        return start(
+            [tensor],
+            [received],
+            lambda: [_reduce_scatter(received, tensor, group=self.group, async_op=True)],
+            lambda: received.copy_(tensor.chunk(size)[self.group.rank()]),
+        )
+
+    def shift(self, tensor: Tensor) -> Message:
+        received = torch.empty_like(tensor)
+        rank, size = self.group.rank(), self.group.size()
+
+        def issue() -> Sequence[Any]:
+            return dist.batch_isend_irecv(
+                [
+                    dist.P2POp(dist.isend, tensor, group=self.group, group_peer=(rank + 1) % size),
+                    dist.P2POp(dist.irecv, received, group=self.group, group_peer=(rank - 1) % size),
+                ]
+            )
+
+        return start([tensor], [received], issue, lambda: received.copy_(tensor))
+
+    def _coalesces(self, tensor: Tensor) -> bool:
+        group = self.group
+        return type(group) is dist.ProcessGroup and group._get_backend(tensor.device).supports_coalescing
 
 
-def _start(
+# Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
+_local = {"copies": False}
+
+
+@contextmanager
+def local_copies() -> Iterator[None]:
+    """Messages inside are local copies of what this rank itself sends: same shapes, no traffic, wrong values."""
+    _local["copies"] = True
+    try:
+        yield
+    finally:
+        _local["copies"] = False
+
+
+def start(
     sent: Sequence[Tensor],
     received: Sequence[Tensor],
     issue: Callable[[], Sequence[Any]],
     copy: Callable[[], object],
 ) -> Message:
+    """`issue` the message, or make its local `copy` inside `local_copies`."""
     if not _local["copies"]:
         with ledger.attention():
             return Message(sent, received, issue())
     if not sent[0].is_cuda:
         copy()
         return Message(sent, received, [])
-    stream = _copy_stream(sent[0].device)  # beside the kernels, as the real message would be
+    stream = side_stream(sent[0].device)  # beside the kernels, as the real message would be
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         copy()
-        copied = torch.cuda.Event()
-        copied.record()
-    return Message(sent, received, [_Copied(copied)])
-
-
-def _coalesces(group: dist.ProcessGroup, tensor: Tensor) -> bool:
-    return type(group) is dist.ProcessGroup and group._get_backend(tensor.device).supports_coalescing
+        return Message(sent, received, [StreamEvent.record()])
 
 
 @cache
-def _copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+def side_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all messages that are copies: urgent, as what they bring is waited for."""
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @dataclass(frozen=True)
-class _Copied:
+class StreamEvent:
+    """All that the stream it was recorded on had to do until then."""
+
     event: torch.cuda.Event
+
+    @staticmethod
+    def record() -> "StreamEvent":
+        event = torch.cuda.Event()
+        event.record()
+        return StreamEvent(event)
 
     def wait(self) -> None:
         torch.cuda.current_stream().wait_event(self.event)

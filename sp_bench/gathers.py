@@ -7,10 +7,9 @@ B batch, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source: the conte
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench.exchange import all_gather, reduce_scatter
+from sp_bench.exchange import Transport
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.merging import merge, wide_dtype
@@ -21,7 +20,7 @@ class Gather:
     """What all calls share. `head_stride` KV heads are resident at a time."""
 
     kernel: Kernel
-    group: dist.ProcessGroup
+    transport: Transport
     layout: SequenceLayout  # contiguous or zigzag: runs of consecutive tokens
     causal: bool
     scale: float
@@ -30,8 +29,8 @@ class Gather:
 
     def order(self, seq_len: int) -> list[slice]:
         """Where each run of consecutive global tokens sits in the gathered [P * s] axis, in global order."""
-        local, places = seq_len // self.group.size(), []
-        for rank in range(self.group.size()):
+        local, places = seq_len // self.transport.group.size(), []
+        for rank in range(self.transport.group.size()):
             start = rank * local
             for run in self.layout.runs(rank, seq_len):
                 places.append((run.start, slice(start, start + len(run))))
@@ -41,7 +40,7 @@ class Gather:
     def blocks(self, seq_len: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
         """For each run of local queries, the (global keys, causal) it sees: itself, then its whole prefix."""
         blocks, start = [], 0
-        for run in self.layout.runs(self.group.rank(), seq_len):
+        for run in self.layout.runs(self.transport.group.rank(), seq_len):
             queries = slice(start, start + len(run))
             start += len(run)
             if not self.causal:
@@ -57,21 +56,21 @@ class Gather:
 
     def gather(self, kv: Tensor) -> Tensor:
         """[2,B,s,h,D] -> [2,B,S,h,D], tokens in global order."""
-        gathered = all_gather(kv, self.group).wait()
+        gathered = self.transport.all_gather(kv).wait()
         # [P*2,B,s,h,D] -> [P,2,B,s,h,D] -> [2,B,P*s,h,D]: ranks' tokens side by side, then into global order
         side_by_side = gathered.unflatten(0, (-1, 2)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
         return torch.cat([side_by_side[:, :, place] for place in self.order(side_by_side.shape[2])], dim=2)
 
     def reduce_scatter(self, dkv: Tensor) -> Tensor:
         """[2,B,S,h,D] in global order, this rank's share -> [2,B,s,h,D], summed over ranks."""
-        size = self.group.size()
+        size = self.transport.group.size()
         order = self.order(dkv.shape[2])
         side_by_side = torch.empty_like(dkv)
         for place, part in zip(order, dkv.split([p.stop - p.start for p in order], dim=2), strict=True):
             side_by_side[:, :, place] = part
         # [2,B,P*s,h,D] -> [P,2,B,s,h,D] -> [P*2,B,s,h,D]: one contiguous slice for each rank
         sent = side_by_side.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4, 5).flatten(0, 1).contiguous()
-        return reduce_scatter(sent, self.group).wait()
+        return self.transport.reduce_scatter(sent).wait()
 
 
 def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:
@@ -89,7 +88,7 @@ class GatherAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gather: Gather, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
-        seq_len = q.shape[1] * gather.group.size()
+        seq_len = q.shape[1] * gather.transport.group.size()
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
         for q_heads, kv_heads in _head_groups(q, kv, gather.head_stride):
@@ -108,7 +107,7 @@ class GatherAttention(torch.autograd.Function):
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor]:  # pyright: ignore
         gather: Gather = ctx.gather
         q, kv, out, lse = ctx.saved_tensors
-        seq_len = q.shape[1] * gather.group.size()
+        seq_len = q.shape[1] * gather.transport.group.size()
         dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.empty_like(kv)
         for q_heads, kv_heads in _head_groups(q, kv, gather.head_stride):
             k, v = gather.gather(kv[:, :, :, kv_heads].contiguous())

@@ -9,7 +9,6 @@ import itertools
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from sp_bench.collectives import (
@@ -19,7 +18,7 @@ from sp_bench.collectives import (
     send_to_heads,
     send_to_tokens,
 )
-from sp_bench.exchange import Arrival, one_ahead
+from sp_bench.exchange import Arrival, Transport, one_ahead
 from sp_bench.kernels import Kernel
 from sp_bench.merging import wide_dtype
 
@@ -38,7 +37,7 @@ class HeadChunks:
     """What all calls share. `num_chunks` divides Hq/P, and it divides Hkv*/P or is a multiple of it."""
 
     kernel: Kernel
-    group: dist.ProcessGroup
+    transport: Transport
     causal: bool
     scale: float
     num_chunks: int
@@ -61,15 +60,15 @@ class ChunkedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
-        group = chunks.group
-        q, k, v = (by_rank(t, group.size()) for t in (q, k, v))
+        size, transport = chunks.transport.group.size(), chunks.transport
+        q, k, v = (by_rank(t, size) for t in (q, k, v))
         parts = chunks.parts(q.shape[3], k.shape[3])
 
         def send(part: Part) -> Arrival:
             wanted = [q[:, :, :, part.queries]]
             if part.brings_kv:
                 wanted += [k[:, :, :, part.kv], v[:, :, :, part.kv]]
-            return send_to_heads(wanted, group)
+            return send_to_heads(wanted, transport)
 
         out = torch.empty_like(q)
         saved: list[Tensor] = []
@@ -78,7 +77,7 @@ class ChunkedAttention(torch.autograd.Function):
         for q_part, *kv in one_ahead(map(send, parts)):
             k_part, v_part = kv or (k_part, v_part)
             part_out, lse = chunks.kernel.forward(q_part, k_part, v_part, causal=chunks.causal, scale=chunks.scale)
-            leaving.append(send_to_tokens([part_out], group))
+            leaving.append(send_to_tokens([part_out], transport))
             saved += [q_part, k_part, v_part, part_out, lse]
         for part, arrival in zip(parts, leaving, strict=True):
             copy_rows(out[:, :, :, part.queries], *arrival())
@@ -90,11 +89,11 @@ class ChunkedAttention(torch.autograd.Function):
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
         parts: list[Part] = ctx.parts
-        group, saved = chunks.group, iter(ctx.saved_tensors)
-        dout = by_rank(dout, group.size())
+        transport, saved = chunks.transport, iter(ctx.saved_tensors)
+        dout = by_rank(dout, transport.group.size())
         leaving: list[Arrival] = []
         shared: list[Tensor] = []  # dk and dv, in fp32, of heads that the next part reads too
-        arrivals = one_ahead(send_to_heads([dout[:, :, :, part.queries]], group) for part in parts)
+        arrivals = one_ahead(send_to_heads([dout[:, :, :, part.queries]], transport) for part in parts)
         for following, (dout_part,) in zip([*parts[1:], None], arrivals, strict=True):
             tensors = itertools.islice(saved, 5)
             dq, *dkv = chunks.kernel.backward(dout_part, *tensors, causal=chunks.causal, scale=chunks.scale)
@@ -102,7 +101,7 @@ class ChunkedAttention(torch.autograd.Function):
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
             ends_kv = following is None or following.brings_kv
             shared = [] if ends_kv else [t.to(wide_dtype(dq)) for t in dkv]
-            leaving.append(send_to_tokens([dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq], group))
+            leaving.append(send_to_tokens([dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq], transport))
         dq, dk, dv = torch.empty_like(dout), dout.new_empty(ctx.kv_shape), dout.new_empty(ctx.kv_shape)
         for part, arrival in zip(parts, leaving, strict=True):
             dq_part, *dkv = arrival()
@@ -114,5 +113,5 @@ class ChunkedAttention(torch.autograd.Function):
 
 def chunked_attention(chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]."""
-    k, v = replicate_kv_heads(k, v, chunks.group.size())
+    k, v = replicate_kv_heads(k, v, chunks.transport.group.size())
     return ChunkedAttention.apply(chunks, q, k, v)  # pyright: ignore[reportReturnType]

@@ -24,6 +24,7 @@ Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls,
 
 # Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
 _current = {"phase": "forward", "attention": False}
+_active: list["Ledger"] = []
 
 
 @contextmanager
@@ -57,6 +58,12 @@ def mark_backward_as_attention(*results: torch.Tensor) -> None:
         if result.grad_fn is not None:
             result.grad_fn.register_prehook(lambda grads: _current.update(attention=True))
             result.grad_fn.register_hook(lambda *grads: _current.update(attention=False))
+
+
+def count(op: str, off_rank_bytes: int) -> None:
+    """Tell the active ledger, if there is one, of a message that no collective of torch carries."""
+    for book in _active:
+        book.add(op, Fraction(off_rank_bytes))
 
 
 def _attribution(op: str) -> str:
@@ -153,6 +160,14 @@ class Ledger(TorchDispatchMode):
         self._calls: dict[tuple[str, str], int] = {}
         self._bytes: dict[tuple[str, str], Fraction] = {}
 
+    def __enter__(self) -> "Ledger":
+        _active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _active.remove(self)
+        super().__exit__(*error)
+
     @property
     def counts(self) -> Counts:
         return {key: (self._calls[key], self._bytes[key]) for key in sorted(self._calls)}
@@ -175,8 +190,10 @@ class Ledger(TorchDispatchMode):
         if name not in RULES:
             raise NotImplementedError(f"the ledger has no size rule for {name}; add one to sp_bench/ledger.py")
         op, size = RULES[name]
-        if op in _WITHOUT_TRAFFIC:
-            return
+        if op not in _WITHOUT_TRAFFIC:
+            self.add(op, size(args))
+
+    def add(self, op: str, size: Fraction) -> None:
         key = (_attribution(op), op)
         self._calls[key] = self._calls.get(key, 0) + 1
-        self._bytes[key] = self._bytes.get(key, Fraction(0)) + size(args)
+        self._bytes[key] = self._bytes.get(key, Fraction(0)) + size

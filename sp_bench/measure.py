@@ -17,13 +17,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from sp_bench.config import WorkloadConfig
 from sp_bench.costs import Traffic
 from sp_bench.counters import DeviceCounters
 from sp_bench.ledger import Counts, Ledger
+
+MIN_ENERGY_WINDOW_MS = 1000.0  # NVML renews its energy total every 100 ms or so: shorter windows would read noise
 
 Step = Callable[[], Any]
 EnterPhase = Callable[[str], None]  # tells the trial's parent that a phase begins
@@ -66,7 +68,10 @@ def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_ph
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     if counters and before:
         dist.barrier()  # what the peers still take from this device belongs to the window
-        measurement.energy_j, measurement.wire_bytes = before.until(counters.read(), workload.timed_steps)
+        after = counters.read()
+        measurement.wire_bytes = before.sent_bytes_until(after, workload.timed_steps)
+        if window_ms >= MIN_ENERGY_WINDOW_MS:
+            measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
     _inspect(step, measurement, counters)
     return measurement
@@ -86,7 +91,7 @@ def _inspect(step: Step, measurement: Measurement, counters: DeviceCounters | No
             state = counters.state()
             measurement.device_state = None if end.query() else state  # an idle device says nothing about the load
             torch.cuda.synchronize()
-        launched = {event.name for event in profiler.events() if event.device_type == DeviceType.CUDA}
+        launched = {event.name for event in profiler.events() or () if event.device_type == DeviceType.CUDA}
         measurement.cuda_kernels = sorted(launched)
     measurement.counts = ledger.counts
 

@@ -4,10 +4,10 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 def merge_rows(
-    out,  # [B,n,H,D] fp32, in place
+    out,  # [B,n,H,D] fp32 (fp64), in place
     part_out,  # [B,n,H,D]
-    lse,  # [B,H,n] fp32, in place
-    part_lse,  # [B,H,n] fp32
+    lse,  # [B,H,n] fp32 (fp64), in place
+    part_lse,  # [B,H,n] fp32 (fp64)
     length,
     out_b,
     out_n,
@@ -40,6 +40,6 @@ def merge_rows(
     out_at = out + batch * out_b + head * out_h + row[:, None] * out_n + dim[None, :]
     part_at = part_out + batch * part_b + head * part_h + row[:, None] * part_n + dim[None, :]
     mine = tl.load(out_at, mask=inside[:, None], other=0.0)
-    theirs = tl.load(part_at, mask=inside[:, None], other=0.0).to(tl.float32)
+    theirs = tl.load(part_at, mask=inside[:, None], other=0.0).to(mine.dtype)
     tl.store(out_at, mine + (theirs - mine) * share, mask=inside[:, None])
     tl.store(lse_at, top + tl.log(total), mask=inside)

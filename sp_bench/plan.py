@@ -60,6 +60,8 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
     """
     method = methods.get(config.method.name)
     layout = method.layout(config.method, config.sp_size)
+    if reason := _peer_access_reason(config):
+        return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return messages.unsupported_reason(config) or _missing_devices(config, num_gpus)
     shape = config.attention_shape(config.seq_len)
@@ -72,6 +74,18 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
     return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
+
+
+def _peer_access_reason(config: TrialConfig) -> str | None:
+    """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
+    fabric = config.fabric
+    limits = fabric.env.keys() & {"NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS"}
+    if config.method.exchange != "copy_engines" or (fabric.backend == "nccl" and not limits):
+        return None
+    return (
+        f"method.exchange=copy_engines goes from GPU to GPU by peer access, not over fabric={fabric.name}; "
+        "use fabric=nvlink, or method.exchange=collectives"
+    )
 
 
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:

@@ -145,12 +145,13 @@ class Progress:
         return Group(ProgressBar(total=self.planned, completed=self.done), Text(head), Text(now, "dim"))
 
 
-def summary(folder: Path, progress: Progress, *, interrupted: bool) -> str:
-    """The one line that a run ends with."""
+def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool) -> str:
+    """The one line that a run ends with. `effort`: how much of the time was measurement, or nothing."""
     ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
     before = f"{progress.skipped} committed before; " if progress.skipped else ""
     stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
-    return f"{progress.planned} trials: {ran}{before}{stop}rows: {folder}"
+    spent = f"{effort}; " if effort else ""
+    return f"{progress.planned} trials: {ran}{before}{stop}{spent}rows: {folder}"
 
 
 def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:

@@ -34,7 +34,9 @@ def assemble(
             *("device_used_bytes", "allocator_retries", "energy_j"),
         )
     }
-    row = first.columns | per_rank | _times(config, measurements) | _communication(measurements, own=own)
+    row: dict[str, Any] = (
+        first.columns | per_rank | _times(config, measurements) | _communication(measurements, own=own)
+    )
     for name in ("peak_allocated_bytes", "peak_host_bytes"):
         row[f"max_{name}"] = max(per_rank[name] or [], default=None)
     row |= _attribution(measurements, row["median_step_ms"]) | _device(config, measurements)

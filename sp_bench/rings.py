@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench.exchange import Message, shift
+from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import Block, LayoutKind, visible_block
 from sp_bench.merging import merge, wide_dtype
@@ -22,7 +21,7 @@ class Ring:
     """What all steps of one ring share."""
 
     kernel: Kernel
-    group: dist.ProcessGroup
+    transport: Transport
     layout: LayoutKind
     causal: bool
     scale: float
@@ -30,7 +29,7 @@ class Ring:
 
     def blocks(self, shard_len: int) -> list[Block | None]:
         """What this rank computes at step t, when it holds the KV of rank (rank - t) mod R; step 0 is its own shard."""
-        rank, size = self.group.rank(), self.group.size()
+        rank, size = self.transport.group.rank(), self.transport.group.size()
         return [
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=self.causal)
             for step in range(size)
@@ -66,13 +65,13 @@ class RingAttention(torch.autograd.Function):
     def forward(ctx, ring: Ring, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
         own, *others = ring.blocks(q.shape[1])
         assert own is not None
-        hop = shift(kv, ring.group) if others else None
+        hop = ring.transport.shift(kv) if others else None
         part_out, lse = ring.attend(q, kv, own)  # every query sees at least itself, so its lse is finite from here on
         out = part_out.to(wide_dtype(q))
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
-            hop = shift(held, ring.group) if left else None
+            hop = ring.transport.shift(held) if left else None
             if block is not None:
                 merge(out[:, block.q], lse[:, :, block.q], *ring.attend(q, held, block))
         out = out.to(q.dtype)
@@ -86,7 +85,7 @@ class RingAttention(torch.autograd.Function):
         q, kv, out, lse = ctx.saved_tensors
         own, *others = ring.blocks(q.shape[1])
         assert own is not None
-        hop = shift(kv, ring.group) if others else None
+        hop = ring.transport.shift(kv) if others else None
         dq_part, *dkv = ring.differentiate(dout, q, kv, out, lse, own)
         dq = dq_part.to(wide_dtype(q))
         home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
@@ -94,7 +93,7 @@ class RingAttention(torch.autograd.Function):
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
-            hop = shift(held, ring.group) if left else None
+            hop = ring.transport.shift(held) if left else None
             parts = ring.differentiate(dout, q, held, out, lse, block) if block is not None else None
             # what the ranks before this one found for the shard at hand, and this rank's share of it
             shares = dkv_hop.wait() if dkv_hop else torch.zeros_like(kv, dtype=ring.dkv_dtype)
@@ -102,7 +101,7 @@ class RingAttention(torch.autograd.Function):
                 dq[:, block.q] += parts[0]
                 shares[0][:, block.kv] += parts[1]
                 shares[1][:, block.kv] += parts[2]
-            dkv_hop = shift(shares, ring.group)
+            dkv_hop = ring.transport.shift(shares)
         if dkv_hop:
             home += dkv_hop.wait()
         return None, dq.to(q.dtype), home

@@ -70,7 +70,7 @@ def _log_to(path: Path) -> None:
 def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from sp_bench import environment, methods, record, workloads
+    from sp_bench import environment, library_state, methods, record, workloads
 
     device = _device(config)
     if not dist.is_initialized():
@@ -78,7 +78,8 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
     job = workloads.Job(config, _mesh(config), device, partial(handover.enter_phase, folder, rank))
-    measurement = workloads.get(config.workload.name).run(job)
+    with library_state.of_one_trial(device):
+        measurement = workloads.get(config.workload.name).run(job)
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
     captured = environment.capture(device)

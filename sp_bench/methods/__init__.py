@@ -88,6 +88,12 @@ def missing_library_reason(method: str, extra: str, *packages: str) -> str | Non
     return f"method {method} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
 
 
+def primitive(method: MethodConfig) -> str:
+    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives."""
+    own = get(method.name).PRIMITIVE
+    return f"{own} by copy engines" if method.exchange == "copy_engines" else own
+
+
 def get(name: str) -> Method:
     """The method called `name`.
 

@@ -45,11 +45,14 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.copy_engines import transport
     from sp_bench.gathers import Gather, gather_attention
 
     group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
     stride = method.head_stride or shape.num_kv_heads
-    gather = Gather(kernel, group, cut, shape.causal, shape.head_dim**-0.5, stride, dkv_dtype)
+    gather = Gather(
+        kernel, transport(method.exchange, group), cut, shape.causal, shape.head_dim**-0.5, stride, dkv_dtype
+    )
     yield SequenceParallelAttention(cut, lambda q, k, v: gather_attention(gather, q, k, v))

@@ -1,8 +1,8 @@
 """Adapter: DeepSpeed's DistributedAttention, the Ulysses of arXiv 2309.14509, around our local kernel.
 
 Batch-first tensors, so scatter_idx=2 (heads), gather_idx=1 (tokens), batch_dim_idx=0: [B, S/P, H, D] in and out, our
-contiguous layout, nothing converted. Q, K, V and the output each travel in an all-to-all of their own. Each rank needs a
-KV head of its own: P <= Hkv, but P need not divide Hkv, for heads then go around unevenly, whole KV groups at a time.
+contiguous layout, nothing converted. Q, K, V and the output each travel in an all-to-all of their own. Each rank needs
+a KV head of its own: P <= Hkv. P need not divide Hkv: some ranks then get a KV head, and its query heads, more.
 
 Closing restores DeepSpeed's communication backend, its groups and its list of usable ops. What stays is what the import
 did: the modules, DeepSpeed's logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment.
@@ -89,7 +89,7 @@ def _deepspeed(group: "ProcessGroup") -> Iterator[None]:
     with ExitStack() as restored:
         # On CPU it would first compile a shared-memory all-reduce, which DistributedAttention never calls.
         restored.enter_context(_replaced(deepspeed.ops, "__compatible_ops__", {}))
-        # An exchange of uneven heads asks DeepSpeed's own groups for this rank; to be told it, they take a Megatron mpu.
+        # An exchange of uneven heads asks DeepSpeed's groups for this rank, which they learn from Megatron's mpu.
         mpu = SimpleNamespace(get_sequence_parallel_rank=group.rank)
         restored.enter_context(_replaced(groups, "mpu", mpu))
         restored.enter_context(_replaced(comm, "cdb", None))

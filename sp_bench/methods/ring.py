@@ -38,9 +38,10 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.copy_engines import transport
     from sp_bench.rings import Ring, ring_attention
 
     group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
-    ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+    ring = Ring(kernel, transport(method.exchange, group), method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
     yield SequenceParallelAttention(layout(method, group.size()), lambda q, k, v: ring_attention(ring, q, k, v))

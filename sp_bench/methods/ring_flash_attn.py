@@ -1,9 +1,9 @@
 """Adapter: zhuzilin's ring-flash-attn, which merges flash-attn blocks around a point-to-point ring.
 
-Its functions take and give our layouts as they are: `ring_flash_attn_func` contiguous, `zigzag_ring_flash_attn_func`
-zigzag and `stripe_flash_attn_func` striped shards, [B, S/P, H, D]. Nothing is converted, timed or untimed. K and V travel
-in the input's dtype, dK and dV in fp32, and home as well: P hops. It calls flash-attn itself, so that is the kernel.
-The contiguous one rounds dQ to bfloat16 whatever its inputs are.
+Its functions take and give [B, S/P, H, D] in our layouts, so nothing is converted: `ring_flash_attn_func` contiguous,
+`zigzag_ring_flash_attn_func` zigzag, `stripe_flash_attn_func` striped. K and V travel P-1 hops in the input's dtype,
+dK and dV P hops in fp32: the own contribution goes all the way round too. It calls flash-attn itself, so that is the
+kernel. The contiguous one rounds dQ to bfloat16, whatever dtype the trial has.
 
 Closing leaves nothing changed but the modules that were imported.
 """

@@ -50,11 +50,12 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
+    from sp_bench.copy_engines import transport
     from sp_bench.head_chunks import HeadChunks, chunked_attention
     from sp_bench.local import local_attention
 
     group, scale = mesh.get_group("ulysses"), shape.head_dim**-0.5
-    chunks = HeadChunks(kernel, group, shape.causal, scale, method.head_chunks or 1)
+    chunks = HeadChunks(kernel, transport(method.exchange, group), shape.causal, scale, method.head_chunks or 1)
 
     def attend(q, k, v):
         if group.size() == 1:

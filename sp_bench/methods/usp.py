@@ -51,14 +51,15 @@ def open(
     import torch
 
     from sp_bench.collectives import heads_to_tokens, tokens_to_heads
+    from sp_bench.copy_engines import transport
     from sp_bench.rings import Ring, ring_attention
 
-    ulysses, group = mesh.get_group("ulysses"), mesh.get_group("ring")
+    ulysses, ring_transport = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
-    ring = Ring(kernel, group, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+    ring = Ring(kernel, ring_transport, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
 
     def attend(q, k, v):
         q, k, v = tokens_to_heads(q, k, v, ulysses)
         return heads_to_tokens(ring_attention(ring, q, k, v), ulysses)
 
-    yield SequenceParallelAttention(layout(method, ulysses.size() * group.size()), attend)
+    yield SequenceParallelAttention(layout(method, ulysses.group.size() * ring_transport.group.size()), attend)

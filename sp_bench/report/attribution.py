@@ -35,10 +35,14 @@ def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None
     return Section(
         anchor="attribution",
         title="Where the time goes",
-        points=tuple(_words(a) for group in by_setting.values() for a in largest(group)),
+        points=tuple(_words(a) for group in by_setting.values() for a in _by_time(largest(group))),
         drawings=tuple(_drawing(by_setting[s], style, taken) for s in drawn),
         tables=tuple(Table(s, CAPTION, HEAD, tuple(map(_line, group))) for s, group in by_setting.items()),
     )
+
+
+def _by_time(group: Sequence[Attribution]) -> list[Attribution]:
+    return sorted(group, key=lambda a: (a.cell.median_step_ms or 0.0, a.cell.series))
 
 
 def _drawing(group: Sequence[Attribution], style: Mapping[str, Style], taken: set[str]) -> Drawing:

@@ -39,10 +39,12 @@ def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
 
 
 def ratio_words(over: Cell, under: Cell) -> str:
-    """Step time of `over` / that of `under`, with its interval or with why there is none."""
+    """Step time of `over` as a multiple of that of `under`, with its interval or with why there is none."""
     if (paired := paired_ratio(over, under)) is not None:
-        return f"{paired.words} (paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%})"
-    return f"{ratio_of_medians(over, under):.3f}x ({by_medians(over, under)})"
+        return (
+            f"{paired.words} as long (paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%})"
+        )
+    return f"{ratio_of_medians(over, under):.3f}x as long ({by_medians(over, under)})"
 
 
 def by_medians(*cells: Cell) -> str:
@@ -57,5 +59,5 @@ def ratio_of_medians(over: Cell, under: Cell) -> float:
 
 
 def fastest(cells: Sequence[Cell]) -> Cell:
-    """By median step time; of equal ones the first by name. `cells` were measured."""
+    """By median step time; of equal ones the first by name. All were measured."""
     return min(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))

@@ -16,7 +16,7 @@ from sp_bench.report.figures import MAX_SETTINGS
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.report.parts import Section
 from sp_bench.report.selection import Selection
-from sp_bench.report.tables import Cell, baseline
+from sp_bench.report.tables import Cell, baseline, listed
 from sp_bench.report.verdict import Verdict
 
 MAX_REASON = 2000  # characters of a reason; the row holds the rest
@@ -74,7 +74,8 @@ def _line(cell: Cell, cells: Sequence[Cell]) -> Mapping[str, Any]:
         "seq_len": whole(cell.asked["seq_len"]),
         "replicates": f"{len(cell.step_ms)} of {len(cell.rows)}",
         "statuses": " ".join(status for status in cell.statuses if status != "ok"),
-        "flags": ", ".join(sorted({str(flag) for row in cell.rows for flag in _listed(row["flags"])})),
+        "flags": ", ".join(sorted({str(flag) for row in cell.rows for flag in listed(row["flags"])})),
+        "throttled": cell.throttle_note,
         "step_ms": number(ms),
         "interval": f"[{number(interval.low)}, {number(interval.high)}]" if interval else "",
         "coverage": f"coverage of the interval: {interval.coverage:.1%}" if interval else "",
@@ -111,10 +112,6 @@ def _worst_error(cell: Cell) -> str:
         return MISSING
     name = max(shares, key=lambda n: shares[n])
     return f"{shares[name]:.2f} ({name})"
-
-
-def _listed(value: Any) -> Sequence[Any]:
-    return [] if value is None else list(value)
 
 
 def _failure(cell: Cell, row: Mapping[str, Any]) -> Mapping[str, str]:
@@ -171,7 +168,7 @@ def _provenance(selection: Selection) -> list[tuple[str, str]]:
     facts += [(name.replace("_", " "), _values(e[name] for e in environments)) for name in named]
     facts.append(("devices", _values(_multiset(e["device_names"]) for e in environments)))
     for name, column in (("libraries", "packages"), ("variables", "env")):
-        pairs = (f"{key} {value}" for e in environments for key, value in _listed(e[column]))
+        pairs = (f"{key} {value}" for e in environments for key, value in listed(e[column]))
         facts.append((name, _values(pairs)))
     return [(name, value) for name, value in facts if value]
 
@@ -188,5 +185,5 @@ def _commit(sha: Any, dirty: Any) -> str | None:
 
 
 def _multiset(names: Any) -> str | None:
-    present = Counter(str(name) for name in _listed(names))
+    present = Counter(str(name) for name in listed(names))
     return " + ".join(f"{n} x {name}" for name, n in sorted(present.items())) or None

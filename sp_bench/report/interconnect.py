@@ -1,10 +1,11 @@
 """The section on the interconnect: latency and bandwidth of each fabric, primitive and number of ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from sp_bench.report.formats import MISSING, in_bytes, number, whole
+from sp_bench.report.formats import in_bytes, number, whole
 from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.styles import Style
 from sp_bench.report.tables import Cell
 
 GIB = 2.0**30
@@ -13,13 +14,13 @@ HEAD = (
     *("at the largest (GiB/s)", "replicates ok"),
 )
 CAPTION = (
-    "Latency and bandwidth are those of ms = latency + bytes / bandwidth, fitted to the relative residuals of the times "
-    "over message sizes from 64 KiB to the largest. Bytes are those that one rank sends off-rank, for every primitive. "
-    f"Medians over replicates; {MISSING}: the times do not lie on a line that begins above zero."
+    "The line ms = latency + bytes / bandwidth through the times of all message sizes, 64 KiB to the largest, by least "
+    "squares of the relative residuals. Bytes are those that one rank sends off-rank, for every primitive alike. "
+    "Medians over replicates. A dash is what the times cannot tell: their line begins below zero or does not rise."
 )
 
 
-def section(cells: Sequence[Cell]) -> Section | None:
+def section(cells: Sequence[Cell], _: Mapping[str, Style]) -> Section | None:
     """None without a measured fabric. Failed attempts are where all of them are."""
     measured = sorted((c for c in cells if c.asked["workload"] == "collective" and c.ok), key=_place)
     if not measured:

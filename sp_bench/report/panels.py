@@ -189,10 +189,12 @@ def legend(
     style: Mapping[str, Style],
     columns: int,
     oom: bool = False,
+    joined: bool = True,
     more: Sequence[Line2D] = (),
 ) -> None:
-    """The series, then what `more` labels."""
-    handles = [Line2D([], [], lw=1.2, **style[n].line, **style[n].marker(hollow=False)) for n in names]
+    """The series, with their lines where marks are `joined`, then what `more` labels."""
+    width = 1.2 if joined else 0
+    handles = [Line2D([], [], lw=width, **style[n].line, **style[n].marker(hollow=False)) for n in names]
     labels = [f" {n}" for n in names]  # a label that begins with an underscore would be left out
     if oom:
         handles.append(Line2D([], [], ls="", marker="x", mew=1.8, ms=6, color="0.3"))

@@ -4,13 +4,19 @@ from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib import rc_context
 
-from sp_bench.report import attribution
+from sp_bench.report import attribution, device, errors, fabrics, rivals
 from sp_bench.report.figures import plotted
 from sp_bench.report.parts import Section
 from sp_bench.report.styles import RC, Style, styles
 from sp_bench.report.tables import Cell
 
-MAKERS: Sequence[Callable[[Sequence[Cell], Mapping[str, Style]], Section | None]] = (attribution.section,)
+MAKERS: Sequence[Callable[[Sequence[Cell], Mapping[str, Style]], Section | None]] = (
+    rivals.section,
+    attribution.section,
+    fabrics.section,
+    errors.section,
+    device.section,
+)
 
 
 def sections(cells: Sequence[Cell]) -> list[Section]:

@@ -76,9 +76,12 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
         words.append(known["model"])
     if known["num_layers"] != "?":
         words.append(f"{known['num_layers']} layers")
-    words.append(f"{known['num_heads']}/{known['num_kv_heads']} heads of {known['head_dim']}")
-    words.append({"True": "causal", "False": "not causal"}.get(known["causal"], "mask unknown"))
-    words += [known["dtype"], f"batch {known['batch_size']}"]
+    if known["workload"] == "collective":  # no attention
+        words.append(known["dtype"])
+    else:
+        words.append(f"{known['num_heads']}/{known['num_kv_heads']} heads of {known['head_dim']}")
+        words.append({"True": "causal", "False": "not causal"}.get(known["causal"], "mask unknown"))
+        words += [known["dtype"], f"batch {known['batch_size']}"]
     if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]

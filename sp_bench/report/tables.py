@@ -72,6 +72,17 @@ class Cell:
         return median(found) if found else None
 
     @property
+    def throttled(self) -> list[str]:
+        """Throttle reasons that slow a device down, of any rank and replicate: power and temperature."""
+        states = [state for row in self.measured for state in listed(row["device_state"])]
+        reasons = {str(reason) for state in states for reason in listed(state["throttle_reasons"])}
+        return sorted(r for r in reasons if any(word in r.lower() for word in ("power", "thermal")))
+
+    @property
+    def throttle_note(self) -> str:
+        return f"throttled: {', '.join(self.throttled)}" if self.throttled else ""
+
+    @property
     def median_memory_bytes(self) -> float | None:
         return median(self.memory_bytes) if self.memory_bytes else None
 
@@ -160,7 +171,7 @@ def _communication(measured: Sequence[Mapping[str, Any]]) -> Communication:
     known = [r for r in measured if r["comm_predicted_bytes"] is not None and r["comm_counted_bytes"] is not None]
     shown = (known or measured or [{}])[-1]
     phases: dict[str, tuple[float | None, float | None]] = {}
-    for entry in _entries(shown):
+    for entry in listed(shown.get("comm")):
         phase, predicted, counted = str(entry["phase"]), entry["predicted_bytes"], entry["counted_bytes"]
         before = phases.get(phase, (None, None))
         phases[phase] = (_add(before[0], predicted), _add(before[1], counted))
@@ -172,9 +183,9 @@ def _communication(measured: Sequence[Mapping[str, Any]]) -> Communication:
     )
 
 
-def _entries(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    comm = row.get("comm")
-    return [] if comm is None else list(comm)
+def listed(value: Any) -> list[Any]:
+    """A column that is a list; empty where it is not known."""
+    return [] if value is None else list(value)
 
 
 def _add(total: float | None, more: float | None) -> float | None:
@@ -182,7 +193,7 @@ def _add(total: float | None, more: float | None) -> float | None:
 
 
 def _equal_bytes(row: Mapping[str, Any]) -> bool:
-    entries = [e for e in _entries(row) if e["phase"] != "other"]
+    entries = [e for e in listed(row["comm"]) if e["phase"] != "other"]
     return row["comm_predicted_bytes"] == row["comm_counted_bytes"] and all(
         (e["predicted_bytes"] or 0.0) == (e["counted_bytes"] or 0.0) for e in entries
     )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import exchange, messages
+from sp_bench import copy_engines, messages
 from sp_bench.measure import Measurement, Step, measure, time_arm
 from sp_bench.messages import MessageSize
 from sp_bench.workloads import Incorrect, Job
@@ -58,14 +58,14 @@ def _group(job: Job) -> dist.ProcessGroup:
 def _step(job: Job, size: MessageSize) -> Step:
     """One exchange of what this rank sends: P slices [P, n] for all_to_all, else one slice [n]."""
     group, method = _group(job), job.config.method.name
-    rank = group.rank()
+    rank, transport = group.rank(), copy_engines.transport(job.config.method.exchange, group)
     if method == "ulysses":
-        sent = torch.stack([_stamped(job, size, rank, to) for to in range(group.size())])
-        return lambda: exchange.all_to_all([sent], group).wait()
-    sent = _stamped(job, size, rank, 0)
+        sent = torch.stack([stamped(job, size, rank, to) for to in range(group.size())])
+        return lambda: transport.all_to_all([sent]).wait()
+    sent = stamped(job, size, rank, 0)
     if method == "ring":
-        return lambda: exchange.shift(sent, group).wait()
-    return lambda: exchange.all_gather(sent, group).wait()
+        return lambda: transport.shift(sent).wait()
+    return lambda: transport.all_gather(sent).wait()
 
 
 def _expected(job: Job, size: MessageSize) -> Tensor:
@@ -73,13 +73,13 @@ def _expected(job: Job, size: MessageSize) -> Tensor:
     group, method = _group(job), job.config.method.name
     rank, ranks = group.rank(), range(group.size())
     if method == "ulysses":
-        return torch.stack([_stamped(job, size, sender, rank) for sender in ranks])
+        return torch.stack([stamped(job, size, sender, rank) for sender in ranks])
     if method == "ring":
-        return _stamped(job, size, (rank - 1) % group.size(), 0)
-    return torch.cat([_stamped(job, size, sender, 0) for sender in ranks])
+        return stamped(job, size, (rank - 1) % group.size(), 0)
+    return torch.cat([stamped(job, size, sender, 0) for sender in ranks])
 
 
-def _stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
+def stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
     """[n]: values that tell the sender, the slice and the place within it."""
     dtype = getattr(torch, job.config.dtype)
     length = size.slice_bytes // dtype.itemsize

@@ -8,26 +8,29 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from sp_bench import collectives, gathers, kernels
-from sp_bench.exchange import shift
+from sp_bench.exchange import Collectives
 from sp_bench.layouts import SequenceLayout
 
 ROUNDS, WARMUP = 5, 1
 SHAPE = (1, 1024, 8, 64)  # [B, S/P, H, D]
 
 
+def world() -> Collectives:
+    return Collectives(dist.distributed_c10d._get_default_group())
+
+
 def head_exchange() -> torch.Tensor:
-    tensors = [torch.ones(SHAPE) for _ in range(3)]
-    return collectives._to_heads(tensors, dist.distributed_c10d._get_default_group())[0]
+    q, k, v = (torch.ones(SHAPE) for _ in range(3))
+    return collectives.tokens_to_heads(q, k, v, world())[0]
 
 
 def ring_hop() -> torch.Tensor:
-    return shift(torch.ones(2, *SHAPE), dist.distributed_c10d._get_default_group()).wait()
+    return world().shift(torch.ones(2, *SHAPE)).wait()
 
 
 def kv_gather() -> torch.Tensor:
-    group = dist.distributed_c10d._get_default_group()
     layout = SequenceLayout(ring_degree=2)
-    gather = gathers.Gather(kernels.get("math"), group, layout, True, 1.0, SHAPE[2], torch.float32)
+    gather = gathers.Gather(kernels.get("math"), world(), layout, True, 1.0, SHAPE[2], torch.float32)
     return gather.gather(torch.ones(2, *SHAPE))
 
 

@@ -1,5 +1,6 @@
 import fcntl
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,7 +64,10 @@ def test_a_run_leaves_nothing_beside_its_results(finished):
 def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):
     folder, _, printed = finished
     *_, summary, last = printed.splitlines()
-    assert summary == "2 trials: 1 ok, 1 unsupported, 0 oom, 0 failed; rows: results/small"
+    counts, effort, rows = summary.split("; ")
+    assert counts == "2 trials: 1 ok, 1 unsupported, 0 oom, 0 failed"
+    assert re.fullmatch(r"measuring took [\d.]+ of [\d.]+ s \(\d+%\)", effort)
+    assert rows == "rows: results/small"
     assert last == "report: results/small/_work/report/index.html"
     assert (folder / last.removeprefix("report: ")).is_file()
 

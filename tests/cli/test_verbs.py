@@ -66,3 +66,28 @@ def test_the_support_matrix_has_a_line_for_each_method_and_kind_of_heads(command
         assert [line[3] for line in lines if line and line[0] == name] == ["MHA", "GQA", "MQA"]
     (ring,) = (line for line in lines if line[:1] == ["ring"] and line[3] == "MQA")
     assert "-" not in ring
+
+
+TINY = ("workload.max_message_bytes=1048576", "workload.warmup_steps=1", "workload.timed_steps=3", "results_root=rows")
+
+
+def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path):
+    first = command("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
+    assert first.returncode == 0, first.stderr
+    assert "3 ok" in first.stdout
+    lines = [line.split() for line in first.stdout.splitlines() if line.startswith("gloo")]
+    assert sorted(line[1] for line in lines) == ["all_gather", "all_to_all", "send_recv"]
+    assert all(line[3] == "2" and line[-1] == "ok" for line in lines)
+    assert len(list(results.committed(tmp_path / "rows" / "fabrics"))) == 3
+    again = command("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
+    assert again.returncode == 0, again.stderr
+    assert "3 committed before" in again.stdout
+    assert [line.split() for line in again.stdout.splitlines() if line.startswith("gloo")] == lines
+
+
+def test_plain_doctor_takes_no_overrides(command):
+    done = command("doctor", "sp_size=2")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "sp-bench: sp_size=2: plain doctor takes no overrides; doctor --curves does\n",
+    )

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from ranks import run
 from torch.distributed.device_mesh import init_device_mesh
 
-from sp_bench import collectives, layouts, methods, rings
+from sp_bench import layouts, methods, rings
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -20,7 +20,7 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.exchange import Message
+from sp_bench.exchange import Collectives, Message
 from sp_bench.head_chunks import ChunkedAttention
 from sp_bench.kernels import cpu_flash
 from sp_bench.measure import Measurement
@@ -64,7 +64,7 @@ def zero_kernel(q, k, v, *, causal, scale):
     return torch.zeros_like(q), q.new_zeros(q.shape[0], q.shape[2], q.shape[1])
 
 
-def silent_exchange(sent, group):
+def silent_exchange(transport, sent):
     return Message(sent, [t.clone() for t in sent], [])
 
 
@@ -77,10 +77,10 @@ def scaled_backward(ctx, dout):
     return none, *(gradient / dist.get_world_size() for gradient in gradients)
 
 
-def chatty_shift(tensor, group):
+def chatty_shift(transport, tensor):
     """Right, but a hop more than the closed form says: the bytes must give it away."""
-    right_shift(tensor, group).wait()
-    return right_shift(tensor, group)
+    right_shift(transport, tensor).wait()
+    return right_shift(transport, tensor)
 
 
 def dropped_merge(out, lse, part_out, part_lse) -> None:
@@ -90,19 +90,19 @@ def dropped_merge(out, lse, part_out, part_lse) -> None:
 def overwritten_last_token(ctx, chunks, *qkv):
     """Wrong at one token only, far from the first: whole-sequence errors must see it."""
     out = right_ulysses(ctx, chunks, *qkv)
-    if chunks.group.rank() == chunks.group.size() - 1:
+    if chunks.transport.group.rank() == chunks.transport.group.size() - 1:
         out[:, -1] = 0
     return out
 
 
 right_runs = layouts.SequenceLayout.runs
-right_shift = rings.shift
+right_shift = Collectives.shift
 right_backward = ChunkedAttention.backward
 right_ulysses = ChunkedAttention.forward
 
 FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
     ("a kernel that returns zeros", ULYSSES, cpu_flash, "forward", zero_kernel, "kernel cpu_flash on one device"),
-    ("an exchange that sends nothing", ULYSSES, collectives, "all_to_all", silent_exchange, "method on"),
+    ("an exchange that sends nothing", ULYSSES, Collectives, "all_to_all", silent_exchange, "method on"),
     ("a ring that drops a block", ZIGZAG, rings, "merge", dropped_merge, "method on"),
     ("tokens in the wrong place", ZIGZAG, layouts.SequenceLayout, "runs", misplaced_runs, "method on"),
     (
@@ -113,7 +113,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
         staticmethod(scaled_backward),
         "method on 2 ranks: relative error of dq",
     ),
-    ("bytes beyond the closed form", ZIGZAG, rings, "shift", chatty_shift, "bytes sent by rank 0 differ"),
+    ("bytes beyond the closed form", ZIGZAG, Collectives, "shift", chatty_shift, "bytes sent by rank 0 differ"),
     (
         "one wrong token",
         ULYSSES,

@@ -95,3 +95,32 @@ def test_untagged_gathers_belong_to_the_parameters() -> None:
         ("gradients", "reduce_scatter"): 24,
         ("forward", "all_gather"): 24,
     }
+
+
+class Summed(torch.autograd.Function):
+    """As a library's: collectives in the forward and in the backward, untagged."""
+
+    @staticmethod
+    def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:  # pyright: ignore
+        return Summed.backward(ctx, tensor)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> torch.Tensor:  # pyright: ignore
+        grad = grad.clone()
+        dist.all_reduce(grad)
+        return grad
+
+
+def test_a_library_function_marked_as_attention_is_so_in_its_own_backward_and_nowhere_else() -> None:
+    with fake_group(2, 0), Ledger() as book:
+        leaf = torch.ones(2, requires_grad=True)
+        with ledger.attention():
+            marked = Summed.apply(leaf)
+        ledger.mark_backward_as_attention(marked, torch.ones(1))
+        with ledger.phase("backward"):
+            Summed.apply(marked).sum().backward()
+    assert {key: calls for key, (calls, _) in book.counts.items()} == {
+        ("forward", "all_reduce"): 1,
+        ("backward", "all_reduce"): 1,
+        ("gradients", "all_reduce"): 2,  # the unmarked one, forward and backward
+    }

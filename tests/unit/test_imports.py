@@ -12,7 +12,7 @@ import sp_bench
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
 NO_TORCH = (
-    *("config", "costs", "layouts", "hardware", "results", "handover", "model_costs"),
+    *("config", "costs", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
     *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
 )
 DRIVER = {"plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"}

@@ -109,11 +109,17 @@ def test_a_method_without_one_primitive_is_told_which_have_one(make_config, meth
         assert name in reason
 
 
-def test_one_rank_and_an_exchange_that_is_no_collective_are_unsupported(make_config):
+def test_one_rank_has_nothing_to_measure(make_config):
     reason = plan.unsupported_reason(make_config(workload="collective", sp_size=1), None)
     assert reason == "sp_size=1: one rank sends nothing off-rank; use sp_size=2 or more"
-    other = make_config(workload="collective", method__exchange="symmetric_memory")
-    assert "method.exchange=symmetric_memory" in str(plan.unsupported_reason(other, None))
+
+
+def test_copy_engines_are_measured_over_nvlink_only(make_config):
+    engines = {"workload": "collective", "method__exchange": "copy_engines", "hardware": "h200"}
+    assert plan.unsupported_reason(make_config(fabric="nvlink", **engines), 2) is None
+    for fabric in ("gloo", "shm", "channels_1"):
+        reason = plan.unsupported_reason(make_config(fabric=fabric, **engines), 2)
+        assert f"fabric={fabric} is not what it would measure; use fabric=nvlink" in str(reason)
 
 
 def test_a_fabric_of_gpus_that_are_not_here_is_unsupported(make_config):

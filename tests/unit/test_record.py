@@ -136,3 +136,13 @@ def test_other_traffic_is_shown_and_not_compared() -> None:
     assert row["comm_counted_bytes"] == row["comm_predicted_bytes"] == 100
     other = {"phase": "other", "op": "all_reduce", "calls": 1, "predicted_bytes": None, "counted_bytes": 8.0}
     assert other in row["comm"]
+
+
+def test_messages_are_neither_tokens_nor_flops() -> None:
+    workload = WorkloadConfig("collective", "exchange", False, 0, 3, 1, max_message_bytes=2**20)
+    samples = [measurement(300, columns={"latency_us": 5.0}), measurement(400, columns={})]
+    row = assemble(replace(CONFIG, workload=workload), samples, H100, own=True)
+    assert (row["median_step_ms"], row["latency_us"]) == (400, 5.0)
+    assert row["comm_predicted_bytes"] == row["comm_counted_bytes"] == 100
+    assert (row["tokens_per_s"], row["tokens_per_s_per_gpu"]) == (None, None)
+    assert not {"mfu", "hfu", "attention_flops_per_s"} & row.keys()

@@ -1,0 +1,83 @@
+"""The section on the device: power, clocks, throttling, bytes on the wire and the kernels that ran."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from statistics import median
+from typing import Any
+
+from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.styles import Style
+from sp_bench.report.tables import Cell, listed
+
+COLUMNS = ("energy_j", "device_state", "comm_wire_bytes", "launched_kernels")
+HEAD = (
+    *("method", "sp_size", "seq_len (tokens)", "energy a step (J)", "power a device (W)", "SM clock (MHz)"),
+    *("temperature (°C)", "throttled by", "sent, counted", "sent, on the wire", "wire - counted", "attention kernels"),
+)
+CAPTION = (
+    "Energy: all ranks, over the timed window. Power: energy of a device / step time. Clocks, temperatures and throttle "
+    "reasons: sampled while the device works on untimed steps, smallest to largest over ranks and replicates. On the "
+    f"wire: NVLink counters, protocol included; counted bytes include phase other here. {MISSING}: the counter gave "
+    "nothing, or the traffic takes another way than NVLink."
+)
+
+
+def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
+    """None where no row knows anything of its device. `style` is not needed: there is no figure."""
+    speeds = [c for c in cells if c.ok and c.asked["workload"] != "parity"]
+    known = [c for c in speeds if any(_known(row[name]) for row in c.measured for name in COLUMNS)]
+    if not known:
+        return None
+    words = []
+    if throttled := [c for c in known if c.throttled]:
+        words.append(
+            f"{counted(len(throttled), 'cell')} ran throttled by power or temperature in at least one replicate: "
+            f"{', '.join(sorted({reason for c in throttled for reason in c.throttled}))}. They are marked in all tables."
+        )
+    if absent := len(speeds) - len(known):
+        words.append(f"{counted(absent, 'cell')} without any of these columns: CPU, or the device tells nothing.")
+    tables = (
+        Table(setting, CAPTION, HEAD, tuple(map(_line, group)), (0, 7, 11))
+        for setting, group in groupby(known, key=lambda c: c.setting)
+    )
+    return Section("device", "Device", words=tuple(words), tables=tuple(tables))
+
+
+def _known(value: Any) -> bool:
+    return value is not None if not isinstance(value, Iterable) else len(listed(value)) > 0
+
+
+def _line(cell: Cell) -> Line:
+    energy = [(row, list(row["energy_j"])) for row in cell.measured if _known(row["energy_j"])]
+    joules = median(sum(each) for _, each in energy) if energy else None
+    watts = median(1e3 * sum(each) / len(each) / row["median_step_ms"] for row, each in energy) if energy else None
+    states = [state for row in cell.measured for state in listed(row["device_state"])]
+    reasons = sorted({str(reason) for state in states for reason in listed(state["throttle_reasons"])})
+    counted_bytes, wire_bytes = _sent(cell)
+    more = MISSING if not counted_bytes or wire_bytes is None else f"{wire_bytes / counted_bytes - 1:+.2%}"
+    kernels = sorted({str(name) for row in cell.measured for name in listed(row["launched_kernels"])})
+    texts = (
+        *(cell.series, whole(cell.asked["sp_size"]), whole(cell.asked["seq_len"]), number(joules), number(watts)),
+        *(_span(states, "sm_clock_mhz"), _span(states, "temperature_c"), ", ".join(reasons) or MISSING),
+        *(in_bytes(counted_bytes), in_bytes(wire_bytes), more),
+        counted(len(kernels), "kernel") if kernels else MISSING,
+    )
+    return Line(texts, (*cell.files, *(f"kernel: {name}" for name in kernels)), cell.throttle_note)
+
+
+def _span(states: Sequence[Mapping[str, Any]], name: str) -> str:
+    values = sorted({state[name] for state in states if state[name] is not None})
+    if not values:
+        return MISSING
+    return whole(values[0]) if len(values) == 1 else f"{whole(values[0])} to {whole(values[-1])}"
+
+
+def _sent(cell: Cell) -> tuple[float | None, float | None]:
+    """(counted, on the wire) bytes of the rank that sends most; medians over the replicates that know the wire."""
+    rows = [row for row in cell.measured if row["comm_wire_bytes"] is not None]
+    other = cell.communication.phases.get("other", (None, None))[1] or 0.0
+    if not rows:
+        return (None if (size := cell.middle("comm_counted_bytes")) is None else size + other), None
+    known = [row["comm_counted_bytes"] + other for row in rows if row["comm_counted_bytes"] is not None]
+    return (median(known) if known else None), median(row["comm_wire_bytes"] for row in rows)

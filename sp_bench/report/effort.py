@@ -1,0 +1,80 @@
+"""How much of a campaign's wall time was measurement, from its rows."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sp_bench.report.formats import counted, number
+
+MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that give a row its numbers
+PROOF = ("correctness",)
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Seconds of launched trials, from launch to exit; `wall_s` is their sum, not the span of the campaign."""
+
+    wall_s: float
+    measured_s: float  # MEASUREMENT phases of ok rows
+    proof_s: float  # PROOF phases of ok rows
+    failed_s: float  # all of the rows that are not ok
+    num_trials: int
+    num_unknown: int  # launched trials whose row does not say what its phases took; in none of the other figures
+
+    @property
+    def measured_share(self) -> float | None:
+        """None: nothing was launched, or it is not known."""
+        return self.measured_s / self.wall_s if self.wall_s else None
+
+    def summary(self) -> str:
+        """A few words for the line that a run ends with; empty when nothing is known."""
+        if self.measured_share is None:
+            return ""
+        return f"measuring took {number(self.measured_s)} of {number(self.wall_s)} s ({self.measured_share:.0%})"
+
+    def sentence(self) -> str:
+        """The same and what else took time; empty when nothing is known."""
+        if self.measured_share is None:
+            return ""
+        parts = {
+            "measurement (warm-up, timed and counted steps)": self.measured_s,
+            "proofs of correctness": self.proof_s,
+            "trials that are not ok": self.failed_s,
+            "starting and ending processes": self.wall_s - self.measured_s - self.proof_s - self.failed_s,
+        }
+        shares = [f"{what} {seconds / self.wall_s:.0%}" for what, seconds in parts.items() if seconds > 0]
+        text = f"Of {number(self.wall_s)} s in {counted(self.num_trials, 'launched trial')}: {', '.join(shares)}."
+        if self.num_unknown:
+            text += f" What {counted(self.num_unknown, 'further trial')} took is not known by phase."
+        return text
+
+
+def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
+    """From rows with the columns status, duration_s and phase_s. Rows that were never launched have no duration."""
+    wall_s = measured_s = proof_s = failed_s = 0.0
+    num_trials = num_unknown = 0
+    for row in rows:
+        duration_s, phase_s = _known(row["duration_s"]), _phases(row["phase_s"])
+        if not duration_s:
+            continue
+        if not phase_s:
+            num_unknown += 1
+            continue
+        num_trials += 1
+        wall_s += duration_s
+        if row["status"] != "ok":
+            failed_s += duration_s
+            continue
+        measured_s += sum(phase_s.get(name, 0.0) for name in MEASUREMENT)
+        proof_s += sum(phase_s.get(name, 0.0) for name in PROOF)
+    return Effort(wall_s, measured_s, proof_s, failed_s, num_trials, num_unknown)
+
+
+def _phases(value: Any) -> dict[str, float]:
+    """A map column as pyarrow and pandas give it: pairs, or nothing."""
+    return dict(value) if isinstance(value, Iterable) else {}
+
+
+def _known(seconds: Any) -> float | None:
+    return seconds if isinstance(seconds, float) and math.isfinite(seconds) else None

@@ -1,0 +1,113 @@
+"""The figure of step time over measured bandwidth: marks were measured, lines are predicted."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from sp_bench.report.fabric_model import Place, Point, fastest_of
+from sp_bench.report.panels import legend
+from sp_bench.report.styles import Style
+
+GIB = 2.0**30
+CHARACTER_WIDTH = 0.0115  # of a panel's width
+CAPTION = (
+    "Median step time over the bandwidth that was measured for the method's own primitive on the same fabric and ranks "
+    "(of a hybrid the slower of its two). Marks are measured, with the fastest of each fabric ringed and named; thin "
+    "lines are predicted from bytes, bandwidth and compute, and where compute comes from a step they pass through that "
+    "step. Vertical bars are order-statistic intervals of the median, from 6 replicates on."
+)
+
+
+def draw_fabrics(places: Sequence[Place], style: Mapping[str, Style]) -> Figure:
+    """One panel a place, below each other: all have the same bandwidths."""
+    names = sorted({p.cell.series for place in places for p in place.points}, key=lambda s: style[s].order)
+    height = 2.9 * len(places) + 0.19 * -(-(len(names) + 2) // 2) + 0.7
+    figure = Figure(figsize=(7.6, height), layout="constrained")
+    axes = figure.subplots(len(places), 1, sharex=True, squeeze=False).flat
+    panels = dict(zip(axes, places, strict=True))
+    for panel, place in panels.items():
+        _panel(panel, place, style)
+    figure.axes[0].margins(x=0.05)
+    for panel, place in panels.items():  # when the limits of the shared axis are known
+        _name_fabrics(panel, place)
+    figure.axes[-1].set_xlabel("measured bandwidth of the method's own primitive (GiB/s)")
+    more = [
+        Line2D([], [], color="0.4", lw=0.9, label="predicted (line of each method)"),
+        Line2D([], [], **WINNER, label="fastest on the named fabric"),
+    ]
+    legend(figure, names, style, 2, more=more)
+    return figure
+
+
+WINNER = {"marker": "o", "ms": 13, "mfc": "none", "mec": "0.2", "mew": 0.9, "ls": ""}
+
+
+def _panel(panel: Axes, place: Place, style: Mapping[str, Style]) -> None:
+    panel.set_title(place.title)
+    panel.set_xscale("log")
+    panel.set_yscale("log")
+    for name in sorted({p.cell.series for p in place.points}, key=lambda s: style[s].order):
+        points, look = [p for p in place.points if p.cell.series == name], style[name]
+        _prediction(panel, points, look)
+        bars = [(p.bandwidth.bytes_per_s / GIB, p.cell.interval_ms) for p in points]
+        for x, interval in bars:
+            if interval is not None:
+                panel.vlines(x, interval.low, interval.high, lw=1.6, color=look.colour)
+        for hollow in (False, True):
+            alike = [p for p in points if (len(p.cell.step_ms) == 1) == hollow]
+            where = [p.bandwidth.bytes_per_s / GIB for p in alike]
+            panel.plot(where, [p.measured_ms for p in alike], ls="", **look.marker(hollow=hollow))
+    panel.set_ylabel("median step time (ms)")
+    _limits(panel, place)
+
+
+def _name_fabrics(panel: Axes, place: Place) -> None:
+    """Ring the fastest of each fabric; its name stands at the foot of the panel, aside where names would meet."""
+    winners = [(fastest_of(place.on(fabric)), fabric) for fabric in place.fabrics]
+    winners.sort(key=lambda w: (w[0].bandwidth.bytes_per_s, w[1]))
+    low, high = np.log(panel.get_xlim())
+    right, places = 0.0, []
+    for winner, name in winners:
+        half = CHARACTER_WIDTH * (len(name) + 2) / 2
+        wanted = float((np.log(winner.bandwidth.bytes_per_s / GIB) - low) / (high - low))
+        places.append(max(wanted, right + half))
+        right = places[-1] + half
+    shift = max(0.0, right - 1.0)  # what would run out on the right moves all of them
+    for (winner, name), x in zip(winners, places, strict=True):
+        spot = (winner.bandwidth.bytes_per_s / GIB, winner.measured_ms)
+        panel.plot([spot[0]], [spot[1]], **WINNER)
+        leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.7, "shrinkB": 7, "shrinkA": 0}
+        panel.annotate(
+            name, spot, (x - shift, 0.03), textcoords="axes fraction", ha="center", va="bottom", arrowprops=leader
+        )
+
+
+def _prediction(panel: Axes, points: Sequence[Point], look: Style) -> None:
+    """Straight between fabrics would be wrong for a maximum, so the line follows bandwidth: a hybrid's other primitive
+    is taken at a fixed ratio to its slowest between two fabrics."""
+    known = sorted(points, key=lambda p: p.bandwidth.bytes_per_s)
+    xs = [p.bandwidth.bytes_per_s / GIB for p in known]
+    if len(set(xs)) < 2:
+        return
+    fine = np.geomspace(xs[0], xs[-1], 120)
+
+    def over(values: Sequence[float]) -> np.ndarray:
+        return np.interp(np.log(fine), np.log(xs), np.multiply(values, xs)) / fine
+
+    exchange, other = over([p.all_to_all_ms for p in known]), over([p.other_ms for p in known])
+    predicted = exchange + np.maximum(known[0].compute_ms, other)
+    panel.plot(fine, predicted, lw=0.9, alpha=0.8, **look.line)
+
+
+def _limits(panel: Axes, place: Place) -> None:
+    """Room for names under the lowest marks; labels at 1, 2 and 5 of each decade."""
+    times = [p.measured_ms for p in place.points]
+    panel.set_ylim(min(times) / (max(times) / min(times)) ** 0.25 / 1.03, max(times) * 1.2)
+    for axis in (panel.xaxis, panel.yaxis):
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
+        axis.set_minor_formatter(NullFormatter())

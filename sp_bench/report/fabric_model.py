@@ -1,0 +1,159 @@
+"""What bytes over measured bandwidth predict of a step, and which cells answer the same question on several fabrics.
+
+A step is predicted as a + max(compute, h): a is the time of the bytes that move by all-to-all, which is taken to hide
+behind nothing; h is that of all other bytes, taken to hide behind compute as far as that is long. Each is predicted
+bytes / the bandwidth measured for the primitive on the same fabric and number of ranks; latency is left out.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import Any
+
+from sp_bench.report.tables import Cell
+
+# op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
+PRIMITIVES = {
+    "all_to_all": "all_to_all",
+    "send": "send_recv",
+    "all_gather": "all_gather",
+    "reduce_scatter": "all_gather",
+}
+BandwidthKey = tuple[Any, Any, Any, str]  # fabric, hardware, sp_size, primitive
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    bytes_per_s: float  # median over the collective rows
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One cell beside its prediction; times in ms."""
+
+    cell: Cell
+    primitive: str  # the slowest of the method's primitives: its bandwidth is the place on the axis
+    bandwidth: Bandwidth
+    all_to_all_ms: float
+    other_ms: float
+    compute_ms: float = 0.0
+    calibrates: bool = False  # compute_ms was taken from this very step
+    calibrated_on: str | None = None  # the fabric whose step gave compute_ms; None: the compute-only arm did
+
+    @property
+    def fabric(self) -> str:
+        return str(self.cell.asked["fabric"])
+
+    @property
+    def communication_ms(self) -> float:
+        """Bytes over bandwidth."""
+        return self.all_to_all_ms + self.other_ms
+
+    @property
+    def predicted_ms(self) -> float:
+        return self.all_to_all_ms + max(self.compute_ms, self.other_ms)
+
+    @property
+    def measured_ms(self) -> float:
+        return self.cell.median_step_ms or 0.0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Cells of one shape, length and number of ranks, on two fabrics or more with two series or more."""
+
+    over_fabrics: str
+    seq_len: int
+    sp_size: int
+    points: tuple[Point, ...]
+
+    @property
+    def fabrics(self) -> list[str]:
+        """The fastest first, by the largest bandwidth of any of its points."""
+        best: dict[str, float] = {}
+        for point in self.points:
+            best[point.fabric] = max(best.get(point.fabric, 0.0), point.bandwidth.bytes_per_s)
+        return sorted(best, key=lambda name: (-best[name], name))
+
+    def on(self, fabric: str) -> list[Point]:
+        return [point for point in self.points if point.fabric == fabric]
+
+    @property
+    def title(self) -> str:
+        asked = self.points[0].cell.asked
+        heads = f"{asked['num_heads']}/{asked['num_kv_heads']} heads"
+        return f"{self.seq_len:,} tokens, {heads}, {self.sp_size} ranks"
+
+
+def fastest_of(points: Sequence[Point]) -> Point:
+    """The smallest measured median; of equal ones the first by name."""
+    return min(points, key=lambda p: (p.measured_ms, p.cell.series))
+
+
+def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
+    found: dict[BandwidthKey, list[tuple[float, str]]] = {}
+    for cell in cells:
+        for row in cell.rows if cell.asked["workload"] == "collective" else ():
+            if row["status"] == "ok" and row["bandwidth_bytes_per_s"] and row["primitive"]:
+                key = (row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
+                found.setdefault(key, []).append((float(row["bandwidth_bytes_per_s"]), str(row["file"])))
+    return {k: Bandwidth(median(v for v, _ in each), tuple(f for _, f in each)) for k, each in found.items()}
+
+
+def compared(cells: Sequence[Cell]) -> list[Cell]:
+    """Measured attention cells on several ranks that predict bytes."""
+    attention = [c for c in cells if c.ok and c.asked["workload"] == "attention"]
+    return [c for c in attention if (c.asked["sp_size"] or 1) > 1 and c.communication.predicted_bytes]
+
+
+def places(cells: Sequence[Cell]) -> list[Place]:
+    """All places, ordered by name, the longest first. Cells without a measured bandwidth are in none."""
+    known = bandwidths(cells)
+    grouped: dict[tuple[str, int, int], list[Point]] = {}
+    for cell in compared(cells):
+        if (point := _point(cell, known)) is not None:
+            key = (cell.over_fabrics, -cell.asked["seq_len"], cell.asked["sp_size"])
+            grouped.setdefault(key, []).append(point)
+    made = [Place(name, -n, p, tuple(_with_compute(points))) for (name, n, p), points in sorted(grouped.items())]
+    return [place for place in made if sum(len(place.on(fabric)) > 1 for fabric in place.fabrics) > 1]
+
+
+def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
+    """None where the bandwidth of any of its primitives is not known."""
+    where = tuple(cell.asked[name] for name in ("fabric", "hardware", "sp_size"))
+    sent = {op: size for op, size in _predicted_by_op(cell).items() if size}
+    if not sent or any((*where, PRIMITIVES.get(op, op)) not in known for op in sent):
+        return None
+    used = {PRIMITIVES.get(op, op): known[*where, PRIMITIVES.get(op, op)] for op in sorted(sent)}
+    slowest = min(used, key=lambda name: used[name].bytes_per_s)
+    ms = {op: 1e3 * size / used[PRIMITIVES.get(op, op)].bytes_per_s for op, size in sent.items()}
+    exchange_ms = ms.get("all_to_all", 0.0)
+    return Point(cell, slowest, used[slowest], exchange_ms, sum(ms.values()) - exchange_ms)
+
+
+def _predicted_by_op(cell: Cell) -> dict[str, float]:
+    """Predicted bytes of the last replicate, which are those of every one."""
+    sizes: dict[str, float] = {}
+    for entry in cell.measured[-1]["comm"]:
+        if entry["phase"] != "other":
+            sizes[str(entry["op"])] = sizes.get(str(entry["op"]), 0.0) + (entry["predicted_bytes"] or 0.0)
+    return sizes
+
+
+def _with_compute(points: Sequence[Point]) -> list[Point]:
+    """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else its step on the
+    fastest fabric, less the all-to-all that the model adds. The model is then exact there by construction."""
+    made = []
+    for point in points:
+        same = sorted(
+            (p for p in points if p.cell.series == point.cell.series),
+            key=lambda p: (-p.bandwidth.bytes_per_s, p.fabric),
+        )
+        arms = [ms for p in same if (ms := p.cell.middle("compute_only_step_ms")) is not None]
+        if arms:
+            made.append(replace(point, compute_ms=arms[0]))
+            continue
+        compute_ms = max(0.0, same[0].measured_ms - same[0].all_to_all_ms)
+        made.append(replace(point, compute_ms=compute_ms, calibrates=point is same[0], calibrated_on=same[0].fabric))
+    return made

@@ -1,0 +1,204 @@
+"""The section on fabrics: which method wins at which measured bandwidth, and where bytes over bandwidth say so."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from sp_bench.report.compare import paired_ratio, ratio_words
+from sp_bench.report.drawings import finish
+from sp_bench.report.fabric_figure import CAPTION as FIGURE_CAPTION
+from sp_bench.report.fabric_figure import draw_fabrics
+from sp_bench.report.fabric_model import Place, Point, compared, fastest_of, places
+from sp_bench.report.formats import counted, in_bytes, number
+from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.styles import Style
+from sp_bench.report.tables import Cell
+
+GIB = 2.0**30
+MODEL = (
+    "Two predictions stand beside the measured winner. Bytes alone: the method with the smallest predicted bytes / "
+    "bandwidth of the primitive that moves them. With compute: the smallest a + max(compute, h), where a is the time "
+    "of the bytes that move by all-to-all, taken to hide behind nothing, and h that of all others, taken to hide "
+    "behind compute. Latency is left out, reduce-scatter is given the bandwidth of all-gather, and the groups of a "
+    "hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' fastest fabric less "
+    "its a: there the second prediction is a calibration and does not count."
+)
+HEAD = (
+    *("method", "fabric", "slowest primitive", "its bandwidth (GiB/s)", "predicted bytes", "bytes / bandwidth (ms)"),
+    *("compute (ms)", "predicted step (ms)", "measured step (ms)", "measured / predicted", "fastest by"),
+)
+CAPTION = (
+    "Predicted bytes: what one rank sends off-rank in a step, closed form. Bandwidth: bytes one rank sends off-rank a "
+    "second, from the rows of the collective workload on the same fabric and ranks. Fastest by: measured median, bytes "
+    "over bandwidth, or the prediction with compute."
+)
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Of one prediction at one place and fabric; agrees, differs or undecided, or calibrates where it is no prediction.
+
+    Undecided: the measured winner is another one, but not proven faster than the predicted one."""
+
+    winner: Point
+    outcome: str
+    evidence: str
+
+
+def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
+    found = places(cells)
+    if not found:
+        return None
+    taken: set[str] = set()
+    drawings = []
+    for words, group in groupby(sorted(found, key=_figure_of), key=_figure_of):
+        shown = sorted(group, key=lambda p: (-p.seq_len, p.sp_size, p.title))
+        drawings.append(
+            finish("fabrics", words, shown[0].points[0].cell, (draw_fabrics(shown, style), FIGURE_CAPTION), taken)
+        )
+    return Section(
+        anchor="fabrics",
+        title="Fabrics",
+        words=(*_summary(found), MODEL, *_left_out(cells, found)),
+        points=tuple(sentence for place in found for sentence in (*_ratios(place), *_by_fabric(place))),
+        drawings=tuple(drawings),
+        tables=tuple(
+            Table(f"{p.title}; {p.over_fabrics}", CAPTION, HEAD, _lines(p), (0, 1, 2, 10), True) for p in found
+        ),
+    )
+
+
+def _figure_of(place: Place) -> str:
+    """Places of one pass, mask, dtype, device and isolation share a figure; lengths, heads and ranks have panels."""
+    asked = place.points[0].cell.asked
+    words = [f"{asked['workload']} {asked['pass_kind']} over fabrics: heads of {asked['head_dim']}"]
+    words += ["causal" if asked["causal"] else "not causal", str(asked["dtype"]), f"batch {asked['batch_size']}"]
+    words.append(str(asked["hardware"]))
+    if asked["isolation"] == "group":
+        words.append("warm process group")
+    return ", ".join(words)
+
+
+def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrated: bool) -> Judgement:
+    """A prediction, the smallest `value`, against the measured winner on one fabric."""
+    winner = fastest_of(points)
+    predicted = min(points, key=lambda p: (value(p), p.cell.series))
+    if calibrated:
+        return Judgement(predicted, "calibrates", "")
+    if predicted is winner:
+        return Judgement(predicted, "agrees", "")
+    paired = paired_ratio(predicted.cell, winner.cell)
+    outcome = "undecided" if paired is not None and not paired.excludes_1 else "differs"
+    return Judgement(predicted, outcome, ratio_words(predicted.cell, winner.cell))
+
+
+def _judgements(points: Sequence[Point]) -> tuple[Judgement, Judgement]:
+    """By bytes alone, and with compute."""
+    calibrated = any(p.calibrates for p in points)
+    return (
+        judge(points, lambda p: p.communication_ms, calibrated=False),
+        judge(points, lambda p: p.predicted_ms, calibrated=calibrated),
+    )
+
+
+def _summary(found: Sequence[Place]) -> list[str]:
+    pairs = [_judgements(place.on(f)) for place in found for f in place.fabrics if len(place.on(f)) > 1]
+    words = []
+    for index, name in enumerate(("Bytes over bandwidth alone", "With compute")):
+        outcomes = [pair[index].outcome for pair in pairs if pair[index].outcome != "calibrates"]
+        if not outcomes:
+            words.append(f"{name}, every fabric calibrates the prediction: nothing is left to judge.")
+            continue
+        sentence = f"{name}, the prediction names the fastest method in {outcomes.count('agrees')} of "
+        sentence += f"{counted(len(outcomes), 'pair')} of shape and fabric"
+        if undecided := outcomes.count("undecided"):
+            sentence += f"; in {undecided} more it is not proven wrong"
+        words.append(f"{sentence}.")
+    return [" ".join(words)]
+
+
+def _left_out(cells: Sequence[Cell], found: Sequence[Place]) -> list[str]:
+    shown = {p.cell.cell_id for place in found for p in place.points}
+    settings = {place.over_fabrics for place in found}
+    absent = [c for c in compared(cells) if c.over_fabrics in settings and c.cell_id not in shown]
+    if not absent:
+        return []
+    names = sorted({f"{c.series} on {c.asked['fabric']} at {c.asked['sp_size']} ranks" for c in absent})
+    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
+    return [f"Not compared, without a measured bandwidth or a second fabric: {', '.join(names[:6])}{more}."]
+
+
+def _ratios(place: Place) -> list[str]:
+    """Ulysses' predicted bytes over each ring's, from the rows, beside the closed form where it applies."""
+    cells = {p.cell.series: p.cell for p in place.points}.values()
+    asked = place.points[0].cell.asked
+    group, size = asked["num_heads"] / asked["num_kv_heads"], place.sp_size
+    sentences = []
+    for ulysses in (c for c in cells if c.asked["method"] == "ulysses"):
+        for ring in (c for c in cells if c.asked["method"] == "ring"):
+            sent = (ulysses.communication.predicted_bytes or 0.0) / (ring.communication.predicted_bytes or 1.0)
+            words = f"{place.title}: {ulysses.series} sends {sent:.3f} of the bytes of {ring.series}"
+            if asked["pass_kind"] == "forward_backward":
+                first, second = (c.communication.phases.get("forward", (None, None))[0] for c in (ulysses, ring))
+                words += f", {first / second:.3f} in the forward" if first and second else ""
+            if size <= asked["num_kv_heads"] and ring.asked["dkv_dtype"] in (None, "input"):
+                words += f"; (G+1)/P = {(group + 1) / size:.3f} is the forward's"
+                words += f", 2(G+1)/(3P) = {2 * (group + 1) / (3 * size):.3f} the whole's, G = {group:g}, P = {size}"
+            sentences.append(
+                f"{words}. It wins by bytes alone where its bandwidth is more than that part of the ring's."
+            )
+    return sentences
+
+
+def _by_fabric(place: Place) -> list[str]:
+    sentences = []
+    for fabric in place.fabrics:
+        points = place.on(fabric)
+        if len(points) < 2:
+            continue
+        winner = fastest_of(points).cell
+        second = fastest_of([p for p in points if p.cell is not winner]).cell
+        paired = paired_ratio(second, winner)
+        verb = "is fastest" if paired and paired.interval.low > 1 else "has the lowest median"
+        words = (
+            f"{place.title}, {fabric} ({_bandwidths(points)}): {winner.series} {verb}, {number(winner.median_step_ms)} "
+        )
+        words += f"ms; {second.series} takes {ratio_words(second, winner)}. "
+        by_bytes, with_compute = _judgements(points)
+        words += f"By bytes alone: {_judged(by_bytes)}. With compute: {_judged(with_compute)}."
+        sentences.append(words)
+    return sentences
+
+
+def _judged(judgement: Judgement) -> str:
+    name = judgement.winner.cell.series
+    if judgement.outcome == "calibrates":
+        return f"{name}, calibrated here"
+    return f"{name}, {judgement.outcome}" + (f": it takes {judgement.evidence}" if judgement.evidence else "")
+
+
+def _bandwidths(points: Sequence[Point]) -> str:
+    known = {p.primitive: p.bandwidth.bytes_per_s / GIB for p in points}
+    return ", ".join(f"{name} {number(value)} GiB/s" for name, value in sorted(known.items()))
+
+
+def _lines(place: Place) -> tuple[Line, ...]:
+    lines = []
+    for fabric in place.fabrics:
+        points = place.on(fabric)
+        winners = {"measured": fastest_of(points)}
+        winners |= dict(zip(("bytes", "with compute"), (j.winner for j in _judgements(points)), strict=True))
+        for p in sorted(points, key=lambda p: (p.measured_ms, p.cell.series)):
+            interval = p.cell.interval_ms
+            measured = number(p.measured_ms)
+            measured += f" [{number(interval.low)}, {number(interval.high)}]" if interval else ""
+            source = "" if p.calibrated_on is None else f" (step on {p.calibrated_on})"
+            texts = (
+                *(p.cell.series, fabric, p.primitive, number(p.bandwidth.bytes_per_s / GIB)),
+                *(in_bytes(p.cell.communication.predicted_bytes), number(p.communication_ms)),
+                *(f"{number(p.compute_ms)}{source}", number(p.predicted_ms), measured),
+                f"{p.measured_ms / p.predicted_ms:.2f}",
+                ", ".join(name for name, winner in winners.items() if winner is p),
+            )
+            lines.append(Line(texts, (*p.cell.files, *(f"bandwidth: {file}" for file in p.bandwidth.files))))
+    return tuple(lines)

@@ -1,0 +1,71 @@
+"""Trials that share their processes: nothing of one shows in the next."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sp_bench import library_state, trial
+from sp_bench.config import DeadlinesConfig, TrialConfig
+
+CARELESS = Path(__file__).parent / "careless_worker.py"
+DEADLINES = DeadlinesConfig(120, 120, 120, 120)
+SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "workload__timed_steps": 2}
+NAMES = ("large", "small", "small_again")
+
+
+def run_group(configs: dict[str, TrialConfig], root: Path) -> dict[str, dict[str, Any]]:
+    """Columns of each trial, run one after another in the processes of one launch, by careless ranks."""
+    folders = {name: root / name for name in configs}
+    world_size = next(iter(configs.values())).world_size
+    official = trial.torchrun(world_size, [*folders.values()])
+    worker = official.index("sp_bench.worker")
+    command = [*official[: worker - 1], str(CARELESS), *official[worker + 1 :]]
+    results = trial.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
+    columns = {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
+    logs = "".join(path.read_text() for path in root.glob("*/*.log"))
+    assert [c["status"] for c in columns.values()] == ["ok"] * len(configs), logs
+    return columns
+
+
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def group(request, make_config, tmp_path_factory) -> tuple[dict[str, dict[str, Any]], Path]:
+    """A trial that needs much memory, and twice one that needs little, on two ranks; their columns and their folder."""
+    if request.param == "cuda" and torch.cuda.device_count() < 2:
+        pytest.skip(f"needs 2 CUDA devices; {torch.cuda.device_count()} here")
+    where = {"cuda": {"hardware": "h200", "fabric": "nvlink"}, "cpu": {}}[request.param]
+    shared = {"method": "ring", "kernel": "math", "sp_size": 2, "isolation": "group", **SHORT, **where}
+    lengths = dict(zip(NAMES, (4096, 96, 96), strict=True))
+    root = tmp_path_factory.mktemp("group")
+    return run_group({name: make_config(seq_len=length, **shared) for name, length in lengths.items()}, root), root
+
+
+def test_peak_memory_is_that_of_each_trial_alone(group):
+    columns, _ = group
+    on_device = columns["large"]["max_peak_allocated_bytes"] is not None
+    kind = "max_peak_allocated_bytes" if on_device else "max_peak_host_bytes"
+    large, *small = (columns[name][kind] for name in NAMES)
+    assert all(value < large - 64 * 2**20 for value in small), f"{kind}: {large}, then {small}"
+
+
+def test_retries_of_the_allocator_are_not_handed_on(group):
+    columns, _ = group
+    assert all(columns[n]["allocator_retries"] in (None, [0, 0]) for n in NAMES)
+
+
+def test_library_state_is_as_before_for_the_next_trial(group):
+    _, root = group
+    for rank in range(2):
+        first, *others = (json.loads((root / n / f"rank{rank}.state.json").read_text()) for n in NAMES)
+        assert first["ledger attribution"] == "{'phase': 'forward', 'attention': False}"
+        assert others == [first, first]
+
+
+def test_what_had_to_be_put_back_is_named_in_the_ranks_log(group):
+    _, root = group
+    for name in NAMES:
+        log = (root / name / "rank1.log").read_text()
+        for setting in library_state.SETTINGS:
+            assert f"the trial left the {setting.name} at" in log
