@@ -28,6 +28,7 @@ SLOTS = 2
 class _Slot:
     """A buffer of symmetric memory, the same on every rank of the group."""
 
+    buffer: Tensor  # keeps the memory
     handle: Any
     views: dict[Any, list[Tensor]] = field(default_factory=dict)
 
@@ -123,7 +124,9 @@ class CopyEngines:
         slots = self._slots.setdefault(num_bytes, [])
         if len(slots) < SLOTS:
             buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-            slots.append(_Slot(symmetric_memory.rendezvous(buffer, self.group)))
+            # its signals are zeroed on the default stream: behind a kernel there, that would wipe a faster peer's signal
+            torch.cuda.synchronize(device)
+            slots.append(_Slot(buffer, symmetric_memory.rendezvous(buffer, self.group)))
         else:
             slots.append(slots.pop(0))
         return slots[-1]

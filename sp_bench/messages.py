@@ -25,11 +25,6 @@ def unsupported_reason(config: TrialConfig) -> str | None:
     if method.name not in OPS:
         names = "ulysses (all_to_all), ring (send_recv) or all_gather (all_gather)"
         return f"workload collective measures one primitive, and method={method.name} has no one; use method={names}"
-    if method.exchange == "copy_engines" and config.fabric.name != "nvlink":
-        return (
-            f"method.exchange=copy_engines goes over NVLink whatever NCCL is told, so that fabric={config.fabric.name} "
-            "is not what it would measure; use fabric=nvlink, or method.exchange=collectives"
-        )
     if config.sp_size < 2:
         return f"sp_size={config.sp_size}: one rank sends nothing off-rank; use sp_size=2 or more"
     return None

@@ -63,8 +63,7 @@ def _words(a: Attribution) -> str:
         sentence += f"; {_ms(a.beyond_kernel_ms)} is compute beyond the kernel"
     if a.exposed_ms is not None:
         sentence += f"; {_ms(a.exposed_ms)} is exposed communication"
-        if a.comm_only_ms is not None:
-            sentence += f" of {_ms(a.comm_only_ms)} in all"
+        sentence += f", which alone takes {_ms(a.comm_only_ms)}" if a.comm_only_ms is not None else ""
     return f"{sentence}."
 
 

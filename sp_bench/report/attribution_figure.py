@@ -9,7 +9,7 @@ from matplotlib.patches import Patch
 
 from sp_bench.report.compare import ratio_of_medians
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.styles import ORANGE, SKY, VERMILLION, Style
+from sp_bench.report.styles import BLACK, SKY, VERMILLION, Style
 from sp_bench.report.time_parts import Attribution, largest
 
 CAPTION = (
@@ -32,8 +32,9 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
     for panel, each in zip(axes, panels, strict=True):
         _panel(panel, sorted(each, key=lambda a: -style[a.cell.series].order))
-    figure.axes[-1].set_xlabel("ms of a step beyond the kernel alone")
     shown = [a for each in panels for a in each]
+    start = "compute only" if all(a.alone is None for a in shown) else "the kernel alone"
+    figure.axes[-1].set_xlabel(f"ms of a step beyond {start}")
     used = {colour for a in shown for colour, _, _ in _bars(a)}
     handles: list[Patch | Line2D] = [Patch(color=c, label=label) for c, label in LABELS.items() if c in used]
     if any(_unhidden(a) is not None for a in shown):
@@ -42,7 +43,7 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     return figure
 
 
-RING = {"marker": "o", "ms": 6, "mfc": "none", "mec": ORANGE, "mew": 1.4, "ls": ""}
+RING = {"marker": "o", "ms": 6, "mfc": "none", "mec": BLACK, "mew": 1.2, "ls": ""}
 
 
 def _bars(a: Attribution) -> list[tuple[str, float, float]]:

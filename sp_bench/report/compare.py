@@ -25,9 +25,9 @@ class PairedRatio:
 
     @property
     def words(self) -> str:
-        """1.25x [1.22, 1.27], with a third decimal where a bound is near 1 or the ratio below it."""
+        """1.25x [1.22, 1.27], with a third decimal near 1 and below."""
         near = min(abs(bound - 1) for bound in (self.interval.low, self.interval.high)) < 0.005
-        digits = 3 if near or self.ratio < 1 else 2
+        digits = 3 if near or self.ratio < 1.05 else 2
         return f"{self.ratio:.{digits}f}x [{self.interval.low:.{digits}f}, {self.interval.high:.{digits}f}]"
 
 

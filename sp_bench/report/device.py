@@ -7,7 +7,6 @@ from typing import Any
 
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.report.parts import Line, Section, Table
-from sp_bench.report.styles import Style
 from sp_bench.report.tables import Cell, listed
 
 COLUMNS = ("energy_j", "device_state", "comm_wire_bytes", "launched_kernels")
@@ -16,24 +15,24 @@ HEAD = (
     *("temperature (°C)", "throttled by", "sent, counted", "sent, on the wire", "wire - counted", "attention kernels"),
 )
 CAPTION = (
-    "Energy: all ranks, over the timed window. Power: energy of a device / step time. Clocks, temperatures and throttle "
-    "reasons: sampled while the device works on untimed steps, smallest to largest over ranks and replicates. On the "
-    f"wire: NVLink counters, protocol included; counted bytes include phase other here. {MISSING}: the counter gave "
-    "nothing, or the traffic takes another way than NVLink."
+    "Energy: all ranks, over the timed window. Power: energy of a device / step time. Clocks, temperatures and "
+    "throttle reasons: sampled while the device works on untimed steps, smallest to largest over ranks and replicates. "
+    f"On the wire: NVLink counters, protocol included; counted bytes include phase other here. {MISSING}: not told, "
+    "or the traffic takes another way than NVLink."
 )
 
 
-def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
-    """None where no row knows anything of its device. `style` is not needed: there is no figure."""
+def section(cells: Sequence[Cell]) -> Section | None:
+    """None where no row knows anything of its device."""
     speeds = [c for c in cells if c.ok and c.asked["workload"] != "parity"]
     known = [c for c in speeds if any(_known(row[name]) for row in c.measured for name in COLUMNS)]
     if not known:
         return None
     words = []
     if throttled := [c for c in known if c.throttled]:
+        reasons = ", ".join(sorted({reason for c in throttled for reason in c.throttled}))
         words.append(
-            f"{counted(len(throttled), 'cell')} ran throttled by power or temperature in at least one replicate: "
-            f"{', '.join(sorted({reason for c in throttled for reason in c.throttled}))}. They are marked in all tables."
+            f"{counted(len(throttled), 'cell')} ran throttled by power or temperature, and are marked: {reasons}."
         )
     if absent := len(speeds) - len(known):
         words.append(f"{counted(absent, 'cell')} without any of these columns: CPU, or the device tells nothing.")

@@ -23,7 +23,7 @@ GRADIENTS = ("dq", "dk", "dv")
 FIGURE_CAPTION = (
     "Gradient error over speed: the largest relative L2 error of dq, dk and dv over the replicates, measured at the "
     "reduced length ({proven}), and attention FLOP/s a device at {seq_len} tokens, from the median step time (causal "
-    "pairs, forward 1 and backward 2.5). Lower right is better. The grey line is the smallest budget of the cells shown."
+    "pairs, forward 1 and backward 2.5). Lower right is better. The grey line is the smallest budget of these cells."
 )
 HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "dK/dV travel in", "merged in", "step (ms)", "TFLOP/s a device"),
@@ -144,7 +144,7 @@ def _scale(panel: Axes, values: Sequence[float]) -> None:
     panel.set_ylim(low / room, high * room)
     ticks = [mantissa * 10.0**power for power in range(-20, 2) for mantissa in (1, 1.5, 2, 3, 5, 7)]
     panel.set_yticks([t for t in ticks if low / room <= t <= high * room])
-    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.1e}".replace("e-0", "e-")))
+    panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.margins(x=0.15)
     panel.locator_params(axis="x", nbins=5)

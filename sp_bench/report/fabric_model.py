@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from sp_bench.report.tables import Cell
+from sp_bench.report.tables import Cell, listed
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {
@@ -122,20 +122,22 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     """None where the bandwidth of any of its primitives is not known."""
     where = tuple(cell.asked[name] for name in ("fabric", "hardware", "sp_size"))
+    _, *transport = str(cell.asked["primitive"]).partition(" by ")  # "all_to_all by copy engines"
     sent = {op: size for op, size in _predicted_by_op(cell).items() if size}
-    if not sent or any((*where, PRIMITIVES.get(op, op)) not in known for op in sent):
+    names = {op: "".join([PRIMITIVES.get(op, op), *transport]) for op in sorted(sent)}
+    if not sent or any((*where, name) not in known for name in names.values()):
         return None
-    used = {PRIMITIVES.get(op, op): known[*where, PRIMITIVES.get(op, op)] for op in sorted(sent)}
-    slowest = min(used, key=lambda name: used[name].bytes_per_s)
-    ms = {op: 1e3 * size / used[PRIMITIVES.get(op, op)].bytes_per_s for op, size in sent.items()}
+    used = {op: known[*where, name] for op, name in names.items()}
+    slowest = min(names, key=lambda op: used[op].bytes_per_s)
+    ms = {op: 1e3 * size / used[op].bytes_per_s for op, size in sent.items()}
     exchange_ms = ms.get("all_to_all", 0.0)
-    return Point(cell, slowest, used[slowest], exchange_ms, sum(ms.values()) - exchange_ms)
+    return Point(cell, names[slowest], used[slowest], exchange_ms, sum(ms.values()) - exchange_ms)
 
 
 def _predicted_by_op(cell: Cell) -> dict[str, float]:
     """Predicted bytes of the last replicate, which are those of every one."""
     sizes: dict[str, float] = {}
-    for entry in cell.measured[-1]["comm"]:
+    for entry in listed(cell.measured[-1]["comm"]):
         if entry["phase"] != "other":
             sizes[str(entry["op"])] = sizes.get(str(entry["op"]), 0.0) + (entry["predicted_bytes"] or 0.0)
     return sizes

@@ -20,8 +20,8 @@ MODEL = (
     "bandwidth of the primitive that moves them. With compute: the smallest a + max(compute, h), where a is the time "
     "of the bytes that move by all-to-all, taken to hide behind nothing, and h that of all others, taken to hide "
     "behind compute. Latency is left out, reduce-scatter is given the bandwidth of all-gather, and the groups of a "
-    "hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' fastest fabric less "
-    "its a: there the second prediction is a calibration and does not count."
+    "hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' fastest fabric "
+    "less its a: there the second prediction is a calibration and does not count."
 )
 HEAD = (
     *("method", "fabric", "slowest primitive", "its bandwidth (GiB/s)", "predicted bytes", "bytes / bandwidth (ms)"),

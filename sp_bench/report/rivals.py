@@ -1,12 +1,11 @@
 """The section on other libraries: each against our method of the same kind, in the same setting, length and ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from sp_bench.report.compare import by_medians, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.parts import Line, Section, Table
 from sp_bench.report.series import OWN_CODE
-from sp_bench.report.styles import Style
 from sp_bench.report.tables import Cell
 
 COUNTERPARTS = {"ring_flash_attn": "ring", "deepspeed_ulysses": "ulysses"}  # a library's method -> ours of its kind
@@ -22,8 +21,7 @@ CAPTION = (
 )
 
 
-def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
-    """`style` is not needed: there is no figure."""
+def section(cells: Sequence[Cell]) -> Section | None:
     theirs = [c for c in cells if c.ok and c.asked["implementation"] not in (None, OWN_CODE)]
     theirs = [c for c in theirs if c.asked["workload"] not in ("parity", "collective")]
     pairs = [(their, what, our) for their in theirs for what, our in _ours(their, cells)]
@@ -34,7 +32,9 @@ def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None
         Table(s, CAPTION, HEAD, tuple(_line(*pair) for pair in pairs if pair[0].setting == s), (0, 3, 5, 6, 7, 10))
         for s in settings
     )
-    points = tuple(_words(*pair) for pair in sorted(pairs, key=_largest_first) if pair[1] != ANY)
+    alike = {their.cell_id for their, what, _ in pairs if what != ANY}
+    told = [pair for pair in pairs if pair[1] != ANY or pair[0].cell_id not in alike]
+    points = tuple(_words(*pair) for pair in sorted(told, key=_largest_first))
     return Section("rivals", "Against other libraries", points=points, tables=tables)
 
 
@@ -63,13 +63,18 @@ def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
     return paired.words, evidence if paired.excludes_1 else f"{evidence}: neither is called faster"
 
 
+def _named(cell: Cell) -> str:
+    return cell.series if "kernel=" in cell.series else f"{cell.series} with {cell.asked['kernel']}"
+
+
 def _words(their: Cell, what: str, our: Cell) -> str:
     ratio, evidence = _ratio(their, our)
-    where = f"{whole(their.asked['seq_len'])} tokens on {counted(their.asked['sp_size'], 'rank')}"
+    asked = their.asked
+    where = f"{whole(asked['seq_len'])} tokens on {counted(asked['sp_size'], 'rank')}"
+    times = f"{number(their.median_step_ms)} ms against {number(our.median_step_ms)} ms"
     return (
-        f"{where}, {their.asked['workload']} {their.asked['pass_kind']}, {what}: {their.series} with "
-        f"{their.asked['kernel']} takes {ratio} the time of {our.series} with {our.asked['kernel']} "
-        f"({number(their.median_step_ms)} ms against {number(our.median_step_ms)} ms; {evidence})."
+        f"{where}, {asked['workload']} {asked['pass_kind']}, {what}: {_named(their)} takes {ratio} the time of "
+        f"{_named(our)} ({times}; {evidence})."
     )
 
 

@@ -1,27 +1,25 @@
 """The sections of the page beside verdict, figures and tables, each there only if its rows are."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 from matplotlib import rc_context
 
 from sp_bench.report import attribution, device, errors, fabrics, rivals
 from sp_bench.report.figures import plotted
 from sp_bench.report.parts import Section
-from sp_bench.report.styles import RC, Style, styles
+from sp_bench.report.styles import RC, styles
 from sp_bench.report.tables import Cell
-
-MAKERS: Sequence[Callable[[Sequence[Cell], Mapping[str, Style]], Section | None]] = (
-    rivals.section,
-    attribution.section,
-    fabrics.section,
-    errors.section,
-    device.section,
-)
 
 
 def sections(cells: Sequence[Cell]) -> list[Section]:
     """In the order of the page."""
     style = styles(plotted(cells))
     with rc_context(RC):
-        made = [make(cells, style) for make in MAKERS]
+        made = [
+            rivals.section(cells),
+            attribution.section(cells, style),
+            fabrics.section(cells, style),
+            errors.section(cells, style),
+            device.section(cells),
+        ]
     return [section for section in made if section is not None]

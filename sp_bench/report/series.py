@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
+EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
@@ -94,11 +95,12 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
 
 def _base_series(cells: pd.DataFrame) -> list[str]:
     """method, layout, placement, and whose code it is unless it is ours. A layout says nothing where no KV travels
-    around a ring: it is left out there."""
+    around a ring: it is left out there. The exchange alone is named by its primitive."""
     rings = (cells["ring_degree"].fillna(2) > 1) | (cells["layout"].fillna("contiguous") != "contiguous")
     with_ring = set(cells["method"][rings])
     names = []
     asked = cells[["method", "layout", "placement", "implementation"]]
+    asked = asked.assign(method=cells["method"].mask(cells["workload"] == EXCHANGE, cells["primitive"]))
     for method, layout, placement, code in asked.itertuples(index=False):
         whose = None if pd.isna(code) or code == OWN_CODE else f"({code})"
         parts = [_text(method), layout if method in with_ring else None, placement, whose]

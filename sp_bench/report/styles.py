@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import cycle, product
+from itertools import cycle
 from typing import Any
 
 from sp_bench.report.tables import Cell
@@ -26,7 +26,11 @@ LOOKS: dict[tuple[str, str | None], Look] = {  # (layout, placement): the same i
     ("zigzag", "ring_inner"): ("v", UNEVEN),
     ("striped", "ring_inner"): ("P", DENSE),
 }
-MORE = tuple(product(("X", "<", ">", "p", "h", "*", "d", "8"), ("-", "--", "-.", ":")))
+MARKERS, LINES = ("X", "<", ">", "p", "h", "*", "d", "8"), ("-", "--", "-.", ":")
+# All pairs, markers first: where no line joins them they alone tell series apart.
+MORE = tuple(
+    (marker, LINES[(place + turn) % len(LINES)]) for turn in range(len(LINES)) for place, marker in enumerate(MARKERS)
+)
 
 RC: dict[Any, Any] = {
     "font.family": "DejaVu Sans",

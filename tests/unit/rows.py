@@ -17,12 +17,24 @@ from sp_bench.config import AttentionShape
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
 ASKED = (  # what makes two rows the same cell
-    *("method", "layout", "placement", "dkv_dtype", "head_stride", "kernel", "workload", "pass_kind", "model"),
+    *("method", "implementation", "primitive", "layout", "placement", "dkv_dtype", "head_stride", "head_chunks"),
+    *("kernel", "workload", "pass_kind", "model", "isolation"),
     *("fabric", "hardware", "device_memory_gib", "batch_size", "seq_len", "sp_size", "ulysses_degree", "ring_degree"),
     *("dp_replicate_size", "dp_shard_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     "config",
 )
 SHAPE = ("batch_size", "seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
+PRIMITIVES = {
+    "single": "none",
+    "ulysses": "all_to_all",
+    "ring": "send_recv",
+    "all_gather": "all_gather",
+    "usp": "all_to_all+send_recv",
+}
+NOT_OF_EXCHANGE = (  # null in rows of the collective workload
+    *("layout", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
+    *("num_heads", "num_kv_heads", "head_dim", "causal"),
+)
 ENVIRONMENT = {
     "hostname": "laptop",
     "python": "3.12.3",
@@ -59,6 +71,8 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
     """One row of the attention workload on CPU, ok unless `status` says otherwise; `columns` replaces any column."""
     asked: dict[str, Any] = {
         "method": "ring",
+        "implementation": "sp_bench",
+        "primitive": PRIMITIVES.get(columns.get("method", "ring")),
         "layout": "contiguous",
         "kernel": "cpu_flash",
         "workload": "attention",
@@ -91,8 +105,6 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
         "env_id": ENV_ID,
         "replicate": replicate,
         "attempt": 0,
-        "implementation": "sp_bench",
-        "primitive": "send",
         "padded_seq_len": asked["seq_len"],
         "world_size": asked["sp_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"],
         "started_at": STARTED_AT + timedelta(seconds=replicate),
@@ -141,6 +153,16 @@ def _measured(
         ),
         "error_budget": BUDGET,
     }
+
+
+def collective(fabric: str, primitive: str, gib_per_s: float, **columns: Any) -> dict[str, Any]:
+    """A row of the collective workload: the bandwidth of one primitive on 8 ranks unless `columns` says otherwise."""
+    method = {value: name for name, value in PRIMITIVES.items()}[primitive.partition(" by ")[0]]
+    asked = {"sp_size": 8, "method": method, "primitive": primitive, "fabric": fabric} | columns
+    asked["ring_degree"] = 1 if method == "ulysses" else asked["sp_size"]
+    made = row(workload="collective", pass_kind="exchange", comm=[], **asked)
+    rates = {"latency_us": 20.0, "bandwidth_bytes_per_s": gib_per_s * 2**30}
+    return made | rates | dict.fromkeys((*NOT_OF_EXCHANGE, "tokens_per_s", "tokens_per_s_per_gpu"))
 
 
 def commit(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:

@@ -1,0 +1,445 @@
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sp_bench.report import build, fabrics
+from sp_bench.report.errors import compared, options
+from sp_bench.report.fabric_model import Place, places
+from sp_bench.report.figures import draw
+from sp_bench.report.parts import Section
+from sp_bench.report.sections import sections
+from sp_bench.report.selection import select
+from sp_bench.report.styles import MORE
+from sp_bench.report.tables import Cell, cells
+from sp_bench.report.time_parts import attributions
+
+from .rows import collective, commit, row
+
+MIB, GIB = 2**20, 2**30
+PNG = b"\x89PNG"
+ULYSSES = {"method": "ulysses", "sp_size": 8, "ulysses_degree": 8, "ring_degree": 1}
+RING = {"method": "ring", "layout": "zigzag", "sp_size": 8, "ring_degree": 8, "dkv_dtype": "input"}
+HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "seq_len": 131072}
+
+
+def cells_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Cell]:
+    return cells(select([commit(rows, folder)]).rows)
+
+
+def sections_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Section]:
+    return {section.anchor: section for section in sections(cells_of(rows, folder))}
+
+
+def config(**method: Any) -> str:
+    return json.dumps({"hardware": {"name": "cpu", "device": "cpu"}, "method": method})
+
+
+def on_fabrics(times: Mapping[str, tuple[float, float]], replicates: int = 1, **ring: Any) -> list[dict[str, Any]]:
+    """fabric -> (Ulysses' ms, the ring's ms); 5 Ulysses bytes travel for 12 of the ring's at these heads."""
+    return [
+        row(median_ms=ms, fabric=fabric, replicate=r, **HEADS, **method)
+        for fabric, both in times.items()
+        for ms, method in zip(both, (ULYSSES, RING | ring), strict=True)
+        for r in range(replicates)
+    ]
+
+
+def bandwidths(fast: tuple[float, float], slow: tuple[float, float]) -> list[dict[str, Any]]:
+    """(all-to-all, p2p) GiB/s of nvlink and shm."""
+    return [
+        collective(fabric, primitive, value)
+        for fabric, both in (("nvlink", fast), ("shm", slow))
+        for primitive, value in zip(("all_to_all", "send_recv"), both, strict=True)
+    ]
+
+
+def place_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> Place:
+    (place,) = places(cells_of(rows, folder))
+    return place
+
+
+# fabrics
+
+
+def test_fabrics_need_two_fabrics_with_bandwidths(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)})
+    assert "fabrics" not in sections_of(rows, tmp_path / "no bandwidths")
+    one = [r for r in bandwidths((300, 300), (20, 20)) if r["fabric"] == "nvlink"]
+    assert "fabrics" not in sections_of(rows + one, tmp_path / "one")
+    assert "fabrics" in sections_of(rows + bandwidths((300, 300), (20, 20)), tmp_path / "two")
+
+
+def test_byte_times_are_predicted_bytes_over_the_bandwidth_of_the_own_primitive(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows, tmp_path).points}
+    assert points["ulysses", "shm"].communication_ms == pytest.approx(1e3 * 560 * MIB / (10 * GIB))
+    assert points["ring", "shm"].communication_ms == pytest.approx(1e3 * 1344 * MIB / (20 * GIB))
+
+
+def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives(tmp_path: Path) -> None:
+    usp = {"method": "usp", "layout": "zigzag", "sp_size": 8, "ulysses_degree": 2, "ring_degree": 4}
+    rows = [row(fabric=f, **HEADS, **m) for f in ("nvlink", "shm") for m in (usp, ULYSSES)]
+    points = place_of(rows + bandwidths((300, 330), (10, 20)), tmp_path).points
+    point = next(p for p in points if p.cell.asked["method"] == "usp" and p.fabric == "shm")
+    sent = {entry["op"]: 0.0 for entry in point.cell.rows[0]["comm"]}
+    for entry in point.cell.rows[0]["comm"]:
+        sent[entry["op"]] += entry["predicted_bytes"]
+    assert point.primitive == "all_to_all"  # the slower of the two is its place on the axis
+    assert point.all_to_all_ms == pytest.approx(1e3 * sent["all_to_all"] / (10 * GIB))
+    assert point.other_ms == pytest.approx(1e3 * sent["send"] / (20 * GIB))
+
+
+def test_copy_engines_are_divided_by_their_own_bandwidth(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    engines = {**ULYSSES, "primitive": "all_to_all by copy engines"}
+    rows.append(row(median_ms=90.0, fabric="nvlink", **HEADS, **engines, config=config(exchange="copy_engines")))
+    assert len(place_of(rows, tmp_path / "without").points) == 4
+    rows.append(collective("nvlink", "all_to_all by copy engines", 350))
+    point = next(p for p in place_of(rows, tmp_path / "with").points if p.measured_ms == 90.0)
+    assert point.primitive == "all_to_all by copy engines"
+    assert point.communication_ms == pytest.approx(1e3 * 560 * MIB / (350 * GIB))
+
+
+def test_all_to_all_adds_to_compute_and_a_ring_hides_behind_it(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows, tmp_path).points}
+    nvlink, shm = points["ulysses", "nvlink"], points["ulysses", "shm"]
+    assert nvlink.predicted_ms == pytest.approx(100.0)
+    assert shm.predicted_ms == pytest.approx(100.0 - nvlink.all_to_all_ms + shm.all_to_all_ms)
+    assert points["ring", "shm"].other_ms < 110.0 == points["ring", "shm"].predicted_ms
+    assert (nvlink.calibrates, shm.calibrates) == (True, False)
+
+
+def test_a_measured_compute_only_arm_is_the_compute_time_and_leaves_nothing_to_calibrate(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    rows = [r | {"compute_only_step_ms": [96.0, 97.0, 98.0]} if r["workload"] == "attention" else r for r in rows]
+    for point in place_of(rows, tmp_path).points:
+        assert point.compute_ms == 97.0
+        assert not point.calibrates
+
+
+@pytest.mark.parametrize(
+    ("ulysses_ms", "ring_ms", "replicates", "outcome"),
+    [
+        ([100.0], [120.0], 1, "agrees"),
+        ([120.0], [100.0], 1, "differs"),
+        ([120.0] * 6, [100.0, 101.0, 102.0, 103.0, 104.0, 105.0], 6, "differs"),
+        ([100.0, 104.0, 101.0, 105.0, 102.0, 106.0], [103.0, 100.0, 104.0, 101.0, 105.0, 102.0], 6, "undecided"),
+    ],
+)
+def test_bytes_that_name_another_winner_are_wrong_only_where_the_paired_interval_says_so(
+    tmp_path: Path, ulysses_ms: list[float], ring_ms: list[float], replicates: int, outcome: str
+) -> None:
+    rows = bandwidths((20, 20), (20, 20)) + on_fabrics({"nvlink": (9.0, 10.0)})
+    for r in range(replicates):
+        for ms, method in ((ulysses_ms[r], ULYSSES), (ring_ms[r], RING)):
+            rows.append(row(median_ms=ms, replicate=r, fabric="shm", **HEADS, **method))
+    points = place_of(rows, tmp_path).on("shm")
+    judgement = fabrics.judge(points, lambda p: p.communication_ms, calibrated=False)
+    assert judgement.winner.cell.asked["method"] == "ulysses"
+    assert judgement.outcome == outcome
+
+
+def test_fabric_words_hold_the_byte_ratio_of_the_rows_and_the_closed_form(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
+    section = sections_of(rows, tmp_path)["fabrics"]
+    text = " ".join(section.points)
+    assert "ulysses sends 0.417 of the bytes of ring zigzag, 0.625 in the forward" in text
+    assert "(G+1)/P = 0.625" in text
+    assert "2(G+1)/(3P) = 0.417" in text
+    assert "by medians of 1 replicate, no interval" in text
+    assert "names the fastest method in 1 of 2 pairs of shape and fabric" in section.words[0]
+
+
+def test_cells_on_a_fabric_without_bandwidth_are_named_and_not_drawn(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0), "socket": (900.0, 800.0)})
+    section = sections_of(rows + bandwidths((300, 300), (20, 20)), tmp_path)["fabrics"]
+    assert any("ring zigzag on socket at 8 ranks" in words for words in section.words)
+    assert all("socket" not in line.texts for table in section.tables for line in table.lines)
+
+
+def test_lengths_and_heads_share_a_fabric_figure_and_passes_do_not(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
+    rows += [row(**{**r, "median_ms": 9.0, "seq_len": 32768}) for r in _asked(rows)]
+    rows += [row(**{**r, "median_ms": 8.0, "pass_kind": "forward"}) for r in _asked(rows[:4])]
+    section = sections_of(rows, tmp_path)["fabrics"]
+    assert [d.file_name for d in section.drawings] == [
+        "fabrics-attention-forward.png",
+        "fabrics-attention-forward_backward.png",
+    ]
+    assert len(section.tables) == 3
+
+
+def _asked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    kept = ("fabric", *HEADS, *RING, "ulysses_degree")
+    return [{k: r.get(k) for k in kept} for r in rows if r["workload"] == "attention"]
+
+
+def test_a_series_has_one_name_on_every_fabric_and_settings_still_do_not_mix_them(tmp_path: Path) -> None:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)})
+    rows.append(row(fabric="nvlink", kernel="flash_attn", **HEADS, **ULYSSES))
+    found = cells_of(rows, tmp_path)
+    assert {c.series for c in found if c.asked["method"] == "ulysses" and c.asked["fabric"] == "shm"} == {
+        "ulysses kernel=cpu_flash"
+    }
+    assert len({c.setting for c in found}) == 2
+    assert len({c.over_fabrics for c in found}) == 1
+
+
+def test_collective_rows_are_in_the_tables_and_in_no_comparison_or_figure(tmp_path: Path) -> None:
+    page = build([commit(bandwidths((300, 300), (20, 20)), tmp_path)])
+    assert not list(page.page.parent.glob("*.png"))
+    assert "nothing to compare" in page.page.read_text()
+    assert {(c.setting, c.series) for c in cells(select([tmp_path]).rows)} == {
+        (f"collective exchange: float32, {fabric}, cpu", primitive)
+        for fabric in ("nvlink", "shm")
+        for primitive in ("all_to_all", "send_recv")
+    }
+
+
+# where the time goes
+
+
+def alone_and_method(replicates: int, **method: Any) -> list[dict[str, Any]]:
+    one = {"method": "single", "sp_size": 1, "ring_degree": 1, "num_heads": 4, "num_kv_heads": 1}
+    arms: dict[str, Any] = {"compute_only_step_ms": [10.2] * 5, "comm_only_step_ms": [2.0] * 5}
+    arms |= {"exposed_comm_ms": 0.8, "overlap_efficiency": 0.6}
+    rows = [row(median_ms=10.0 + 0.01 * r, replicate=r, **{**HEADS, **one}) for r in range(replicates)]
+    rows += [
+        row(median_ms=11.0 + 0.01 * r, replicate=r, **{**HEADS, **ULYSSES, **method}, **arms) for r in range(replicates)
+    ]
+    return rows
+
+
+def test_the_kernel_alone_is_single_with_1_of_p_of_the_heads_at_the_same_length_and_kernel(tmp_path: Path) -> None:
+    rows = alone_and_method(1)
+    one = {"method": "single", "sp_size": 1, "ring_degree": 1}
+    rows += [row(median_ms=1.0, **{**HEADS, **one, "num_heads": 4, "num_kv_heads": 1, **other}) for other in DECOYS]
+    (found,) = attributions(cells_of(rows, tmp_path))
+    assert (found.alone_ms, found.compute_only_ms, found.exposed_ms) == (10.0, 10.2, 0.8)
+    assert found.beyond_kernel_ms == pytest.approx(0.2)
+
+
+DECOYS: tuple[dict[str, Any], ...] = (
+    *({"num_heads": 8}, {"num_kv_heads": 2}, {"seq_len": 65536}, {"kernel": "math"}, {"pass_kind": "forward"}),
+    *({"dtype": "float32"}, {"head_dim": 64}, {"causal": False}, {"batch_size": 2}, {"hardware": "h100"}),
+)
+
+
+def test_kv_heads_fewer_than_ranks_are_replicated_in_the_kernel_alone_too(tmp_path: Path) -> None:
+    (found,) = attributions(cells_of(alone_and_method(1, num_kv_heads=4), tmp_path))
+    assert found.alone_ms == 10.0
+
+
+@pytest.mark.parametrize(("replicates", "interval"), [(1, False), (5, False), (6, True)])
+def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(
+    tmp_path: Path, replicates: int, interval: bool
+) -> None:
+    section = sections_of(alone_and_method(replicates), tmp_path)["attribution"]
+    (sentence,) = section.points
+    assert ("coverage 96.9%" in sentence) == interval
+    assert ("no interval" in sentence) != interval
+    assert "0.909" in sentence
+    assert "0.800 ms is exposed communication, which alone takes 2.00 ms" in sentence
+
+
+def test_attribution_names_the_rows_of_the_method_and_of_the_kernel_alone(tmp_path: Path) -> None:
+    (line,) = sections_of(alone_and_method(6), tmp_path)["attribution"].tables[0].lines
+    assert len(line.rows) == 12
+    assert sum(name.startswith("kernel alone: ") for name in line.rows) == 6
+
+
+def test_attribution_is_drawn_without_a_kernel_alone_and_without_arms(tmp_path: Path) -> None:
+    without_arms = [r | {"compute_only_step_ms": None, "exposed_comm_ms": None} for r in alone_and_method(1)]
+    for name, rows in (("arms", alone_and_method(1)[1:]), ("alone", without_arms)):
+        (drawing,) = sections_of(rows, tmp_path / name)["attribution"].drawings
+        assert drawing.png.startswith(PNG)
+
+
+def test_rows_without_any_part_of_the_time_give_no_attribution(tmp_path: Path) -> None:
+    assert sections_of([row()], tmp_path) == {}
+
+
+def test_whether_a_cell_was_taken_apart_does_not_set_it_apart(tmp_path: Path) -> None:
+    workloads = [{"attribution": flag} for flag in (True, False)]
+    rows = [row(config=json.dumps({"workload": w}), sp_size=n) for w, n in zip(workloads, (2, 4), strict=True)]
+    assert len({c.setting for c in cells_of(rows, tmp_path)}) == 1
+
+
+# other libraries
+
+
+def rivalry(replicates: int = 6) -> list[dict[str, Any]]:
+    theirs = {"implementation": "DeepSpeed 0.19.8", "primitive": "all_to_all"}
+    zigzag = {"implementation": "ring-flash-attn 0.1.8", "primitive": "send_recv"}
+    runs: list[tuple[float, dict[str, Any]]] = [
+        (18.0, {**ULYSSES, **theirs, "method": "deepspeed_ulysses", "kernel": "flash_attn"}),
+        (20.0, {**RING, **zigzag, "method": "ring_flash_attn", "kernel": "flash_attn"}),
+        (17.0, {**ULYSSES, "kernel": "flash_attn"}),
+        (10.0, {**ULYSSES, "kernel": "flash_attn_4"}),
+        (21.0, {**RING, "kernel": "flash_attn"}),
+        (11.0, {**RING, "kernel": "flash_attn_4"}),
+        (5.0, {**RING, "kernel": "flash_attn_4", "layout": "striped"}),
+    ]
+    return [
+        row(median_ms=ms * (1 + 0.001 * ((r * 7 + k) % 5)), replicate=r, **HEADS, **columns)
+        for k, (ms, columns) in enumerate(runs)
+        for r in range(replicates)
+    ]
+
+
+def test_a_library_is_compared_with_our_method_of_its_kind_and_layout_by_kernel(tmp_path: Path) -> None:
+    (table,) = sections_of(rivalry(), tmp_path)["rivals"].tables
+    compared_with = {(line.texts[0], line.texts[5]): line.texts[6] for line in table.lines}
+    assert compared_with == {
+        ("deepspeed_ulysses (DeepSpeed 0.19.8)", "same kernel"): "ulysses kernel=flash_attn",
+        ("deepspeed_ulysses (DeepSpeed 0.19.8)", "our fastest kernel"): "ulysses kernel=flash_attn_4",
+        ("deepspeed_ulysses (DeepSpeed 0.19.8)", "any method of ours"): "ring striped",
+        ("ring_flash_attn zigzag (ring-flash-attn 0.1.8)", "same kernel"): "ring zigzag kernel=flash_attn",
+        ("ring_flash_attn zigzag (ring-flash-attn 0.1.8)", "our fastest kernel"): "ring zigzag kernel=flash_attn_4",
+        ("ring_flash_attn zigzag (ring-flash-attn 0.1.8)", "any method of ours"): "ring striped",
+    }
+
+
+def test_a_library_that_is_faster_is_said_to_be(tmp_path: Path) -> None:
+    points = sections_of(rivalry(), tmp_path)["rivals"].points
+    same = next(p for p in points if "same kernel: ring_flash_attn" in p)
+    assert "takes 0.95" in same
+    assert "coverage 96.9%" in same
+
+
+def test_libraries_are_compared_by_medians_without_6_pairs(tmp_path: Path) -> None:
+    points = sections_of(rivalry(2), tmp_path)["rivals"].points
+    assert points
+    assert all("by medians of 2 replicates, no interval" in p for p in points)
+
+
+def test_libraries_have_colours_of_their_own_and_names_that_say_whose_code_they_are(tmp_path: Path) -> None:
+    found = cells_of(rivalry(1), tmp_path)
+    drawings, _ = draw(found)
+    assert [d.kind for d in drawings] == ["throughput", "memory", "communication"]
+    names = {c.series for c in found if c.asked["implementation"] != "sp_bench"}
+    assert names == {"deepspeed_ulysses (DeepSpeed 0.19.8)", "ring_flash_attn zigzag (ring-flash-attn 0.1.8)"}
+
+
+# error and speed
+
+
+def with_options(**columns: Any) -> list[dict[str, Any]]:
+    made = []
+    for travelling in ("input", "float32"):
+        for merged in ("input", "float32"):
+            error = 1e-3 * (1 + (travelling == "input") + (merged == "input"))
+            made.append(
+                row(
+                    config=config(name="ring", merge_dtype=merged, dkv_dtype=travelling),
+                    attention_flops_per_s=1e12,
+                    rel_error_dk=error,
+                    **{**RING, "dkv_dtype": travelling, **columns},
+                )
+            )
+    return made
+
+
+def test_error_and_speed_needs_two_options_of_one_method(tmp_path: Path) -> None:
+    rows = with_options()
+    ulysses = row(attention_flops_per_s=1e12, config=config(name="ulysses"), **ULYSSES)
+    assert compared(cells_of([rows[0], ulysses], tmp_path / "one")) == []
+    points = compared(cells_of([*rows, ulysses], tmp_path / "all"))
+    assert {options(p.cell) for p in points} == {
+        (None, None),
+        *((a, b) for a in ("input", "float32") for b in ("input", "float32")),
+    }
+    assert {p.gradient for p in points if p.cell.asked["method"] == "ring"} == {"dk"}
+
+
+def test_options_have_series_of_their_own_and_a_figure_beside_the_table(tmp_path: Path) -> None:
+    section = sections_of([*with_options(), *with_options(seq_len=2048)], tmp_path)["errors"]
+    (table,), (drawing,) = section.tables, section.drawings
+    assert [line.texts[0] for line in table.lines] == [
+        f"ring zigzag dkv_dtype={a} merge_dtype={b}" for a in ("float32", "input") for b in ("float32", "input")
+    ]
+    assert {line.texts[2] for line in table.lines} == {"2,048"}
+    assert drawing.file_name == "errors-attention-forward_backward.png"
+    assert "256 tokens" in drawing.caption
+
+
+def test_looks_differ_in_their_marker_before_they_repeat_one() -> None:
+    assert len({marker for marker, _ in MORE[:8]}) == 8
+    assert len(set(MORE)) == len(MORE) == 32
+
+
+# the device
+
+
+def state(*reasons: str) -> dict[str, Any]:
+    clocks = {"sm_clock_mhz": 1755, "memory_clock_mhz": 3201}
+    return clocks | {"power_w": 650.0, "temperature_c": 60, "throttle_reasons": list(reasons)}
+
+
+def test_device_table_gives_power_wire_bytes_and_kernels(tmp_path: Path) -> None:
+    sent = row()["comm_counted_bytes"]
+    known = {"energy_j": [6.0, 6.5], "device_state": [state(), state()], "launched_kernels": ["fwd", "bwd<int>"]}
+    section = sections_of([row(comm_wire_bytes=1.02 * sent, **known)], tmp_path)["device"]
+    ((line,),) = (table.lines for table in section.tables)
+    assert line.texts[3:8] == ("12.5", "625", "1,755", "60", "\N{EN DASH}")
+    assert line.texts[10:] == ("+2.00%", "2 kernels")
+    assert "kernel: bwd<int>" in line.rows
+    assert line.note == ""
+
+
+@pytest.mark.parametrize(
+    ("reason", "marked"), [("sw_power_cap", True), ("hw_thermal_slowdown", True), ("gpu_idle", False)]
+)
+def test_cells_throttled_by_power_or_heat_are_marked_wherever_they_are_listed(
+    tmp_path: Path, reason: str, marked: bool
+) -> None:
+    rows = [row(device_state=[state(), state(reason)])]
+    section = sections_of(rows, tmp_path)["device"]
+    assert (section.tables[0].lines[0].note == f"throttled: {reason}") == marked
+    assert (build([tmp_path]).page.read_text().count(f"throttled: {reason}") == 2) == marked
+
+
+def test_columns_that_are_not_known_are_dashes_and_cells_without_any_are_counted(tmp_path: Path) -> None:
+    section = sections_of([row(energy_j=[1.0, 1.0]), row(seq_len=2048)], tmp_path)["device"]
+    ((line,),) = (table.lines for table in section.tables)
+    assert line.texts[9:] == ("\N{EN DASH}",) * 3
+    assert any("1 cell without any of these columns" in words for words in section.words)
+
+
+# all together
+
+
+def everything() -> list[dict[str, Any]]:
+    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
+    return [*rows, *alone_and_method(6), *rivalry(6), *with_options(), row(energy_j=[1.0, 1.0])]
+
+
+def test_every_section_names_its_rows_and_figures_and_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    folder = commit(everything(), tmp_path / "rows")
+    first, second = (build([folder], tmp_path / name).page for name in ("first", "second"))
+    assert {p.name: p.read_bytes() for p in first.parent.iterdir()} == {
+        p.name: p.read_bytes() for p in second.parent.iterdir()
+    }
+    text = first.read_text()
+    for anchor in ("rivals", "attribution", "fabrics", "errors", "device"):
+        assert f'<h2 id="{anchor}">' in text
+    assert {p.name.partition("-")[0] for p in first.parent.glob("*.png")} == {
+        *("throughput", "memory", "communication", "attribution", "fabrics", "errors"),
+    }
+
+
+def test_markup_in_names_stays_text_in_every_section(tmp_path: Path) -> None:
+    bad = "<b>x</b>"
+    rows = [r | {"fabric": r["fabric"].replace("shm", bad)} for r in everything()]
+    rows.append(row(launched_kernels=[bad], implementation=bad, method="mine"))
+    text = build([commit(rows, tmp_path)]).page.read_text()
+    assert bad not in text
+    assert "&lt;b&gt;x&lt;/b&gt;" in text
+
+
+def test_a_page_without_such_rows_has_none_of_the_sections(tmp_path: Path) -> None:
+    assert sections(cells_of([row(), row(status="oom", seq_len=2048)], tmp_path)) == []
