@@ -105,6 +105,7 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "layout": config.method.layout,
         "placement": config.method.placement,
         "dkv_dtype": config.method.dkv_dtype,
+        "merge_dtype": config.method.merge_dtype,
         "head_stride": config.method.head_stride,
         "head_chunks": config.method.head_chunks,
         "kernel": config.kernel.name,

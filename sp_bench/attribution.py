@@ -30,7 +30,7 @@ def arms(
     kernels as the message would be. comm_only: messages, packing and merging, without attention kernels."""
     with open_method(kernel) as attention, exchange.local_copies():
         compute_only = time_arm(partial(step, attention), workload, device)
-    with open_method(NoKernel) as attention:
+    with open_method(NoKernel()) as attention:
         comm_only = time_arm(partial(step, attention), workload, device)
     return {"compute_only": compute_only, "comm_only": comm_only}
 
@@ -38,7 +38,7 @@ def arms(
 class NoKernel:
     """Computes nothing: what is left of a step is its messages, packing and merging. Shapes as in kernels.Kernel."""
 
-    CUDA_KERNELS = None
+    CUDA_KERNELS: tuple[str, str] | None = None
 
     @staticmethod
     def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

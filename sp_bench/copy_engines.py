@@ -124,7 +124,7 @@ class CopyEngines:
         slots = self._slots.setdefault(num_bytes, [])
         if len(slots) < SLOTS:
             buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-            # its signals are zeroed on the default stream: behind a kernel there, that would wipe a faster peer's signal
+            # its signals are zeroed on the default stream: behind a kernel, that would wipe a faster peer's signal
             torch.cuda.synchronize(device)
             slots.append(_Slot(buffer, symmetric_memory.rendezvous(buffer, self.group)))
         else:

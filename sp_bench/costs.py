@@ -51,6 +51,11 @@ def travelling_dkv_dtype(shape: AttentionShape, dkv_dtype: str | None) -> str:
     return shape.dtype if dkv_dtype in (None, "input") or shape.dtype == "float64" else dkv_dtype
 
 
+def merging_dtype(shape: AttentionShape, merge_dtype: str | None) -> str:
+    """The dtype that partial outputs and dQ are summed in: fp32 unless told otherwise; fp64 trials stay fp64."""
+    return shape.dtype if merge_dtype == "input" or shape.dtype == "float64" else "float32"
+
+
 def head_split_reason(shape: AttentionShape, degree: int, field: str, method: str) -> str | None:
     """Why `degree` ranks cannot exchange heads, naming the degrees that work, or None.
 

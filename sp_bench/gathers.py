@@ -1,18 +1,39 @@
 """KV all-gather attention: every rank gathers all KV, and computes its own queries against it.
 
-B batch, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source: the context parallelism of Llama 3
-(arXiv 2407.21783, section 3.3.2). KV is gathered again in the backward, and dK/dV are reduce-scattered.
+B batch, S tokens, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source: the context parallelism of Llama 3
+(arXiv 2407.21783, section 3.3.2). KV is gathered again in the backward, and dK/dV are reduce-scattered. What needs this
+rank's own KV only is computed while the others' travels; so do the next group of heads and the last one's dK/dV.
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sp_bench.exchange import Transport
+from sp_bench.collectives import copy_rows
+from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.merging import merge, wide_dtype
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens that this rank holds, and what they see."""
+
+    rows: slice  # among the local tokens
+    diagonal: bool  # they see each other, causally, in this rank's own KV
+    gathered: slice | None  # the global keys that they see wholly
+
+
+@dataclass(frozen=True)
+class Place:
+    """Consecutive tokens, all of one rank."""
+
+    tokens: slice  # global
+    rank: int
+    rows: slice  # among that rank's tokens
 
 
 @dataclass(frozen=True)
@@ -27,50 +48,66 @@ class Gather:
     head_stride: int
     dkv_dtype: torch.dtype
 
-    def order(self, seq_len: int) -> list[slice]:
-        """Where each run of consecutive global tokens sits in the gathered [P * s] axis, in global order."""
-        local, places = seq_len // self.transport.group.size(), []
+    def places(self, seq_len: int) -> list[Place]:
+        places = []
         for rank in range(self.transport.group.size()):
-            start = rank * local
-            for run in self.layout.runs(rank, seq_len):
-                places.append((run.start, slice(start, start + len(run))))
-                start += len(run)
-        return [place for _, place in sorted(places, key=lambda item: item[0])]
+            for rows, run in _runs(self.layout, rank, seq_len):
+                places.append(Place(slice(run.start, run.stop), rank, rows))
+        return places
 
-    def blocks(self, seq_len: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
-        """For each run of local queries, the (global keys, causal) it sees: itself, then its whole prefix."""
-        blocks, start = [], 0
-        for run in self.layout.runs(self.transport.group.rank(), seq_len):
-            queries = slice(start, start + len(run))
-            start += len(run)
+    def runs(self, seq_len: int) -> list[Run]:
+        runs = []
+        for rows, run in _runs(self.layout, self.transport.group.rank(), seq_len):
             if not self.causal:
-                blocks.append((queries, [(slice(0, seq_len), False)]))
-            elif run.start == 0:
-                blocks.append((queries, [(slice(0, run.stop), True)]))
+                runs.append(Run(rows, False, slice(0, seq_len)))
             else:
-                blocks.append((queries, [(slice(run.start, run.stop), True), (slice(0, run.start), False)]))
-        return blocks
+                runs.append(Run(rows, True, slice(0, run.start) if run.start else None))
+        return runs
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, keys: slice, causal: bool) -> tuple[Tensor, Tensor]:
-        return self.kernel.forward(q, k[:, keys], v[:, keys], causal=causal, scale=self.scale)
+    def attend(self, q: Tensor, kv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+        return self.kernel.forward(q, kv[0], kv[1], causal=causal, scale=self.scale)
 
-    def gather(self, kv: Tensor) -> Tensor:
-        """[2,B,s,h,D] -> [2,B,S,h,D], tokens in global order."""
-        gathered = self.transport.all_gather(kv).wait()
-        # [P*2,B,s,h,D] -> [P,2,B,s,h,D] -> [2,B,P*s,h,D]: ranks' tokens side by side, then into global order
-        side_by_side = gathered.unflatten(0, (-1, 2)).permute(1, 2, 0, 3, 4, 5).flatten(2, 3)
-        return torch.cat([side_by_side[:, :, place] for place in self.order(side_by_side.shape[2])], dim=2)
+    def differentiate(
+        self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, causal: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self.kernel.backward(dout, q, kv[0], kv[1], out, lse, causal=causal, scale=self.scale)
 
-    def reduce_scatter(self, dkv: Tensor) -> Tensor:
-        """[2,B,S,h,D] in global order, this rank's share -> [2,B,s,h,D], summed over ranks."""
-        size = self.transport.group.size()
-        order = self.order(dkv.shape[2])
-        side_by_side = torch.empty_like(dkv)
-        for place, part in zip(order, dkv.split([p.stop - p.start for p in order], dim=2), strict=True):
-            side_by_side[:, :, place] = part
-        # [2,B,P*s,h,D] -> [P,2,B,s,h,D] -> [P*2,B,s,h,D]: one contiguous slice for each rank
-        sent = side_by_side.unflatten(2, (size, -1)).permute(2, 0, 1, 3, 4, 5).flatten(0, 1).contiguous()
-        return self.transport.reduce_scatter(sent).wait()
+    def start(self, kv: Tensor) -> Callable[[], Tensor]:
+        """Start gathering kv [2,B,s,h,D]; the result waits and gives [2,B,S,h,D], tokens in global order."""
+        message = self.transport.all_gather(kv.contiguous())
+
+        def arrive() -> Tensor:
+            by_rank = message.wait().unflatten(0, (-1, 2))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
+            seq_len = by_rank.shape[0] * kv.shape[2]
+            whole = kv.new_empty(2, kv.shape[1], seq_len, *kv.shape[3:])
+            for place in self.places(seq_len):
+                copy_rows(whole[:, :, place.tokens], by_rank[place.rank][:, :, place.rows])
+            return whole
+
+        return arrive
+
+    def reduce(self, shares: list[tuple[slice, tuple[Tensor, Tensor]]], like: Tensor) -> Message:
+        """Start summing over ranks, in `dkv_dtype`, what this rank found for all tokens' dk and dv: (tokens 0..n, their
+        [B,n,h,D] shares), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
+        size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
+        sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
+        for place in self.places(size * local):
+            slot = sent[place.rank][:, :, place.rows]
+            found = [share for tokens, share in shares if place.tokens.stop <= tokens.stop]
+            for which in (0, 1):
+                parts = [share[which][:, place.tokens] for share in found]
+                slot[which].copy_(parts[0]) if parts else slot[which].zero_()
+                for other in parts[1:]:
+                    slot[which] += other
+        return self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
+
+
+def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> Iterator[tuple[slice, range]]:
+    """(where among the rank's tokens, global tokens) of each run."""
+    start = 0
+    for run in layout.runs(rank, seq_len):
+        yield slice(start, start + len(run)), range(run.start, run.stop)
+        start += len(run)
 
 
 def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:
@@ -83,22 +120,40 @@ def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]
     ]
 
 
+def _groups_ahead(gather: Gather, q: Tensor, kv: Tensor) -> Iterator[tuple[slice, slice, Callable[[], Tensor]]]:
+    """(query heads, KV heads, the gathered KV once it is here) of each group; the next group's is on its way while
+    this one is computed."""
+    groups = _head_groups(q, kv, gather.head_stride)
+    coming = gather.start(kv[:, :, :, groups[0][1]])
+    for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
+        arrive, coming = coming, gather.start(kv[:, :, :, following[1]]) if following else coming
+        yield q_heads, kv_heads, arrive
+
+
 class GatherAttention(torch.autograd.Function):
     """q [B,s,Hq,D], kv [2,B,s,Hkv,D] -> out [B,s,Hq,D]."""
 
     @staticmethod
     def forward(ctx, gather: Gather, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
-        seq_len = q.shape[1] * gather.transport.group.size()
+        runs = gather.runs(q.shape[1] * gather.transport.group.size())
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
-        for q_heads, kv_heads in _head_groups(q, kv, gather.head_stride):
-            k, v = gather.gather(kv[:, :, :, kv_heads].contiguous())
-            for rows, (first, *others) in gather.blocks(seq_len):
-                run_out, run_lse = gather.attend(q[:, rows, q_heads], k, v, *first)
-                run_out = run_out.to(wide_dtype(q))
-                for block in others:
-                    merge(run_out, run_lse, *gather.attend(q[:, rows, q_heads], k, v, *block))
-                out[:, rows, q_heads], lse[:, q_heads, rows] = run_out.to(q.dtype), run_lse
+        for q_heads, kv_heads, arrive in _groups_ahead(gather, q, kv):
+            own = kv[:, :, :, kv_heads]
+            diagonals = [
+                gather.attend(q[:, run.rows, q_heads], own[:, :, run.rows], True) if run.diagonal else None
+                for run in runs
+            ]
+            whole = arrive()
+            for run, diagonal in zip(runs, diagonals, strict=True):
+                parts = [diagonal] if diagonal else []
+                if run.gathered:
+                    parts.append(gather.attend(q[:, run.rows, q_heads], whole[:, :, run.gathered], False))
+                (run_out, run_lse), *others = parts
+                if others:
+                    run_out = run_out.to(wide_dtype(q))
+                    merge(run_out, run_lse, *others[0])
+                out[:, run.rows, q_heads], lse[:, q_heads, run.rows] = run_out, run_lse
         ctx.gather = gather
         ctx.save_for_backward(q, kv, out, lse)
         return out
@@ -107,26 +162,30 @@ class GatherAttention(torch.autograd.Function):
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor]:  # pyright: ignore
         gather: Gather = ctx.gather
         q, kv, out, lse = ctx.saved_tensors
-        seq_len = q.shape[1] * gather.transport.group.size()
-        dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.empty_like(kv)
-        for q_heads, kv_heads in _head_groups(q, kv, gather.head_stride):
-            k, v = gather.gather(kv[:, :, :, kv_heads].contiguous())
-            dk_all, dv_all = all_dkv = torch.zeros(2, *k.shape, dtype=wide_dtype(q), device=q.device)
-            for rows, (keys, causal) in [(rows, block) for rows, seen in gather.blocks(seq_len) for block in seen]:
-                dq_part, dk_part, dv_part = gather.kernel.backward(
-                    dout[:, rows, q_heads],
-                    q[:, rows, q_heads],
-                    k[:, keys],
-                    v[:, keys],
-                    out[:, rows, q_heads],
-                    lse[:, q_heads, rows],
-                    causal=causal,
-                    scale=gather.scale,
-                )
-                dq[:, rows, q_heads] += dq_part
-                dk_all[:, keys] += dk_part
-                dv_all[:, keys] += dv_part
-            dkv[:, :, :, kv_heads] = gather.reduce_scatter(all_dkv.to(gather.dkv_dtype)).to(kv.dtype)
+        runs = gather.runs(q.shape[1] * gather.transport.group.size())
+        dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.zeros_like(kv)
+        leaving: list[tuple[slice, Message]] = []
+        for q_heads, kv_heads, arrive in _groups_ahead(gather, q, kv):
+
+            def share(run: Run, keys: Tensor, causal: bool, heads: slice = q_heads) -> tuple[Tensor, Tensor]:
+                at = (slice(None), run.rows, heads)
+                dq_part, dk, dv = gather.differentiate(dout[at], q[at], keys, out[at], lse[:, heads, run.rows], causal)
+                dq[at] += dq_part
+                return dk, dv
+
+            for run in runs:
+                if run.diagonal:
+                    own = share(run, kv[:, :, run.rows, kv_heads], True)
+                    dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            whole = arrive()
+            shares = [
+                (run.gathered, share(run, whole[:, :, run.gathered], False))
+                for run in reversed(runs)  # the last run sees most
+                if run.gathered
+            ]
+            leaving.append((kv_heads, gather.reduce(shares, kv[:, :, :, kv_heads])))
+        for kv_heads, message in leaving:
+            dkv[:, :, :, kv_heads] += message.wait()
         return None, dq.to(q.dtype), dkv
 
 

@@ -16,7 +16,8 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
-    """Fold attention over more keys into (out [B,n,H,D] wide, lse [B,H,n]) in place. D has stride 1."""
+    """Fold attention over more keys into (out [B,n,H,D], lse [B,H,n] wide) in place: in lse's dtype, rounded to that of
+    `out`. D has stride 1."""
     if out.is_cuda:
         _merge_fused(out, lse, part_out, part_lse)
     else:
@@ -25,7 +26,7 @@ def merge(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
 
 def _merge_by_ops(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -> None:
     share = torch.sigmoid(part_lse - lse).transpose(1, 2).unsqueeze(-1)  # [B,H,n] -> [B,n,H,1]
-    out.lerp_(part_out.to(out.dtype), share)
+    out.copy_(torch.lerp(out.to(lse.dtype), part_out.to(lse.dtype), share))
     torch.logaddexp(lse, part_lse, out=lse)
 
 

@@ -39,7 +39,7 @@ def merge_rows(
     share = (new_weight / total)[:, None]
     out_at = out + batch * out_b + head * out_h + row[:, None] * out_n + dim[None, :]
     part_at = part_out + batch * part_b + head * part_h + row[:, None] * part_n + dim[None, :]
-    mine = tl.load(out_at, mask=inside[:, None], other=0.0)
-    theirs = tl.load(part_at, mask=inside[:, None], other=0.0).to(mine.dtype)
+    mine = tl.load(out_at, mask=inside[:, None], other=0.0).to(share.dtype)
+    theirs = tl.load(part_at, mask=inside[:, None], other=0.0).to(share.dtype)
     tl.store(out_at, mine + (theirs - mine) * share, mask=inside[:, None])
     tl.store(lse_at, top + tl.log(total), mask=inside)

@@ -87,6 +87,7 @@ COLUMNS = (
     Column("layout", TEXT, "", "contiguous | zigzag | striped"),
     Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
     Column("dkv_dtype", TEXT, "", "dtype that dK/dV travel in"),
+    Column("merge_dtype", TEXT, "", "ring, usp: dtype that partial outputs and dQ are summed in"),
     Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
     Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
     Column("kernel", TEXT, "", "local attention kernel"),

@@ -13,7 +13,7 @@ from torch import Tensor
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import Block, LayoutKind, visible_block
-from sp_bench.merging import merge, wide_dtype
+from sp_bench.merging import merge
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Ring:
     causal: bool
     scale: float
     dkv_dtype: torch.dtype  # what dK/dV travel in
+    merge_dtype: torch.dtype  # what partial outputs and dQ are summed in
 
     def blocks(self, shard_len: int) -> list[Block | None]:
         """What this rank computes at step t, when it holds the KV of rank (rank - t) mod R; step 0 is its own shard."""
@@ -67,7 +68,7 @@ class RingAttention(torch.autograd.Function):
         assert own is not None
         hop = ring.transport.shift(kv) if others else None
         part_out, lse = ring.attend(q, kv, own)  # every query sees at least itself, so its lse is finite from here on
-        out = part_out.to(wide_dtype(q))
+        out = part_out.to(ring.merge_dtype)
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
@@ -87,7 +88,7 @@ class RingAttention(torch.autograd.Function):
         assert own is not None
         hop = ring.transport.shift(kv) if others else None
         dq_part, *dkv = ring.differentiate(dout, q, kv, out, lse, own)
-        dq = dq_part.to(wide_dtype(q))
+        dq = dq_part.to(ring.merge_dtype)
         home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
         dkv_hop: Message | None = None
         for left, block in _countdown(others):

@@ -70,7 +70,7 @@ def _log_to(path: Path) -> None:
 def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from sp_bench import environment, library_state, methods, record, workloads
+    from sp_bench import copy_engines, environment, library_state, methods, record, workloads
 
     device = _device(config)
     if not dist.is_initialized():
@@ -80,6 +80,7 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     job = workloads.Job(config, _mesh(config), device, partial(handover.enter_phase, folder, rank))
     with library_state.of_one_trial(device):
         measurement = workloads.get(config.workload.name).run(job)
+    copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
     captured = environment.capture(device)

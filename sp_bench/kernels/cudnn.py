@@ -1,14 +1,24 @@
 """aten's binding of cuDNN attention. Takes GQA unexpanded and strided views."""
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape
 from sp_bench.kernels import half_precision_reason
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 CUDA_KERNELS = (r"cudnn.*sdpa.*fprop", r"cudnn.*sdpa.*bprop")
+
+
+@cache
+def _random_state(device: "torch.device") -> "Tensor":
+    """Dropout's, which is not used: there is no dropout."""
+    import torch
+
+    return torch.zeros((), dtype=torch.int64, device=device)
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
@@ -40,7 +50,7 @@ def backward(
     import torch
 
     heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-    unused = torch.zeros((), dtype=torch.int64, device=q.device)  # dropout's random state: there is no dropout
+    unused = _random_state(q.device)
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         *heads_first,
         lse.unsqueeze(-1),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, ring_traffic, travelling_dkv_dtype
+from sp_bench.costs import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
@@ -42,6 +42,13 @@ def open(
     from sp_bench.rings import Ring, ring_attention
 
     group = mesh.get_group("ring")
-    dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
-    ring = Ring(kernel, transport(method.exchange, group), method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+    ring = Ring(
+        kernel,
+        transport(method.exchange, group),
+        method.layout,
+        shape.causal,
+        shape.head_dim**-0.5,
+        dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
+        merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
+    )
     yield SequenceParallelAttention(layout(method, group.size()), lambda q, k, v: ring_attention(ring, q, k, v))

@@ -8,7 +8,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, add_traffic, head_split_reason, ring_traffic, travelling_dkv_dtype, ulysses_traffic
+from sp_bench.costs import (
+    Traffic,
+    add_traffic,
+    head_split_reason,
+    merging_dtype,
+    ring_traffic,
+    travelling_dkv_dtype,
+    ulysses_traffic,
+)
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
@@ -55,8 +63,15 @@ def open(
     from sp_bench.rings import Ring, ring_attention
 
     ulysses, ring_transport = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
-    dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
-    ring = Ring(kernel, ring_transport, method.layout, shape.causal, shape.head_dim**-0.5, dkv_dtype)
+    ring = Ring(
+        kernel,
+        ring_transport,
+        method.layout,
+        shape.causal,
+        shape.head_dim**-0.5,
+        dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
+        merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
+    )
 
     def attend(q, k, v):
         q, k, v = tokens_to_heads(q, k, v, ulysses)

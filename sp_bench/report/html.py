@@ -44,13 +44,18 @@ def render(
         sections=sections,
         undrawn=counted(num_undrawn, "setting") if num_undrawn else "",
         max_settings=MAX_SETTINGS,
-        tables=[_table(setting, list(group)) for setting, group in groupby(cells, key=lambda c: c.setting)],
+        tables=[_table(setting, list(group)) for setting, group in groupby(_steps(cells), key=lambda c: c.setting)],
         left_out=_left_out(selection),
         failures=[_failure(cell, row) for cell in cells for row in cell.rows if row["status"] != "ok"],
         problems=selection.problems,
         provenance=_provenance(selection),
         missing=MISSING,
     )
+
+
+def _steps(cells: Sequence[Cell]) -> list[Cell]:
+    """Messages alone have a section of their own."""
+    return [cell for cell in cells if cell.asked["workload"] != "collective"]
 
 
 def _table(setting: str, cells: Sequence[Cell]) -> Mapping[str, Any]:

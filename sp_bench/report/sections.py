@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from matplotlib import rc_context
 
-from sp_bench.report import attribution, device, errors, fabrics, rivals
+from sp_bench.report import attribution, device, errors, fabrics, interconnect, rivals
 from sp_bench.report.figures import plotted
 from sp_bench.report.parts import Section
 from sp_bench.report.styles import RC, styles
@@ -19,6 +19,7 @@ def sections(cells: Sequence[Cell]) -> list[Section]:
             rivals.section(cells),
             attribution.section(cells, style),
             fabrics.section(cells, style),
+            interconnect.section(cells, style),
             errors.section(cells, style),
             device.section(cells),
         ]

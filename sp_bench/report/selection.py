@@ -26,6 +26,7 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
         "isolation",
     ),
     *("batch_size", "seq_len"),
+    *("duration_s", "phase_s"),
     *("sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size", "dp_shard_size", "world_size", "num_layers"),
     *("num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "config", "warmup_steps", "timed_steps"),
     *("median_step_ms", "tokens_per_s", "mfu", "attention_flops_per_s"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sp_bench.report.compare import MIN_REPLICATES, paired_ratio, ratio_of_medians
+from sp_bench.report.effort import effort
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.selection import Selection
 from sp_bench.report.tables import Cell
@@ -26,6 +27,7 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
         if len(rivals) > 1:
             comparisons.setdefault(setting, []).append(_compare(sp_size, seq_len, rivals))
     summary = [_counts(selection), *_out_of_memory(cells), *_bytes(cells), *_parity(cells), *_alone(speeds)]
+    summary += _effort(selection)
     if any(len(cell.step_ms) < MIN_REPLICATES for cell in speeds) and comparisons:
         fewest, most = min(len(c.step_ms) for c in speeds), max(len(c.step_ms) for c in speeds)
         spread = f"{fewest}" if fewest == most else f"{fewest} to {most}"
@@ -85,6 +87,12 @@ def _counts(selection: Selection) -> str:
         return "There are no rows: nothing was measured, and nothing can be said."
     parts = [f"{quantity:,} {status}" for status, quantity in statuses.most_common()]
     return f"{counted(statuses.total(), 'trial')}: {', '.join(parts)}."
+
+
+def _effort(selection: Selection) -> list[str]:
+    columns = selection.rows[["status", "duration_s", "phase_s"]]
+    sentence = effort([dict(zip(columns, row, strict=True)) for row in columns.itertuples(index=False)]).sentence()
+    return [sentence] if sentence else []
 
 
 def _out_of_memory(cells: Sequence[Cell]) -> list[str]:

@@ -46,7 +46,10 @@ def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(comm
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["method=ulyses"], "method=ulyses: did you mean ulysses? method is one of all_gather, ring, single"),
+        (
+            ["method=ulyses"],
+            "method=ulyses: did you mean ulysses? method is one of all_gather, deepspeed_ulysses, ring",
+        ),
         (["sq_len=5"], "sq_len is not a field; did you mean seq_len?"),
         (["seq_len=0"], "seq_len=0 must be positive"),
         (["seq_len=1024,-5"], "seq_len=-5 must be positive"),

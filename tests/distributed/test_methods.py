@@ -115,6 +115,12 @@ def check_options(rank: int) -> None:
         # fewer roundings on the way cannot make the sum of many partial gradients worse by more than noise
         assert errors["float32"]["dk"] < 1.1 * errors["input"]["dk"], f"{name} {kernel}: {errors}"
 
+    for kernel in usable:
+        ring = MethodConfig("ring", "zigzag", dkv_dtype="float32", merge_dtype="input")
+        rounded = relative_errors(Case(ring, low, kernel), mesh)
+        assert all(error < 1.6e-2 for error in rounded.values()), f"{kernel}: {rounded}"
+        assert rounded["output"] > errors["float32"]["output"], f"{kernel}: merging in bf16 rounds at every hop"
+
 
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=[4], nccl=[4]))
 def test_options_of_travel_change_the_rounding_and_nothing_else(backend: str, world_size: int) -> None:

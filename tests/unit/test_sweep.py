@@ -68,7 +68,10 @@ def test_the_count_of_a_fractional_range_is_exact(start, tenths):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("method=ulyses", "method=ulyses: did you mean ulysses\\? method is one of all_gather, ring, single, ulysses"),
+        (
+            "method=ulyses",
+            "method=ulyses: did you mean ulysses\\? method is one of all_gather, deepspeed_ulysses, ring, ring_flash_attn",
+        ),
         ("kernel=cudn", "did you mean cudnn"),
         ("model=llama3", "did you mean llama3_8b"),
         ("workload=train", "workload is one of attention"),
