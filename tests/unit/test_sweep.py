@@ -70,7 +70,7 @@ def test_the_count_of_a_fractional_range_is_exact(start, tenths):
     [
         (
             "method=ulyses",
-            "method=ulyses: did you mean ulysses\\? method is one of all_gather, deepspeed_ulysses, ring, ring_flash_attn",
+            "method=ulyses: did you mean ulysses\\? method is one of all_gather, deepspeed_ulysses",
         ),
         ("kernel=cudn", "did you mean cudnn"),
         ("model=llama3", "did you mean llama3_8b"),
