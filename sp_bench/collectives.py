@@ -15,7 +15,7 @@ from sp_bench.exchange import Arrival, Transport
 def copy_rows(to: Tensor, source: Tensor) -> None:
     """`to.copy_(source)`. torch copies strided tensors element by element: where rows allow it, 16 bytes at a time
     instead of 2 is several times faster on GPUs."""
-    if _in_16_bytes(to) and _in_16_bytes(source):
+    if to.dtype == source.dtype and _in_16_bytes(to) and _in_16_bytes(source):
         to, source = to.view(torch.complex128), source.view(torch.complex128)
     to.copy_(source)
 
@@ -51,38 +51,6 @@ def send_to_tokens(tensors: Sequence[Tensor], transport: Transport) -> Arrival:
     return lambda: [t.permute(1, 2, 0, 3, 4) for t in message.wait_all()]
 
 
-def merged_heads(grouped: Tensor) -> Tensor:
-    """[B, S/P, P, h, D] -> [B, S/P, P*h, D]."""
-    merged = grouped.new_empty(grouped.shape)
-    copy_rows(merged, grouped)
-    return merged.flatten(2, 3)
-
-
-class _TokensToHeads(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, transport: Transport, *tensors: Tensor) -> tuple[Tensor, ...]:  # pyright: ignore
-        ctx.transport = transport
-        grouped = [by_rank(t, transport.group.size()) for t in tensors]
-        return tuple(send_to_heads(grouped, transport)())
-
-    @staticmethod
-    def backward(ctx, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        return (None, *map(merged_heads, send_to_tokens(grads, ctx.transport)()))
-
-
-class _HeadsToTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, transport: Transport, tensor: Tensor) -> Tensor:  # pyright: ignore
-        ctx.transport = transport
-        (out,) = send_to_tokens([tensor], transport)()
-        return merged_heads(out)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[None, Tensor]:  # pyright: ignore
-        grouped = by_rank(grad, ctx.transport.group.size())
-        return None, send_to_heads([grouped], ctx.transport)()[0]
-
-
 def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """With fewer KV heads than ranks, each is replicated P/Hkv times, so that rank r gets KV head r // (P/Hkv), the one
     that its query heads read; the backward sums over the replicas."""
@@ -90,17 +58,3 @@ def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]
         return k, v
     replicas = size // k.shape[2]
     return k.repeat_interleave(replicas, dim=2), v.repeat_interleave(replicas, dim=2)
-
-
-def tokens_to_heads(q: Tensor, k: Tensor, v: Tensor, transport: Transport) -> tuple[Tensor, Tensor, Tensor]:
-    """My tokens of all heads -> all tokens of my heads: [B, S/P, H, D] -> [B, S, H/P, D]; in one exchange."""
-    if transport.group.size() == 1:
-        return q, k, v
-    k, v = replicate_kv_heads(k, v, transport.group.size())
-    q, k, v = _TokensToHeads.apply(transport, q, k, v)  # pyright: ignore[reportAssignmentType]
-    return q, k, v
-
-
-def heads_to_tokens(out: Tensor, transport: Transport) -> Tensor:
-    """All tokens of my heads -> my tokens of all heads: [B, S, H/P, D] -> [B, S/P, H, D]."""
-    return out if transport.group.size() == 1 else _HeadsToTokens.apply(transport, out)  # pyright: ignore[reportReturnType]

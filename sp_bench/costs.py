@@ -70,6 +70,24 @@ def head_split_reason(shape: AttentionShape, degree: int, field: str, method: st
     return f"{which} cannot be split over {field}={degree} for {method}; use {field} in {{{sizes}}}, or method=ring"
 
 
+def head_chunks_reason(shape: AttentionShape, degree: int, chunks: int | None, *, may_share_kv: bool) -> str | None:
+    """Why the heads of one of `degree` ranks cannot be cut into `chunks` parts, naming the numbers that work, or None.
+
+    They must divide the query heads, and the key/value heads; or be a multiple of those, if parts may share one.
+    """
+    heads, kv_heads = shape.num_heads // degree, replicated_kv_heads(shape.num_kv_heads, degree) // degree
+    valid = [
+        n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or (may_share_kv and n % kv_heads == 0))
+    ]
+    if (chunks or 1) in valid:
+        return None
+    sizes = ", ".join(map(str, valid))
+    return (
+        f"method.head_chunks={chunks} does not cut a rank's {heads} query and {kv_heads} key/value heads; "
+        f"use one of {{{sizes}}}"
+    )
+
+
 def add_traffic(*parts: Traffic) -> Traffic:
     total: dict[tuple[str, str], Fraction] = {}
     for part in parts:

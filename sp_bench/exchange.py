@@ -150,11 +150,12 @@ _local = {"copies": False}
 @contextmanager
 def local_copies() -> Iterator[None]:
     """Messages inside are local copies of what this rank itself sends: same shapes, no traffic, wrong values."""
+    before = _local["copies"]
     _local["copies"] = True
     try:
         yield
     finally:
-        _local["copies"] = False
+        _local["copies"] = before
 
 
 def start(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sp_bench.collectives import copy_rows
 from sp_bench.exchange import Message, Transport
-from sp_bench.kernels import Kernel
+from sp_bench.kernels import Attention
 from sp_bench.layouts import SequenceLayout
 from sp_bench.merging import merge, wide_dtype
 
@@ -38,39 +38,104 @@ class Place:
 
 @dataclass(frozen=True)
 class Gather:
-    """What all calls share. `head_stride` KV heads are resident at a time."""
+    """Attention of this rank's queries over the keys of all ranks; tokens in the order of `layout`."""
 
-    kernel: Kernel
+    kernel: Attention
     transport: Transport
     layout: SequenceLayout  # contiguous or zigzag: runs of consecutive tokens
-    causal: bool
-    scale: float
-    head_stride: int
+    head_stride: int  # KV heads resident at a time
     dkv_dtype: torch.dtype
 
-    def places(self, seq_len: int) -> list[Place]:
-        places = []
-        for rank in range(self.transport.group.size()):
-            for rows, run in _runs(self.layout, rank, seq_len):
-                places.append(Place(slice(run.start, run.stop), rank, rows))
-        return places
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D], lse [B,Hq,s]."""
 
-    def runs(self, seq_len: int) -> list[Run]:
-        runs = []
-        for rows, run in _runs(self.layout, self.transport.group.rank(), seq_len):
-            if not self.causal:
-                runs.append(Run(rows, False, slice(0, seq_len)))
-            else:
-                runs.append(Run(rows, True, slice(0, run.start) if run.start else None))
-        return runs
+        def attend(queries: Tensor, kv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+            return self.kernel.forward(queries, kv[0], kv[1], causal=causal, scale=scale)
 
-    def attend(self, q: Tensor, kv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-        return self.kernel.forward(q, kv[0], kv[1], causal=causal, scale=self.scale)
+        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
+        for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
+            own = kv[:, :, :, kv_heads]
+            diagonals = [
+                attend(q[:, run.rows, q_heads], own[:, :, run.rows], True) if run.diagonal else None for run in runs
+            ]
+            whole = arrive()
+            for run, diagonal in zip(runs, diagonals, strict=True):
+                parts = [diagonal] if diagonal else []
+                if run.gathered:
+                    parts.append(attend(q[:, run.rows, q_heads], whole[:, :, run.gathered], False))
+                (run_out, run_lse), *others = parts
+                if others:
+                    run_out = run_out.to(wide_dtype(q))
+                    merge(run_out, run_lse, *others[0])
+                out[:, run.rows, q_heads], lse[:, q_heads, run.rows] = run_out, run_lse
+        return out, lse
 
-    def differentiate(
-        self, dout: Tensor, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, causal: bool
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        return self.kernel.backward(dout, q, kv[0], kv[1], out, lse, causal=causal, scale=self.scale)
+        """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
+        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.zeros_like(kv)
+
+        def share(rows: slice, heads: slice, keys: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+            """dk and dv of these keys; adds to dq."""
+            at = (slice(None), rows, heads)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, rows])
+            dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale)
+            dq[at] += dq_part
+            return dk, dv
+
+        leaving: list[tuple[slice, Message]] = []
+        for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
+            for run in runs:
+                if run.diagonal:
+                    own = share(run.rows, q_heads, kv[:, :, run.rows, kv_heads], True)
+                    dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            whole = arrive()
+            shares = [
+                (run.gathered, share(run.rows, q_heads, whole[:, :, run.gathered], False))
+                for run in reversed(runs)  # the last run sees most
+                if run.gathered
+            ]
+            leaving.append((kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])))
+        for kv_heads, message in leaving:
+            dkv[:, :, :, kv_heads] += message.wait()
+        return dq.to(q.dtype), dkv[0], dkv[1]
+
+    def places(self, seq_len: int) -> list[Place]:
+        """Which rank holds which tokens."""
+        return [
+            Place(slice(run.start, run.stop), rank, rows)
+            for rank in range(self.transport.group.size())
+            for rows, run in _runs(self.layout, rank, seq_len)
+        ]
+
+    def runs(self, seq_len: int, causal: bool) -> list[Run]:
+        """What this rank holds, in the order of tokens, and what it sees."""
+        mine = _runs(self.layout, self.transport.group.rank(), seq_len)
+        if not causal:
+            return [Run(rows, False, slice(0, seq_len)) for rows, _ in mine]
+        return [Run(rows, True, slice(0, run.start) if run.start else None) for rows, run in mine]
+
+    def _groups_ahead(self, q: Tensor, kv: Tensor) -> Iterator[tuple[slice, slice, Callable[[], Tensor]]]:
+        """(query heads, KV heads, what waits for and gives the gathered KV) of each group; the next group's is on its
+        way while this one is computed."""
+        groups = _head_groups(q, kv, self.head_stride)
+        coming = self.start(kv[:, :, :, groups[0][1]])
+        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
+            arrive, coming = coming, self.start(kv[:, :, :, following[1]]) if following else coming
+            yield q_heads, kv_heads, arrive
 
     def start(self, kv: Tensor) -> Callable[[], Tensor]:
         """Start gathering kv [2,B,s,h,D]; the result waits and gives [2,B,S,h,D], tokens in global order."""
@@ -86,7 +151,7 @@ class Gather:
 
         return arrive
 
-    def reduce(self, shares: list[tuple[slice, tuple[Tensor, Tensor]]], like: Tensor) -> Message:
+    def _reduce(self, shares: list[tuple[slice, tuple[Tensor, Tensor]]], like: Tensor) -> Message:
         """Start summing over ranks, in `dkv_dtype`, what this rank found for all tokens' dk and dv: (tokens 0..n, their
         [B,n,h,D] shares), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
@@ -118,77 +183,3 @@ def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]
         (slice(h * per_kv_head, min(h + stride, kv.shape[3]) * per_kv_head), slice(h, min(h + stride, kv.shape[3])))
         for h in starts
     ]
-
-
-def _groups_ahead(gather: Gather, q: Tensor, kv: Tensor) -> Iterator[tuple[slice, slice, Callable[[], Tensor]]]:
-    """(query heads, KV heads, the gathered KV once it is here) of each group; the next group's is on its way while
-    this one is computed."""
-    groups = _head_groups(q, kv, gather.head_stride)
-    coming = gather.start(kv[:, :, :, groups[0][1]])
-    for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
-        arrive, coming = coming, gather.start(kv[:, :, :, following[1]]) if following else coming
-        yield q_heads, kv_heads, arrive
-
-
-class GatherAttention(torch.autograd.Function):
-    """q [B,s,Hq,D], kv [2,B,s,Hkv,D] -> out [B,s,Hq,D]."""
-
-    @staticmethod
-    def forward(ctx, gather: Gather, q: Tensor, kv: Tensor) -> Tensor:  # pyright: ignore
-        runs = gather.runs(q.shape[1] * gather.transport.group.size())
-        out = torch.empty_like(q)
-        lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
-        for q_heads, kv_heads, arrive in _groups_ahead(gather, q, kv):
-            own = kv[:, :, :, kv_heads]
-            diagonals = [
-                gather.attend(q[:, run.rows, q_heads], own[:, :, run.rows], True) if run.diagonal else None
-                for run in runs
-            ]
-            whole = arrive()
-            for run, diagonal in zip(runs, diagonals, strict=True):
-                parts = [diagonal] if diagonal else []
-                if run.gathered:
-                    parts.append(gather.attend(q[:, run.rows, q_heads], whole[:, :, run.gathered], False))
-                (run_out, run_lse), *others = parts
-                if others:
-                    run_out = run_out.to(wide_dtype(q))
-                    merge(run_out, run_lse, *others[0])
-                out[:, run.rows, q_heads], lse[:, q_heads, run.rows] = run_out, run_lse
-        ctx.gather = gather
-        ctx.save_for_backward(q, kv, out, lse)
-        return out
-
-    @staticmethod
-    def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor]:  # pyright: ignore
-        gather: Gather = ctx.gather
-        q, kv, out, lse = ctx.saved_tensors
-        runs = gather.runs(q.shape[1] * gather.transport.group.size())
-        dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.zeros_like(kv)
-        leaving: list[tuple[slice, Message]] = []
-        for q_heads, kv_heads, arrive in _groups_ahead(gather, q, kv):
-
-            def share(run: Run, keys: Tensor, causal: bool, heads: slice = q_heads) -> tuple[Tensor, Tensor]:
-                at = (slice(None), run.rows, heads)
-                dq_part, dk, dv = gather.differentiate(dout[at], q[at], keys, out[at], lse[:, heads, run.rows], causal)
-                dq[at] += dq_part
-                return dk, dv
-
-            for run in runs:
-                if run.diagonal:
-                    own = share(run, kv[:, :, run.rows, kv_heads], True)
-                    dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
-            whole = arrive()
-            shares = [
-                (run.gathered, share(run, whole[:, :, run.gathered], False))
-                for run in reversed(runs)  # the last run sees most
-                if run.gathered
-            ]
-            leaving.append((kv_heads, gather.reduce(shares, kv[:, :, :, kv_heads])))
-        for kv_heads, message in leaving:
-            dkv[:, :, :, kv_heads] += message.wait()
-        return None, dq.to(q.dtype), dkv
-
-
-def gather_attention(gather: Gather, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]; tokens in the order of the layout."""
-    return GatherAttention.apply(gather, q, torch.stack((k, v)))  # pyright: ignore[reportReturnType]

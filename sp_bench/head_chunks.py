@@ -6,6 +6,7 @@ chunk is plain Ulysses. Source: DeepSpeed-Ulysses, arXiv 2309.14509; heads are i
 """
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +19,9 @@ from sp_bench.collectives import (
     send_to_heads,
     send_to_tokens,
 )
+from sp_bench.differentiable import differentiable
 from sp_bench.exchange import Arrival, Transport, one_ahead
-from sp_bench.kernels import Kernel
+from sp_bench.kernels import Attention
 from sp_bench.merging import wide_dtype
 
 
@@ -36,7 +38,7 @@ class Part:
 class HeadChunks:
     """What all calls share. `num_chunks` divides Hq/P, and it divides Hkv*/P or is a multiple of it."""
 
-    kernel: Kernel
+    attention: Attention  # a kernel, or the ring that the ulysses ranks are part of
     transport: Transport
     causal: bool
     scale: float
@@ -76,7 +78,7 @@ class ChunkedAttention(torch.autograd.Function):
         k_part = v_part = q
         for q_part, *kv in one_ahead(map(send, parts)):
             k_part, v_part = kv or (k_part, v_part)
-            part_out, lse = chunks.kernel.forward(q_part, k_part, v_part, causal=chunks.causal, scale=chunks.scale)
+            part_out, lse = chunks.attention.forward(q_part, k_part, v_part, causal=chunks.causal, scale=chunks.scale)
             leaving.append(send_to_tokens([part_out], transport))
             saved += [q_part, k_part, v_part, part_out, lse]
         for part, arrival in zip(parts, leaving, strict=True):
@@ -96,7 +98,7 @@ class ChunkedAttention(torch.autograd.Function):
         arrivals = one_ahead(send_to_heads([dout[:, :, :, part.queries]], transport) for part in parts)
         for following, (dout_part,) in zip([*parts[1:], None], arrivals, strict=True):
             tensors = itertools.islice(saved, 5)
-            dq, *dkv = chunks.kernel.backward(dout_part, *tensors, causal=chunks.causal, scale=chunks.scale)
+            dq, *dkv = chunks.attention.backward(dout_part, *tensors, causal=chunks.causal, scale=chunks.scale)
             if shared:
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
             ends_kv = following is None or following.brings_kv
@@ -111,7 +113,9 @@ class ChunkedAttention(torch.autograd.Function):
         return None, dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3)
 
 
-def chunked_attention(chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]."""
-    k, v = replicate_kv_heads(k, v, chunks.transport.group.size())
-    return ChunkedAttention.apply(chunks, q, k, v)  # pyright: ignore[reportReturnType]
+def chunked(chunks: HeadChunks) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """(q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D]) -> [B,S/P,Hq,D], differentiable."""
+    size = chunks.transport.group.size()
+    if size == 1:
+        return differentiable(chunks.attention, causal=chunks.causal, scale=chunks.scale)
+    return lambda q, k, v: ChunkedAttention.apply(chunks, q, *replicate_kv_heads(k, v, size))  # pyright: ignore

@@ -36,7 +36,8 @@ def _merge_fused(out: Tensor, lse: Tensor, part_out: Tensor, part_lse: Tensor) -
     rows = 64
     grid = (-(-length // rows), heads, batch)
     strides = [s for t in (out, part_out) for s in t.stride()[:3]] + [s for t in (lse, part_lse) for s in t.stride()]
-    _kernel()[grid](out, part_out, lse, part_lse, length, *strides, ROWS=rows, DIM=dim, num_warps=4)
+    padded = 1 << (dim - 1).bit_length()  # Triton's ranges are powers of two
+    _kernel()[grid](out, part_out, lse, part_lse, length, *strides, ROWS=rows, DIM=dim, PADDED=padded, num_warps=4)
 
 
 @cache

@@ -1,7 +1,6 @@
 """The same training on one process, without sharding, sequence parallelism or FSDP: what a trial is compared with."""
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from torch.func import functional_call
 
 from sp_bench import kernels, train
 from sp_bench.config import TrialConfig
-from sp_bench.local import local_attention
+from sp_bench.differentiable import differentiable
 from sp_bench.model import Decoder, initialise
 
 
@@ -34,9 +33,7 @@ def run_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> list[train.StepResult]:
     """Train on `batches` of all data-parallel ranks' sequences [D*B, S+1]; the attention is the `math` kernel."""
-    attention = partial(
-        local_attention, kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5
-    )
+    attention = differentiable(kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5)
     decoder = train.build_decoder(config.model, attention, config.dtype)
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)

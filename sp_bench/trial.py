@@ -224,8 +224,11 @@ def _alive(process: psutil.Process) -> bool:
 
 
 def _phase_seconds(folder: Path, started: float, duration_s: float) -> dict[str, float]:
-    """Seconds rank 0 spent in each phase, from the launch on."""
+    """Seconds rank 0 spent in each phase, from the launch on; a phase entered twice has the sum."""
     entries = [("init", started)]
     entries += [(e.name, e.at) for e in handover.read_events(folder) if e.rank == 0 and e.name in handover.PHASES[1:]]
     ends = [at for _, at in entries[1:]] + [started + duration_s]
-    return {name: max(0.0, end - at) for (name, at), end in zip(entries, ends, strict=True)}
+    seconds = dict.fromkeys((name for name, _ in entries), 0.0)
+    for (name, at), end in zip(entries, ends, strict=True):
+        seconds[name] += max(0.0, end - at)
+    return seconds

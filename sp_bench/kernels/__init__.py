@@ -19,26 +19,19 @@ if TYPE_CHECKING:
 NAMES = ("math", "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
 
 
-class Kernel(Protocol):
-    """A module of this package. Tensors: q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; lse [B,Hq,Sq], fp32 (fp64 when q is).
+class Attention(Protocol):
+    """Attention with its backward: a kernel on this rank's tensors, or the ranks of a ring or a gather together.
 
-    `causal` means Sq == Sk. A row without visible keys has lse = -inf and out = 0.
+    q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; lse [B,Hq,Sq], fp32 (fp64 when q is). `causal` means Sq == Sk. A row without
+    visible keys has lse = -inf and out = 0.
     """
 
-    CUDA_KERNELS: tuple[str, str] | None  # patterns of the names of its CUDA kernels: forward, backward
-
-    @staticmethod
-    def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
-        """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
-        ...
-
-    @staticmethod
-    def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+    def forward(self, q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
         """out [B,Sq,Hq,D] in q's dtype, and lse."""
         ...
 
-    @staticmethod
     def backward(
+        self,
         dout: "Tensor",
         q: "Tensor",
         k: "Tensor",
@@ -51,6 +44,16 @@ class Kernel(Protocol):
     ) -> "tuple[Tensor, Tensor, Tensor]":
         """dq, dk, dv in the shapes and dtypes of q, k, v. `out` and `lse` may be of a longer key sequence than k, v:
         the gradients are then this block's share."""
+        ...
+
+
+class Kernel(Attention, Protocol):
+    """A module of this package."""
+
+    CUDA_KERNELS: tuple[str, str] | None  # patterns of the names of its CUDA kernels: forward, backward
+
+    def unsupported_reason(self, shape: AttentionShape, device: str) -> str | None:
+        """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
         ...
 
 

@@ -46,13 +46,13 @@ def open(
     import torch
 
     from sp_bench.copy_engines import transport
-    from sp_bench.gathers import Gather, gather_attention
+    from sp_bench.differentiable import differentiable
+    from sp_bench.gathers import Gather
 
     group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
     stride = method.head_stride or shape.num_kv_heads
-    gather = Gather(
-        kernel, transport(method.exchange, group), cut, shape.causal, shape.head_dim**-0.5, stride, dkv_dtype
-    )
-    yield SequenceParallelAttention(cut, lambda q, k, v: gather_attention(gather, q, k, v))
+    gather = Gather(kernel, transport(method.exchange, group), cut, stride, dkv_dtype)
+    attend = differentiable(gather, causal=shape.causal, scale=shape.head_dim**-0.5)
+    yield SequenceParallelAttention(cut, attend)

@@ -57,13 +57,14 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench import ledger
-    from sp_bench.local import local_attention
+    from sp_bench.differentiable import differentiable
 
-    group, scale = mesh.get_group("ulysses"), shape.head_dim**-0.5
+    group = mesh.get_group("ulysses")
+    local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
 
     def attend_locally(q, k, v):
         ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave
-        return local_attention(kernel, q, k, v, causal=shape.causal, scale=scale)
+        return local(q, k, v)
 
     with _deepspeed(group):
         from deepspeed.sequence.layer import DistributedAttention  # pyright: ignore[reportMissingImports]

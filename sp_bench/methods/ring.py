@@ -39,16 +39,16 @@ def open(
     import torch
 
     from sp_bench.copy_engines import transport
-    from sp_bench.rings import Ring, ring_attention
+    from sp_bench.differentiable import differentiable
+    from sp_bench.rings import Ring
 
     group = mesh.get_group("ring")
     ring = Ring(
         kernel,
         transport(method.exchange, group),
         method.layout,
-        shape.causal,
-        shape.head_dim**-0.5,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
     )
-    yield SequenceParallelAttention(layout(method, group.size()), lambda q, k, v: ring_attention(ring, q, k, v))
+    attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
+    yield SequenceParallelAttention(layout(method, group.size()), attend)

@@ -38,9 +38,7 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
-    from sp_bench.local import local_attention
+    from sp_bench.differentiable import differentiable
 
-    scale = shape.head_dim**-0.5
-    yield SequenceParallelAttention(
-        layout(method, 1), lambda q, k, v: local_attention(kernel, q, k, v, causal=shape.causal, scale=scale)
-    )
+    attend = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
+    yield SequenceParallelAttention(layout(method, 1), attend)

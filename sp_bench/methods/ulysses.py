@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, head_split_reason, replicated_kv_heads, ulysses_traffic
+from sp_bench.costs import Traffic, head_chunks_reason, head_split_reason, ulysses_traffic
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
@@ -29,17 +29,8 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
-    if reason := head_split_reason(shape, sp_size, "sp_size", method.name):
-        return reason
-    chunks, heads = method.head_chunks or 1, shape.num_heads // sp_size
-    kv_heads = replicated_kv_heads(shape.num_kv_heads, sp_size) // sp_size
-    valid = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
-    if chunks in valid:
-        return None
-    return (
-        f"method.head_chunks={chunks} does not cut the {heads} query and {kv_heads} key/value heads of a rank; "
-        f"use one of {valid}"
-    )
+    reason = head_split_reason(shape, sp_size, "sp_size", method.name)
+    return reason or head_chunks_reason(shape, sp_size, method.head_chunks, may_share_kv=True)
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
@@ -51,15 +42,10 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.copy_engines import transport
-    from sp_bench.head_chunks import HeadChunks, chunked_attention
-    from sp_bench.local import local_attention
+    from sp_bench.head_chunks import HeadChunks, chunked
 
-    group, scale = mesh.get_group("ulysses"), shape.head_dim**-0.5
-    chunks = HeadChunks(kernel, transport(method.exchange, group), shape.causal, scale, method.head_chunks or 1)
-
-    def attend(q, k, v):
-        if group.size() == 1:
-            return local_attention(kernel, q, k, v, causal=shape.causal, scale=scale)
-        return chunked_attention(chunks, q, k, v)
-
-    yield SequenceParallelAttention(layout(method, group.size()), attend)
+    group = mesh.get_group("ulysses")
+    chunks = HeadChunks(
+        kernel, transport(method.exchange, group), shape.causal, shape.head_dim**-0.5, method.head_chunks or 1
+    )
+    yield SequenceParallelAttention(layout(method, group.size()), chunked(chunks))

@@ -1,6 +1,7 @@
 """USP: Ulysses inside groups of `ulysses_degree` ranks, a ring over the groups' shards; both mesh placements.
 
-Source: Unified Sequence Parallelism, arXiv 2405.07719.
+Source: Unified Sequence Parallelism, arXiv 2405.07719. With `head_chunks` the ring of one part of
+the heads overlaps the head exchange of another.
 """
 
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import (
     Traffic,
     add_traffic,
+    head_chunks_reason,
     head_split_reason,
     merging_dtype,
     ring_traffic,
@@ -41,7 +43,9 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
     if sp_size % degree:
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
         return f"method.ulysses_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
-    return head_split_reason(shape, degree, "method.ulysses_degree", method.name)
+    reason = head_split_reason(shape, degree, "method.ulysses_degree", method.name)
+    # parts that shared a KV head would each send it around the ring
+    return reason or head_chunks_reason(shape, degree, method.head_chunks, may_share_kv=False)
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
@@ -58,23 +62,18 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench.collectives import heads_to_tokens, tokens_to_heads
     from sp_bench.copy_engines import transport
-    from sp_bench.rings import Ring, ring_attention
+    from sp_bench.head_chunks import HeadChunks, chunked
+    from sp_bench.rings import Ring
 
-    ulysses, ring_transport = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
+    ulysses, around = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
     ring = Ring(
         kernel,
-        ring_transport,
+        around,
         method.layout,
-        shape.causal,
-        shape.head_dim**-0.5,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
     )
-
-    def attend(q, k, v):
-        q, k, v = tokens_to_heads(q, k, v, ulysses)
-        return heads_to_tokens(ring_attention(ring, q, k, v), ulysses)
-
-    yield SequenceParallelAttention(layout(method, ulysses.group.size() * ring_transport.group.size()), attend)
+    chunks = HeadChunks(ring, ulysses, shape.causal, shape.head_dim**-0.5, method.head_chunks or 1)
+    cut = layout(method, ulysses.group.size() * around.group.size())
+    yield SequenceParallelAttention(cut, chunked(chunks))

@@ -20,8 +20,8 @@ def world() -> Collectives:
 
 
 def head_exchange() -> torch.Tensor:
-    q, k, v = (torch.ones(SHAPE) for _ in range(3))
-    return collectives.tokens_to_heads(q, k, v, world())[0]
+    qkv = [collectives.by_rank(torch.ones(SHAPE), 2) for _ in range(3)]
+    return collectives.send_to_heads(qkv, world())()[0]
 
 
 def ring_hop() -> torch.Tensor:
@@ -30,8 +30,8 @@ def ring_hop() -> torch.Tensor:
 
 def kv_gather() -> torch.Tensor:
     layout = SequenceLayout(ring_degree=2)
-    gather = gathers.Gather(kernels.get("math"), world(), layout, True, 1.0, SHAPE[2], torch.float32)
-    return gather.gather(torch.ones(2, *SHAPE))
+    gather = gathers.Gather(kernels.get("math"), world(), layout, SHAPE[2], torch.float32)
+    return gather.start(torch.ones(2, *SHAPE))()
 
 
 def answer(_: int, store: str, exchange: Callable[[], torch.Tensor]) -> None:

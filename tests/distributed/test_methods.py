@@ -37,6 +37,11 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
         for placement in ("ulysses_inner", "ring_inner")
         if placement == "ulysses_inner" or 1 < degree < sp_size
     ]
+    configs += [
+        MethodConfig("usp", "zigzag", degree, "ulysses_inner", "input", head_chunks=2)
+        for degree in range(2, sp_size)
+        if sp_size % degree == 0
+    ]
     return configs
 
 

@@ -53,7 +53,7 @@ def check_fused(device: str, length: int, dim: int, wide: torch.dtype, narrow: t
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 200], ids="length={}".format)
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=["fp32", "fp64"])
 def test_the_fused_merge_agrees_with_torchs_ops(length: int, wide: torch.dtype) -> None:
-    for dim, narrow, strided in itertools.product((8, 64, 128), PARTS[wide], (False, True)):
+    for dim, narrow, strided in itertools.product((8, 64, 80, 96, 128), PARTS[wide], (False, True)):
         check_fused("cuda", length, dim, wide, narrow, strided)
 
 

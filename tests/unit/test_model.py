@@ -1,7 +1,6 @@
 """The decoder: it depends on global positions and never on local order; its parameters and its recomputation."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from sp_bench import kernels
 from sp_bench.config import ModelConfig
-from sp_bench.local import local_attention
+from sp_bench.differentiable import differentiable
 from sp_bench.model import Decoder, initialise, rotate, rotation
 
 TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
@@ -21,7 +20,7 @@ VARIANTS = {
     "qwen2.5": replace(TINY, qk_norm=False, qkv_bias=True),
     "tied": replace(TINY, tie_embeddings=True),
 }
-ATTENTION = partial(local_attention, kernels.get("math"), causal=True, scale=8**-0.5)
+ATTENTION = differentiable(kernels.get("math"), causal=True, scale=8**-0.5)
 
 
 def decoder(config: ModelConfig, *, recompute: bool = False, seed: int = 0) -> Decoder:
