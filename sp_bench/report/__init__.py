@@ -39,9 +39,9 @@ def build(folders: Sequence[Path], out: Path | None = None) -> ReportResult:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
     selection = select(folders)
     measured = cells(selection.rows)
-    drawings, num_undrawn = draw(measured)
+    drawings, undrawn = draw(measured)
     about = sections(measured)
-    page = render(selection, measured, judge(measured, selection), drawings, num_undrawn, about)
+    page = render(selection, measured, judge(measured, selection), drawings, undrawn, about)
     drawings += [drawing for section in about for drawing in section.drawings]
     out = out or Path(folders[0]) / results.WORK / "report"
     out.mkdir(parents=True, exist_ok=True)

@@ -9,18 +9,25 @@ from matplotlib.patches import Patch
 
 from sp_bench.report.compare import ratio_of_medians
 from sp_bench.report.formats import MISSING, number, whole
+from sp_bench.report.legends import columns_within, legend, wide_enough
 from sp_bench.report.styles import BLACK, SKY, VERMILLION, Style
 from sp_bench.report.time_parts import Attribution, largest
 
 CAPTION = (
     "Step time beyond the kernel alone, at the longest seq_len of each sp_size; each panel has its own scale. Compute "
     "beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step would end if "
-    "all of its communication were exposed. On the right: kernel alone / step, and the step. Bars of steps without a "
+    "all of its communication were exposed; inside the bar, communication slows the step by more than it takes alone. "
+    "On the right: kernel alone / step, and the step. Bars of steps without a "
     "measured kernel alone begin at compute only."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
-LABELS = {COMPUTE: "compute beyond the kernel", EXPOSED: "exposed communication", UNSPLIT: "not split"}
+LABELS = {
+    COMPUTE: "compute beyond the kernel",
+    EXPOSED: "exposed communication",
+    UNSPLIT: "not split: no compute-only step",
+}
 BAR = 0.5
+BESIDE_NAMES = 5.0  # inches of the bars and of the numbers on their right
 
 
 def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) -> Figure:
@@ -28,7 +35,8 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     sizes = sorted({a.cell.asked["sp_size"] for a in group})
     panels = [largest([a for a in group if a.cell.asked["sp_size"] == size]) for size in sizes]
     heights = [len(each) + 0.6 for each in panels]
-    figure = Figure(figsize=(7.6, 0.26 * sum(heights) + 0.66 * len(heights) + 0.6), layout="constrained")
+    width = max(7.6, wide_enough([a.cell.series for a in group], BESIDE_NAMES))
+    figure = Figure(figsize=(width, 0.26 * sum(heights) + 0.66 * len(heights) + 0.6), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
     for panel, each in zip(axes, panels, strict=True):
         _panel(panel, sorted(each, key=lambda a: -style[a.cell.series].order))
@@ -39,7 +47,8 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     handles: list[Patch | Line2D] = [Patch(color=c, label=label) for c, label in LABELS.items() if c in used]
     if any(_unhidden(a) is not None for a in shown):
         handles.append(Line2D([], [], **RING, label="without any overlap"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False)
+    labels = [str(handle.get_label()) for handle in handles]
+    legend(figure, handles, labels, columns_within(labels, width, len(handles))[0])
     return figure
 
 
@@ -79,10 +88,13 @@ def _panel(panel: Axes, lines: Sequence[Attribution]) -> None:
     panel.set_yticks(range(len(lines)), [a.cell.series for a in lines])
     panel.set_ylim(-0.7, len(lines) - 0.3)
     beside = panel.secondary_yaxis("right")
-    beside.set_yticks(range(len(lines)), [f"{_share(a)}    {number(a.cell.median_step_ms)} ms" for a in lines])
+    known = any(a.alone is not None for a in lines)
+    shares = [f"{_share(a)}    " if known else "" for a in lines]
+    steps = [f"{number(a.cell.median_step_ms)} ms" for a in lines]
+    beside.set_yticks(range(len(lines)), [share + step for share, step in zip(shares, steps, strict=True)])
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
-    panel.set_title("alone / step, step", loc="right", color="0.35")
+    panel.set_title("alone / step, step" if known else "step", loc="right", color="0.35")
     asked = lines[0].cell.asked
     panel.set_title(f"sp_size {asked['sp_size']}, seq_len {whole(asked['seq_len'])} tokens", loc="left")
     panel.grid(axis="y", visible=False)

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp_bench.report.formats import byte_unit, whole
+from sp_bench.report.legends import columns_within, legend, wide_enough
 from sp_bench.report.styles import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, Style
 from sp_bench.report.tables import Cell
 
@@ -33,10 +34,10 @@ def draw_communication(cells: Sequence[Cell], style: Mapping[str, Style]) -> tup
     panels = {n: [c for c in sizes[n] if c.asked["seq_len"] == longest[n]] for n in sorted(sizes)}
     if not panels:
         return None
-    figure = Figure(figsize=(7.6, _height(panels)), layout="constrained")
+    shown = [c for group in panels.values() for c in group]
+    figure = Figure(figsize=(max(7.6, wide_enough([c.series for c in shown])), _height(panels)), layout="constrained")
     heights = [len(group) + 0.5 for group in panels.values()]
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights).flat
-    shown = [c for group in panels.values() for c in group]
     largest = max(max(_total(c, 0), _total(c, 1), _other(c)) for c in shown)
     scale, unit = byte_unit(largest)
     for panel, (sp_size, group) in zip(axes, panels.items(), strict=True):
@@ -99,4 +100,5 @@ def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
         handles.append(Patch(color=OTHER, label="other (counted only)"))
     handles.append(Patch(facecolor="0.75", edgecolor="white", label="predicted"))
     handles.append(Patch(facecolor="0.75", edgecolor="white", hatch="////", label="counted"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    labels = [str(handle.get_label()) for handle in handles]
+    legend(figure, handles, labels, columns_within(labels, figure.get_figwidth(), 5)[0])

@@ -14,6 +14,13 @@ HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "energy a step (J)", "power a device (W)", "SM clock (MHz)"),
     *("temperature (°C)", "throttled by", "sent, counted", "sent, on the wire", "wire - counted", "attention kernels"),
 )
+REASONS = {
+    "sw_power_cap": "clocks were lowered to stay within the device's power limit, as sustained matrix work does",
+    "sw_thermal_slowdown": "clocks were lowered by the driver to stay below a temperature",
+    "hw_thermal_slowdown": "clocks were cut by the device because it was too hot",
+    "hw_power_brake_slowdown": "clocks were cut by the device on a signal of its power supply",
+}
+FOLD = 3  # more tables than this are opened by the reader
 CAPTION = (
     "Energy: all ranks, over the timed window. Power: energy of a device / step time. Clocks, temperatures and "
     "throttle reasons: sampled while the device works on untimed steps, smallest to largest over ranks and replicates. "
@@ -30,15 +37,18 @@ def section(cells: Sequence[Cell]) -> Section | None:
         return None
     words = []
     if throttled := [c for c in known if c.throttled]:
-        reasons = ", ".join(sorted({reason for c in throttled for reason in c.throttled}))
+        reasons = sorted({reason for c in throttled for reason in c.throttled})
+        meant = "; ".join(f"{reason}: {REASONS.get(reason, 'as the driver names it')}" for reason in reasons)
         words.append(
-            f"{counted(len(throttled), 'cell')} ran throttled by power or temperature, and are marked: {reasons}."
+            f"Marked as throttled, here and in the tables: {len(throttled):,} of {counted(len(known), 'cell')}, in "
+            f"which a sample of any rank gave such a reason. {meant}."
         )
     if absent := len(speeds) - len(known):
         words.append(f"{counted(absent, 'cell')} without any of these columns: CPU, or the device tells nothing.")
+    groups = {setting: list(group) for setting, group in groupby(known, key=lambda c: c.setting)}
     tables = (
-        Table(setting, CAPTION, HEAD, tuple(map(_line, group)), (0, 7, 11))
-        for setting, group in groupby(known, key=lambda c: c.setting)
+        Table(setting, CAPTION, HEAD, tuple(map(_line, group)), (0, 7, 11), folded=len(groups) > FOLD)
+        for setting, group in groups.items()
     )
     return Section("device", "Device", words=tuple(words), tables=tuple(tables))
 

@@ -1,9 +1,9 @@
 """The section on error and speed: what the dtypes of travelling dK/dV and of merges cost, and what they buy."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import log10
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from sp_bench.report.drawings import Drawing, finish
 from sp_bench.report.figures import MAX_SETTINGS
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.panels import legend
+from sp_bench.report.legends import LINE, columns_within, legend, series_handles
 from sp_bench.report.parts import Line, Section, Table
 from sp_bench.report.series import config_leaves
 from sp_bench.report.styles import Style
@@ -23,7 +23,7 @@ GRADIENTS = ("dq", "dk", "dv")
 FIGURE_CAPTION = (
     "Gradient error over speed: the largest relative L2 error of dq, dk and dv over the replicates, measured at the "
     "reduced length ({proven}), and attention FLOP/s a device at {seq_len} tokens, from the median step time (causal "
-    "pairs, forward 1 and backward 2.5). Lower right is better. The grey line is the smallest budget of these cells."
+    "pairs, forward 1 and backward 2.5). Lower right is better. "
 )
 HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "dK/dV travel in", "merged in", "step (ms)", "TFLOP/s a device"),
@@ -47,8 +47,7 @@ class Point:
     @property
     def tflops_per_s(self) -> float:
         """Attention TFLOP/s of one device, from the median step time."""
-        ms = (self.cell.median_step_ms or 1.0) * self.cell.asked["world_size"]
-        return (self.cell.attention_flops_per_step or 0.0) / ms * 1e3 / 1e12
+        return self.cell.attention_tflops(self.cell.median_step_ms or math.inf) or 0.0
 
 
 def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
@@ -106,44 +105,66 @@ def _drawing(points: Sequence[Point], style: Mapping[str, Style], taken: set[str
     first = points[0].cell
     lengths = {row["correctness_seq_len"] for p in points for row in p.cell.measured if row["correctness_seq_len"]}
     proven = f"{', '.join(map(whole, sorted(lengths)))} tokens" if lengths else "not known"
-    caption = FIGURE_CAPTION.format(proven=proven, seq_len=whole(first.asked["seq_len"]))
+    caption = FIGURE_CAPTION.format(proven=proven, seq_len=whole(first.asked["seq_len"])) + _budget_words(points)
     return finish("errors", first.setting, first, (_figure(points, style), caption), taken)
+
+
+def _budget(points: Sequence[Point]) -> float | None:
+    return min((p.budget for p in points if p.budget), default=None)
+
+
+def _budget_is_near(points: Sequence[Point]) -> bool:
+    budget = _budget(points)
+    return budget is not None and budget < NEAR * max(p.error for p in points)
+
+
+def _budget_words(points: Sequence[Point]) -> str:
+    if (budget := _budget(points)) is None:
+        return "Budgets are not known."
+    if _budget_is_near(points):
+        return "The grey line is the smallest budget of these cells."
+    times = budget / max(p.error for p in points)
+    return f"The smallest budget of these cells, {number(budget)}, is above the axis: {times:.1f}x the largest error."
 
 
 def _figure(points: Sequence[Point], style: Mapping[str, Style]) -> Figure:
     """One panel a sp_size on common axes: speed a device and error both compare over sp_size."""
     sizes = sorted({p.cell.asked["sp_size"] for p in points})
     names = sorted({p.cell.series for p in points}, key=lambda s: style[s].order)
-    height = 3.4 + 0.19 * -(-(len(names) + 1) // 2)
-    figure = Figure(figsize=(max(2.7 * len(sizes) + 0.6, 7.0), height), layout="constrained")
+    budget = _budget(points) if _budget_is_near(points) else None
+    labels = [*names, "budget"] if budget else names
+    columns, width = columns_within(labels, max(2.7 * len(sizes) + 0.6, 7.0), 2)
+    figure = Figure(figsize=(width, 3.4 + LINE * -(-len(labels) // columns)), layout="constrained")
     axes = figure.subplots(1, len(sizes), sharex=True, sharey=True, squeeze=False).flat
-    budgets = [p.budget for p in points if p.budget]
     for panel, sp_size in zip(axes, sizes, strict=True):
         panel.set_title(f"sp_size {sp_size}")
         for p in sorted(points, key=lambda p: style[p.cell.series].order):
             if p.cell.asked["sp_size"] == sp_size:
                 look = style[p.cell.series].marker(hollow=len(p.cell.step_ms) == 1)
                 panel.plot([p.tflops_per_s], [p.error], ls="", **look)
-        if budgets:
-            panel.axhline(min(budgets), color=BUDGET, lw=1.4)
+        if budget:
+            panel.axhline(budget, color=BUDGET, lw=1.4)
         panel.set_xlabel("attention TFLOP/s a device")
     figure.axes[0].set_ylabel("largest gradient error (relative L2)")
-    _scale(figure.axes[0], [*(p.error for p in points), *budgets])
-    more = [Line2D([], [], color=BUDGET, lw=1.4, label="budget")] if budgets else []
-    legend(figure, names, style, 2, joined=False, more=more)
+    _scale(figure.axes[0], [*(p.error for p in points), *([budget] if budget else [])])
+    more = [Line2D([], [], color=BUDGET, lw=1.4)] if budget else []
+    legend(figure, [*series_handles(names, style, joined=False), *more], labels, columns)
     return figure
 
 
 BUDGET = "0.55"
+MAX_TICKS = 8
+NEAR = 3  # a budget that is further above the errors is named in the caption: on the axis it would press them together
 
 
 def _scale(panel: Axes, values: Sequence[float]) -> None:
     low, high = min(values), max(values)
-    room = 10 ** (0.08 * log10(high / low) + 0.03)
+    room = 10 ** (0.08 * math.log10(high / low) + 0.03)
     panel.set_yscale("log")
     panel.set_ylim(low / room, high * room)
-    ticks = [mantissa * 10.0**power for power in range(-20, 2) for mantissa in (1, 1.5, 2, 3, 5, 7)]
-    panel.set_yticks([t for t in ticks if low / room <= t <= high * room])
+    ticks = [mantissa * 10.0**power for power in range(-20, 2) for mantissa in (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)]
+    shown = [t for t in ticks if low / room <= t <= high * room]
+    panel.set_yticks(shown if len(shown) <= MAX_TICKS else shown[:: -(-len(shown) // MAX_TICKS)])
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.yaxis.set_minor_formatter(NullFormatter())
     panel.margins(x=0.15)

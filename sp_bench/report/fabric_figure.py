@@ -9,7 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sp_bench.report.fabric_model import Place, Point, fastest_of
-from sp_bench.report.panels import legend
+from sp_bench.report.legends import LINE, columns_within, legend, series_handles
 from sp_bench.report.styles import Style
 
 GIB = 2.0**30
@@ -25,8 +25,10 @@ CAPTION = (
 def draw_fabrics(places: Sequence[Place], style: Mapping[str, Style]) -> Figure:
     """One panel a place, below each other: all have the same bandwidths."""
     names = sorted({p.cell.series for place in places for p in place.points}, key=lambda s: style[s].order)
-    height = 2.9 * len(places) + 0.19 * -(-(len(names) + 2) // 2) + 0.7
-    figure = Figure(figsize=(7.6, height), layout="constrained")
+    labels = [*names, "predicted (line of each method)", "fastest on the named fabric"]
+    columns, width = columns_within(labels, 7.6, 2)
+    height = 2.9 * len(places) + LINE * -(-len(labels) // columns) + 0.7
+    figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(len(places), 1, sharex=True, squeeze=False).flat
     panels = dict(zip(axes, places, strict=True))
     for panel, place in panels.items():
@@ -35,11 +37,8 @@ def draw_fabrics(places: Sequence[Place], style: Mapping[str, Style]) -> Figure:
     for panel, place in panels.items():  # when the limits of the shared axis are known
         _name_fabrics(panel, place)
     figure.axes[-1].set_xlabel("measured bandwidth of the method's own primitive (GiB/s)")
-    more = [
-        Line2D([], [], color="0.4", lw=0.9, label="predicted (line of each method)"),
-        Line2D([], [], **WINNER, label="fastest on the named fabric"),
-    ]
-    legend(figure, names, style, 2, more=more)
+    more = [Line2D([], [], color="0.4", lw=0.9), Line2D([], [], **WINNER)]
+    legend(figure, [*series_handles(names, style), *more], labels, columns)
     return figure
 
 
@@ -104,10 +103,10 @@ def _prediction(panel: Axes, points: Sequence[Point], look: Style) -> None:
 
 
 def _limits(panel: Axes, place: Place) -> None:
-    """Room for names under the lowest marks; labels at 1, 2 and 5 of each decade."""
+    """Room for names under the lowest marks; labels at 1, 2, 3 and 5 of each decade."""
     times = [p.measured_ms for p in place.points]
     panel.set_ylim(min(times) / (max(times) / min(times)) ** 0.25 / 1.03, max(times) * 1.2)
     for axis in (panel.xaxis, panel.yaxis):
-        axis.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        axis.set_major_locator(LogLocator(10, subs=(1, 2, 3, 5)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
         axis.set_minor_formatter(NullFormatter())

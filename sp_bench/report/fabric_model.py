@@ -86,6 +86,14 @@ class Place:
         return f"{self.seq_len:,} tokens, {heads}, {self.sp_size} ranks"
 
 
+def foremost(cells: Sequence[Cell], found: Sequence[Place]) -> list[Cell]:
+    """Without the cells on slower fabrics of settings that `found` compares over fabrics: they have a section."""
+    fastest: dict[str, str] = {}
+    for place in found:
+        fastest.setdefault(place.over_fabrics, place.fabrics[0])
+    return [c for c in cells if fastest.get(c.over_fabrics, c.asked["fabric"]) == c.asked["fabric"]]
+
+
 def fastest_of(points: Sequence[Point]) -> Point:
     """The smallest measured median; of equal ones the first by name."""
     return min(points, key=lambda p: (p.measured_ms, p.cell.series))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sp_bench.report.compare import paired_ratio, ratio_words
+from sp_bench.report.compare import paired_ratio, ratio_of_medians, ratio_words
 from sp_bench.report.drawings import finish
 from sp_bench.report.fabric_figure import CAPTION as FIGURE_CAPTION
 from sp_bench.report.fabric_figure import draw_fabrics
@@ -32,6 +32,16 @@ CAPTION = (
     "second, from the rows of the collective workload on the same fabric and ranks. Fastest by: measured median, bytes "
     "over bandwidth, or the prediction with compute."
 )
+WINNERS_HEAD = (
+    *("shape", "fabric (bandwidths of the methods' primitives)", "fastest", "its step (ms)", "next", "next / fastest"),
+    *("named by bytes alone", "named with compute"),
+)
+WINNERS_CAPTION = (
+    "By median step time; *: without an interval, or with one that holds 1, so that nothing is proven. In brackets: "
+    "step time of the named method over the fastest one's. Open a shape for the rows."
+)
+PREDICTIONS = ("Bytes over bandwidth alone", "With compute")
+NEAR = 1.02  # step time of the named method over the fastest one's
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,7 @@ class Judgement:
     winner: Point
     outcome: str
     evidence: str
+    times: float  # its step time over the measured winner's
 
 
 def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
@@ -60,11 +71,9 @@ def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None
         anchor="fabrics",
         title="Fabrics",
         words=(*_summary(found), MODEL, *_left_out(cells, found)),
-        points=tuple(sentence for place in found for sentence in (*_ratios(place), *_by_fabric(place))),
+        points=tuple(sentence for place in found for sentence in _ratios(place)),
         drawings=tuple(drawings),
-        tables=tuple(
-            Table(f"{p.title}; {p.over_fabrics}", CAPTION, HEAD, _lines(p), (0, 1, 2, 10), True) for p in found
-        ),
+        tables=(_winners(found), *(_table(place) for place in found)),
     )
 
 
@@ -84,12 +93,13 @@ def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrate
     winner = fastest_of(points)
     predicted = min(points, key=lambda p: (value(p), p.cell.series))
     if calibrated:
-        return Judgement(predicted, "calibrates", "")
+        return Judgement(predicted, "calibrates", "", predicted.measured_ms / winner.measured_ms)
     if predicted is winner:
-        return Judgement(predicted, "agrees", "")
+        return Judgement(predicted, "agrees", "", 1.0)
     paired = paired_ratio(predicted.cell, winner.cell)
     outcome = "undecided" if paired is not None and not paired.excludes_1 else "differs"
-    return Judgement(predicted, outcome, ratio_words(predicted.cell, winner.cell))
+    times = ratio_of_medians(predicted.cell, winner.cell)
+    return Judgement(predicted, outcome, ratio_words(predicted.cell, winner.cell), times)
 
 
 def _judgements(points: Sequence[Point]) -> tuple[Judgement, Judgement]:
@@ -102,19 +112,31 @@ def _judgements(points: Sequence[Point]) -> tuple[Judgement, Judgement]:
 
 
 def _summary(found: Sequence[Place]) -> list[str]:
-    pairs = [_judgements(place.on(f)) for place in found for f in place.fabrics if len(place.on(f)) > 1]
-    words = []
-    for index, name in enumerate(("Bytes over bandwidth alone", "With compute")):
-        outcomes = [pair[index].outcome for pair in pairs if pair[index].outcome != "calibrates"]
-        if not outcomes:
-            words.append(f"{name}, every fabric calibrates the prediction: nothing is left to judge.")
-            continue
-        sentence = f"{name}, the prediction names the fastest method in {outcomes.count('agrees')} of "
-        sentence += f"{counted(len(outcomes), 'pair')} of shape and fabric"
-        if undecided := outcomes.count("undecided"):
-            sentence += f"; in {undecided} more it is not proven wrong"
-        words.append(f"{sentence}.")
-    return [" ".join(words)]
+    """One paragraph a prediction: how often it is right, and where it is not."""
+    return [words for index, name in enumerate(PREDICTIONS) for words in _verdict(found, index, name)]
+
+
+def _verdict(found: Sequence[Place], index: int, name: str) -> list[str]:
+    pairs = [(place, f, _judgements(place.on(f))[index]) for place in found for f in place.fabrics]
+    pairs = [pair for pair in pairs if len(pair[0].on(pair[1])) > 1 and pair[2].outcome != "calibrates"]
+    if not pairs:
+        return [f"{name}, every fabric calibrates the prediction: nothing is left to judge."]
+    outcomes = [judgement.outcome for _, _, judgement in pairs]
+    words = f"{name}, the prediction names the fastest method in {outcomes.count('agrees')} of "
+    words += f"{counted(len(pairs), 'pair')} of shape and fabric"
+    if undecided := outcomes.count("undecided"):
+        words += f"; in {undecided} more it is not proven wrong"
+    wrong = [pair for pair in pairs if pair[2].outcome == "differs"]
+    if near := sum(judgement.times < NEAR for _, _, judgement in wrong):
+        words += f"; in {near} more the named one takes less than {NEAR - 1:.0%} longer"
+    by_shape: dict[str, list[str]] = {}
+    for place, fabric, judged in wrong:
+        if judged.times >= NEAR:
+            by_shape.setdefault(place.title, []).append(f"{fabric} ({judged.times:.2f}x)")
+    if by_shape:
+        where = "; ".join(f"{shape}, on {', '.join(fabrics)}" for shape, fabrics in by_shape.items())
+        words += f". It names a slower one, whose step time over the fastest's is in brackets, at {where}"
+    return [f"{words}."]
 
 
 def _left_out(cells: Sequence[Cell], found: Sequence[Place]) -> list[str]:
@@ -150,36 +172,43 @@ def _ratios(place: Place) -> list[str]:
     return sentences
 
 
-def _by_fabric(place: Place) -> list[str]:
-    sentences = []
-    for fabric in place.fabrics:
-        points = place.on(fabric)
-        if len(points) < 2:
-            continue
-        winner = fastest_of(points).cell
-        second = fastest_of([p for p in points if p.cell is not winner]).cell
-        paired = paired_ratio(second, winner)
-        verb = "is fastest" if paired and paired.interval.low > 1 else "has the lowest median"
-        words = (
-            f"{place.title}, {fabric} ({_bandwidths(points)}): {winner.series} {verb}, {number(winner.median_step_ms)} "
-        )
-        words += f"ms; {second.series} takes {ratio_words(second, winner)}. "
-        by_bytes, with_compute = _judgements(points)
-        words += f"By bytes alone: {_judged(by_bytes)}. With compute: {_judged(with_compute)}."
-        sentences.append(words)
-    return sentences
+def _winners(found: Sequence[Place]) -> Table:
+    """The fastest of each place and fabric, the next one, and what both predictions say."""
+    lines = [_winner(place, f) for place in found for f in place.fabrics if len(place.on(f)) > 1]
+    return Table("The fastest method by fabric", WINNERS_CAPTION, WINNERS_HEAD, tuple(lines), (0, 1, 2, 4, 6, 7))
+
+
+def _winner(place: Place, fabric: str) -> Line:
+    points = place.on(fabric)
+    winner = fastest_of(points).cell
+    second = fastest_of([p for p in points if p.cell is not winner]).cell
+    paired = paired_ratio(second, winner)
+    proven = "" if paired is not None and paired.interval.low > 1 else " *"
+    ratio = paired.words if paired is not None else f"{ratio_of_medians(second, winner):.3f}x"
+    texts = (
+        *(place.title, f"{fabric} ({_bandwidths(points)})", winner.series + proven, number(winner.median_step_ms)),
+        *(second.series, ratio, *map(_judged, _judgements(points))),
+    )
+    evidence = f"{second.series} takes {ratio_words(second, winner)}"
+    return Line(texts, (evidence, *winner.files, *second.files))
 
 
 def _judged(judgement: Judgement) -> str:
     name = judgement.winner.cell.series
     if judgement.outcome == "calibrates":
         return f"{name}, calibrated here"
-    return f"{name}, {judgement.outcome}" + (f": it takes {judgement.evidence}" if judgement.evidence else "")
+    return f"{name}, {judgement.outcome}" + (f" ({judgement.times:.3f}x)" if judgement.evidence else "")
 
 
 def _bandwidths(points: Sequence[Point]) -> str:
-    known = {p.primitive: p.bandwidth.bytes_per_s / GIB for p in points}
-    return ", ".join(f"{name} {number(value)} GiB/s" for name, value in sorted(known.items()))
+    """The slowest and the fastest of the methods' own primitives."""
+    known = sorted(p.bandwidth.bytes_per_s / GIB for p in points)
+    low, high = number(known[0]), number(known[-1])
+    return f"{low} GiB/s" if low == high else f"{low} to {high} GiB/s"
+
+
+def _table(place: Place) -> Table:
+    return Table(f"{place.title}; {place.over_fabrics}", CAPTION, HEAD, _lines(place), (0, 1, 2, 10), folded=True)
 
 
 def _lines(place: Place) -> tuple[Line, ...]:

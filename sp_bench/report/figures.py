@@ -8,8 +8,9 @@ from matplotlib.figure import Figure
 
 from sp_bench.report.communication import draw_communication
 from sp_bench.report.drawings import Drawing, finish
-from sp_bench.report.formats import byte_unit
-from sp_bench.report.panels import Quantity, draw_panels
+from sp_bench.report.fabric_model import foremost, places
+from sp_bench.report.formats import byte_unit, counted
+from sp_bench.report.panels import Quantity, draw_panels, is_close, is_dots
 from sp_bench.report.styles import RC, Style, styles
 from sp_bench.report.tables import Cell
 
@@ -23,19 +24,38 @@ def plotted(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in shown if c.ok or "oom" in c.statuses]
 
 
-def draw(cells: Sequence[Cell]) -> tuple[list[Drawing], int]:
-    """The figures of one setting each, and how many settings they leave out (those with the fewest cells)."""
-    shown = plotted(cells)
+def draw(cells: Sequence[Cell]) -> tuple[list[Drawing], list[str]]:
+    """The figures of one setting each, and sentences on the settings that they leave out: slower fabrics, which have a
+    section of their own, and those with the fewest cells."""
+    every = plotted(cells)
+    shown = foremost(every, places(cells))
     settings = {setting: list(group) for setting, group in groupby(shown, key=lambda c: c.setting)}
     kept = sorted(sorted(settings, key=lambda s: -len(settings[s]))[:MAX_SETTINGS])
-    style = styles(shown)
+    style = styles(every)
     drawings, taken = [], set()
     with rc_context(RC):
         for setting in kept:
             for kind, make in _KINDS.items():
                 if (made := make(settings[setting], style)) is not None:
                     drawings.append(finish(kind, setting, settings[setting][0], made, taken))
-    return drawings, len(settings) - len(kept)
+    return drawings, [*_slower_fabrics(every, shown), *_undrawn(len(settings) - len(kept))]
+
+
+def _slower_fabrics(every: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
+    kept = {c.cell_id for c in shown}
+    names = sorted({str(c.asked["fabric"]) for c in every if c.cell_id not in kept})
+    if not names:
+        return []
+    return [
+        f"Of settings on several fabrics the fastest is drawn; {', '.join(names)} are under Fabrics and in the tables."
+    ]
+
+
+def _undrawn(num_settings: int) -> list[str]:
+    if not num_settings:
+        return []
+    words = f"Figures are drawn for the {MAX_SETTINGS} settings with the most cells; {counted(num_settings, 'setting')}"
+    return [f"{words} more are in the tables only."]
 
 
 def _throughput(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, str] | None:
@@ -43,21 +63,22 @@ def _throughput(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figu
     if not any(c.ok for c in shown):
         return None
     processor = shown[0].processor
+    in_flops = all(c.attention_flops_per_step for c in shown if c.ok)
 
     def rate(cell: Cell, step_ms: float) -> float:
-        return cell.rate(step_ms, per_rank=True) or 0.0
+        return (cell.attention_tflops(step_ms) if in_flops else cell.rate(step_ms, per_rank=True)) or 0.0
 
     quantity = Quantity(
-        label=f"tokens/s/{processor}",
+        label=f"attention TFLOP/s/{processor}" if in_flops else f"tokens/s/{processor}",
         points=lambda c: [rate(c, ms) for ms in c.step_ms.values()],
         middle=lambda c: rate(c, c.median_step_ms) if c.median_step_ms else None,
         interval=lambda c: c.interval_ms and (rate(c, c.interval_ms.high), rate(c, c.interval_ms.low)),
     )
-    caption = (
-        f"Throughput per {processor}, from median step times, at fixed sp_size in each panel. From panel to panel, at "
-        f"one seq_len, it is strong scaling: equal values would be ideal. {_reading(shown, intervals=True)}"
-    )
-    return draw_panels(shown, style, quantity), caption
+    work = " (causal pairs only, forward 1 and backward 2.5; tokens/s are in the tables)" if in_flops else ""
+    caption = f"Throughput per {processor}{work}, from median step times, at fixed sp_size in each panel. "
+    if len({c.asked["sp_size"] for c in shown}) > 1:
+        caption += "From panel to panel, at one seq_len, it is strong scaling: equal values would be ideal. "
+    return draw_panels(shown, style, quantity), caption + _reading(shown, quantity)
 
 
 def _memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, str] | None:
@@ -77,18 +98,21 @@ def _memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, 
         interval=lambda c: None,
     )
     caption = f"{what.capitalize()} of the rank that needs most, at fixed sp_size in each panel. "
-    caption += _reading(shown, intervals=False)
+    caption += _reading(shown, quantity)
     return draw_panels(shown, style, quantity), caption
 
 
-def _reading(cells: Sequence[Cell], *, intervals: bool) -> str:
+def _reading(cells: Sequence[Cell], quantity: Quantity) -> str:
     measured = [c for c in cells if c.ok]
-    words = ["Small dots are replicates, the marker their median"]
-    if len({c.asked["seq_len"] for c in cells}) > 1:
+    several = any(len(c.step_ms) > 1 for c in measured)
+    words = ["Small dots are replicates, the marker their median"] if several else ["A marker is a cell"]
+    if not is_dots(cells):
         words.append("series of one length are set slightly apart")
+    elif is_close([value for c in cells for value in quantity.points(c)]):
+        words.append("the axis begins above zero")
     if any(len(c.step_ms) == 1 for c in measured):
         words.append("hollow markers are single replicates")
-    if intervals and any(c.interval_ms for c in measured):
+    if any(quantity.interval(c) for c in measured):
         words.append("bars are order-statistic intervals of the median, from 6 replicates on")
     if any("oom" in c.statuses for c in cells):
         words.append("out of memory is marked at its length and has no value")

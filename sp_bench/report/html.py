@@ -12,7 +12,7 @@ import jinja2
 import pandas as pd
 
 from sp_bench.report.drawings import Drawing
-from sp_bench.report.figures import MAX_SETTINGS
+from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.report.parts import Section
 from sp_bench.report.selection import Selection
@@ -20,6 +20,11 @@ from sp_bench.report.tables import Cell, baseline, listed
 from sp_bench.report.verdict import Verdict
 
 MAX_REASON = 2000  # characters of a reason; the row holds the rest
+_CAPTION = (
+    "One line a cell; open a method for its rows, errors and phases. Memory: {memory}, largest rank. Speed-up: step "
+    "time of single on one rank at the same seq_len over this step time (strong scaling)."
+)
+_FLOPS = " Attention TFLOP/s: causal pairs only, forward 1 and backward 2.5."
 _MEMORY = {"max_peak_allocated_bytes": "allocated on the device", "max_peak_host_bytes": "host, resident set"}
 
 
@@ -28,7 +33,7 @@ def render(
     cells: Sequence[Cell],
     words: Verdict,
     drawings: Sequence[Drawing],
-    num_undrawn: int,
+    undrawn: Sequence[str],
     sections: Sequence[Section],
 ) -> str:
     template = files("sp_bench.report").joinpath("page.html.jinja").read_text("utf-8")
@@ -42,9 +47,8 @@ def render(
         words=words,
         drawings=drawings,
         sections=sections,
-        undrawn=counted(num_undrawn, "setting") if num_undrawn else "",
-        max_settings=MAX_SETTINGS,
-        tables=[_table(setting, list(group)) for setting, group in groupby(_steps(cells), key=lambda c: c.setting)],
+        undrawn=undrawn,
+        tables=_tables(cells),
         left_out=_left_out(selection),
         failures=[_failure(cell, row) for cell in cells for row in cell.rows if row["status"] != "ok"],
         problems=selection.problems,
@@ -58,12 +62,23 @@ def _steps(cells: Sequence[Cell]) -> list[Cell]:
     return [cell for cell in cells if cell.asked["workload"] != "collective"]
 
 
-def _table(setting: str, cells: Sequence[Cell]) -> Mapping[str, Any]:
+def _tables(cells: Sequence[Cell]) -> list[Mapping[str, Any]]:
+    """Those of slower fabrics, which the section on fabrics compares, are opened by the reader."""
+    first = {cell.setting for cell in foremost(cells, places(cells))}
+    steps = groupby(_steps(cells), key=lambda c: c.setting)
+    return [_table(setting, list(group), setting not in first) for setting, group in steps]
+
+
+def _table(setting: str, cells: Sequence[Cell], folded: bool) -> Mapping[str, Any]:
     kinds = {c.memory_column for c in cells if c.memory_column}
+    in_flops = any(c.attention_flops_per_step for c in cells)
+    memory = " or ".join(sorted(_MEMORY[kind] for kind in kinds)) or "not known"
     return {
         "setting": setting,
+        "folded": folded,
         "processor": cells[0].processor,
-        "memory": " or ".join(sorted(_MEMORY[kind] for kind in kinds)) or "not known",
+        "flops": in_flops,
+        "caption": _CAPTION.format(memory=memory) + (_FLOPS if in_flops else ""),
         "lines": [_line(cell, cells) for cell in cells],
     }
 
@@ -86,6 +101,7 @@ def _line(cell: Cell, cells: Sequence[Cell]) -> Mapping[str, Any]:
         "coverage": f"coverage of the interval: {interval.coverage:.1%}" if interval else "",
         "tokens": number(cell.rate(ms, per_rank=False) if ms else None),
         "tokens_per_rank": number(cell.rate(ms, per_rank=True) if ms else None),
+        "tflops": number(cell.attention_tflops(ms) if ms else None),
         "speed_up": MISSING if speed_up is None else f"{speed_up:.2f}x",
         "mfu": MISSING if cell.mfu is None else f"{cell.mfu:.1%}",
         "memory": in_bytes(cell.median_memory_bytes),

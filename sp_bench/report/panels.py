@@ -1,4 +1,4 @@
-"""Panels of one quantity over seq_len, one panel a sp_size, and what they share: scales, marks and legend."""
+"""Panels of one quantity over seq_len, one panel a sp_size, or a dot a series where there are few lengths."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,19 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
 from sp_bench.report.formats import whole
+from sp_bench.report.legends import (
+    LINE,
+    OUT_OF_MEMORY,
+    columns_within,
+    legend,
+    out_of_memory,
+    series_handles,
+    wide_enough,
+)
 from sp_bench.report.styles import Style
 from sp_bench.report.tables import Cell
 
@@ -22,6 +30,9 @@ PANELS_PER_LINE = 3
 LABEL_WIDTH = 0.22  # of a panel's width: room for one length
 OOM_STEP = 0.045  # of a panel's height: room for one cross
 LOG_RATIO = 12  # a wider range of values gets a logarithmic axis
+APART = 0.05  # of a panel's width: over which the series of one length are spread
+FEW_SERIES = 4  # more of them at two lengths would hide each other
+CLOSE_RATIO = 2  # dots of a narrower range get an axis that begins above zero
 
 
 @dataclass(frozen=True)
@@ -35,18 +46,22 @@ class Quantity:
 
 
 def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> Figure:
-    """One panel a sp_size: lines over seq_len, or a dot a series where there is but one length."""
+    """One panel a sp_size: lines over seq_len, or a dot a series (see `is_dots`)."""
+    if is_dots(cells):
+        return _dots(cells, style, quantity)
     by_size = {n: [c for c in cells if c.asked["sp_size"] == n] for n in sorted({c.asked["sp_size"] for c in cells})}
-    if len({c.asked["seq_len"] for c in cells}) == 1:
-        return _dots(by_size, style, quantity)
     lengths = sorted({c.asked["seq_len"] for c in cells})
-    apart = 0.3 * min(log2(b / a) for a, b in pairwise(lengths))
+    apart = min(0.3 * min(log2(b / a) for a, b in pairwise(lengths)), APART * log2(lengths[-1] / lengths[0]))
     columns = 2 if len(by_size) == 4 else min(len(by_size), PANELS_PER_LINE)
     lines = -(-len(by_size) // columns)
     names = list(dict.fromkeys(sorted((c.series for c in cells), key=lambda s: style[s].order)))
-    legend_columns = min(3, len(names)) if columns > 1 else min(2, len(names))
-    height = 2.9 * lines + 0.19 * -(-len(names) // legend_columns) + 0.3
-    figure = Figure(figsize=(max(3.3 * columns + 0.4, 5.2), height), layout=ConstrainedLayoutEngine(wspace=0.05))
+    any_oom = any("oom" in c.statuses for c in cells)
+    handles, labels = series_handles(names, style), names
+    if any_oom:
+        handles, labels = [*handles, out_of_memory()], [*names, OUT_OF_MEMORY]
+    legend_columns, width = columns_within(labels, max(3.3 * columns + 0.4, 5.2), 3 if columns > 1 else 2)
+    height = 2.9 * lines + LINE * -(-len(labels) // legend_columns) + 0.3
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(wspace=0.05))
     axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
     strip = _oom_strip(cells, style)
     for panel, (sp_size, group) in zip(axes, by_size.items(), strict=False):
@@ -66,8 +81,14 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
         if place + columns >= len(by_size):  # nothing below it
             panel.tick_params(labelbottom=True)
             panel.set_xlabel("seq_len (tokens)")
-    legend(figure, names, style, legend_columns, any("oom" in c.statuses for c in cells))
+    legend(figure, handles, labels, legend_columns)
     return figure
+
+
+def is_dots(cells: Sequence[Cell]) -> bool:
+    """Whether each length has a panel with a line for each series, and no lines over lengths are drawn."""
+    lengths, names = {c.asked["seq_len"] for c in cells}, {c.series for c in cells}
+    return len(lengths) == 1 or (len(lengths) == 2 and len(names) > FEW_SERIES)
 
 
 def _lines(panel: Axes, cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity, apart: float) -> None:
@@ -124,14 +145,18 @@ def _mark(panel: Axes, placed: Mapping[float, Cell], look: Style, quantity: Quan
         plot([(place, middle) for place, middle in alike if middle is not None], **look.marker(hollow=hollow))
 
 
-def _dots(by_size: Mapping[int, Sequence[Cell]], style: Mapping[str, Style], quantity: Quantity) -> Figure:
+def _dots(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> Figure:
     """Panels below each other, a line of its own for each series: nothing is joined, nothing overlaps."""
-    names = {n: sorted({c.series for c in group}, key=lambda s: style[s].order) for n, group in by_size.items()}
-    heights = [len(each) + 0.6 for each in names.values()]
-    figure = Figure(figsize=(7.2, 0.24 * sum(heights) + 0.34 * len(heights) + 0.9), layout="constrained")
-    axes = figure.subplots(len(by_size), 1, sharex=True, squeeze=False, height_ratios=heights).flat
-    for panel, (sp_size, group) in zip(axes, by_size.items(), strict=True):
-        rows = {name: place for place, name in enumerate(reversed(names[sp_size]))}
+    places: dict[tuple[int, int], list[Cell]] = {}
+    for cell in sorted(cells, key=lambda c: (c.asked["sp_size"], c.asked["seq_len"])):
+        places.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(cell)
+    names = [sorted({c.series for c in group}, key=lambda s: style[s].order) for group in places.values()]
+    heights = [len(each) + 0.6 for each in names]
+    width = max(7.2, wide_enough([name for each in names for name in each]))
+    figure = Figure(figsize=(width, 0.24 * sum(heights) + 0.34 * len(heights) + 0.9), layout="constrained")
+    axes = figure.subplots(len(places), 1, sharex=True, squeeze=False, height_ratios=heights).flat
+    for panel, ((sp_size, seq_len), group), each in zip(axes, places.items(), names, strict=True):
+        rows = {name: place for place, name in enumerate(reversed(each))}
         for cell in group:
             look = style[cell.series]
             _mark(panel, {rows[cell.series]: cell}, look, quantity, across=True)
@@ -142,15 +167,22 @@ def _dots(by_size: Mapping[int, Sequence[Cell]], style: Mapping[str, Style], qua
                 )  # fmt: skip
         panel.set_yticks(list(rows.values()), list(rows))
         panel.set_ylim(-0.7, len(rows) - 0.3)
-        panel.set_title(f"sp_size {sp_size}, seq_len {whole(group[0].asked['seq_len'])} tokens", loc="left")
-    first = figure.axes[0]
-    _scale_values(first, "x", [p for group in by_size.values() for c in group for p in quantity.points(c)], 0.0)
+        panel.set_title(f"sp_size {sp_size}, seq_len {whole(seq_len)} tokens", loc="left")
+    _scale_values(figure.axes[0], "x", [p for c in cells for p in quantity.points(c)], 0.0)
     figure.axes[-1].set_xlabel(quantity.label.replace("\n", " "))
     return figure
 
 
+def is_close(values: Sequence[float]) -> bool:
+    """Whether the axis of dots with these values begins above zero."""
+    positive = [v for v in values if v > 0]
+    return bool(positive) and max(positive) < CLOSE_RATIO * min(positive)
+
+
 def _scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float) -> None:
-    """From zero, or logarithmic where values span more than LOG_RATIO; all of them below the uppermost `strip`."""
+    """From zero, or logarithmic where values span more than LOG_RATIO; all of them below the uppermost `strip`.
+
+    Dots, along x, say their value by place and not by length: close ones get an axis that begins above zero."""
     positive = [v for v in values if v > 0]
     if not positive:
         return
@@ -161,6 +193,10 @@ def _scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float)
         bottom, top = low / 1.5, 1.5 * high
         set_scale("log")
         set_limits(bottom, bottom * (top / bottom) ** (1 / room))
+    elif axis == "x" and is_close(positive):
+        margin = 0.15 * max(high - low, 0.1 * high)
+        top = high + margin
+        set_limits(low - margin, top)
     else:
         top = high * 1.12
         set_limits(0, top / room)
@@ -181,24 +217,3 @@ def _scale_lengths(panel: Axes, lengths: Sequence[int]) -> None:
     panel.xaxis.set_major_formatter(FixedFormatter([whole(n) for n in labelled]))
     panel.xaxis.set_minor_locator(FixedLocator(lengths))
     panel.xaxis.set_minor_formatter(NullFormatter())
-
-
-def legend(
-    figure: Figure,
-    names: Sequence[str],
-    style: Mapping[str, Style],
-    columns: int,
-    oom: bool = False,
-    joined: bool = True,
-    more: Sequence[Line2D] = (),
-) -> None:
-    """The series, with their lines where marks are `joined`, then what `more` labels."""
-    width = 1.2 if joined else 0
-    handles = [Line2D([], [], lw=width, **style[n].line, **style[n].marker(hollow=False)) for n in names]
-    labels = [f" {n}" for n in names]  # a label that begins with an underscore would be left out
-    if oom:
-        handles.append(Line2D([], [], ls="", marker="x", mew=1.8, ms=6, color="0.3"))
-        labels.append(" out of memory (a mark, not a value)")
-    handles += more
-    labels += [f" {line.get_label()}" for line in more]
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)

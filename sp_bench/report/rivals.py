@@ -9,7 +9,9 @@ from sp_bench.report.series import OWN_CODE
 from sp_bench.report.tables import Cell
 
 COUNTERPARTS = {"ring_flash_attn": "ring", "deepspeed_ulysses": "ulysses"}  # a library's method -> ours of its kind
+SAME, FASTEST = "same kernel", "our fastest kernel"
 ANY = "any method of ours"
+IN_WORDS = {SAME: "ours with the same kernel", FASTEST: "our fastest of its kind", ANY: "our fastest"}
 HEAD = (
     *("theirs", "sp_size", "seq_len (tokens)", "kernel", "step (ms)", "compared with", "ours", "our kernel"),
     *("our step (ms)", "theirs / ours", "evidence"),
@@ -22,9 +24,7 @@ CAPTION = (
 
 
 def section(cells: Sequence[Cell]) -> Section | None:
-    theirs = [c for c in cells if c.ok and c.asked["implementation"] not in (None, OWN_CODE)]
-    theirs = [c for c in theirs if c.asked["workload"] not in ("parity", "collective")]
-    pairs = [(their, what, our) for their in theirs for what, our in _ours(their, cells)]
+    pairs = [(their, what, our) for their in _rivals(cells) for what, our in _ours(their, cells)]
     if not pairs:
         return None
     settings = list(dict.fromkeys(their.setting for their, _, _ in pairs))
@@ -32,9 +32,7 @@ def section(cells: Sequence[Cell]) -> Section | None:
         Table(s, CAPTION, HEAD, tuple(_line(*pair) for pair in pairs if pair[0].setting == s), (0, 3, 5, 6, 7, 10))
         for s in settings
     )
-    alike = {their.cell_id for their, what, _ in pairs if what != ANY}
-    told = [pair for pair in pairs if pair[1] != ANY or pair[0].cell_id not in alike]
-    points = tuple(_words(*pair) for pair in sorted(told, key=_largest_first))
+    points = tuple(_words(*each) for each in _largest_first(cells))
     return Section("rivals", "Against other libraries", points=points, tables=tables)
 
 
@@ -46,13 +44,28 @@ def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
     kind = COUNTERPARTS.get(str(their.asked["method"]))
     alike = [c for c in own if c.asked["method"] == kind and c.asked["layout"] == their.asked["layout"]]
     same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
-    groups = {"same kernel": same_kernel, "our fastest kernel": alike, ANY: own}
+    groups = {SAME: same_kernel, FASTEST: alike, ANY: own}
     return [(what, fastest(group)) for what, group in groups.items() if group]
 
 
-def _largest_first(pair: tuple[Cell, str, Cell]) -> tuple[str, int, int]:
-    asked = pair[0].asked
-    return pair[0].setting, -(asked["sp_size"] or 0), -(asked["seq_len"] or 0)
+def summary(cells: Sequence[Cell]) -> list[str]:
+    """The sentences of `section` on the most ranks and tokens of each setting and library."""
+    first: dict[tuple[str, str], str] = {}
+    for their, ours in _largest_first(cells):
+        first.setdefault((their.setting, their.series), _words(their, ours))
+    return list(first.values())
+
+
+def _rivals(cells: Sequence[Cell]) -> list[Cell]:
+    theirs = [c for c in cells if c.ok and c.asked["implementation"] not in (None, OWN_CODE)]
+    return [c for c in theirs if c.asked["workload"] not in ("parity", "collective")]
+
+
+def _largest_first(cells: Sequence[Cell]) -> list[tuple[Cell, list[tuple[str, Cell]]]]:
+    """Each library's cell with ours of its kind, or with any of ours where there is none of its kind."""
+    found = [(their, _ours(their, cells)) for their in _rivals(cells)]
+    told = [(their, [pair for pair in ours if pair[0] != ANY] or ours) for their, ours in found if ours]
+    return sorted(told, key=lambda t: (t[0].setting, -(t[0].asked["sp_size"] or 0), -(t[0].asked["seq_len"] or 0)))
 
 
 def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
@@ -64,18 +77,22 @@ def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
 
 
 def _named(cell: Cell) -> str:
-    return cell.series if "kernel=" in cell.series else f"{cell.series} with {cell.asked['kernel']}"
+    kernel = str(cell.asked["kernel"])
+    return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
 
 
-def _words(their: Cell, what: str, our: Cell) -> str:
-    ratio, evidence = _ratio(their, our)
+def _words(their: Cell, ours: Sequence[tuple[str, Cell]]) -> str:
+    """Theirs over ours at the same kernel and at our fastest, in one sentence."""
     asked = their.asked
-    where = f"{whole(asked['seq_len'])} tokens on {counted(asked['sp_size'], 'rank')}"
-    times = f"{number(their.median_step_ms)} ms against {number(our.median_step_ms)} ms"
-    return (
-        f"{where}, {asked['workload']} {asked['pass_kind']}, {what}: {_named(their)} takes {ratio} the time of "
-        f"{_named(our)} ({times}; {evidence})."
-    )
+    sentence = f"{whole(asked['seq_len'])} tokens on {counted(asked['sp_size'], 'rank')}, {asked['workload']} "
+    sentence += f"{asked['pass_kind']}: {_named(their)}, {number(their.median_step_ms)} ms, takes "
+    evidence = list(dict.fromkeys(_ratio(their, our)[1] for _, our in ours))
+    compared = []
+    for what, our in ours:
+        ratio, why = _ratio(their, our)
+        words = f"{ratio} the time of {IN_WORDS[what]}, {_named(our)}, {number(our.median_step_ms)} ms"
+        compared.append(words if len(evidence) == 1 else f"{words} ({why})")
+    return f"{sentence}{', and '.join(compared)}{f' ({evidence[0]})' if len(evidence) == 1 else ''}."
 
 
 def _line(their: Cell, what: str, our: Cell) -> Line:

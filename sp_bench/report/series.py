@@ -1,8 +1,8 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
 A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices or isolations; a line never mixes
-kernels or options of a method. Whatever else two cells differ in becomes part of a name only where the names would be
-equal.
+kernels or options of a method. A name always says copy engines, and the kernel wherever our methods ran with several;
+whatever else two cells differ in becomes part of it only where names would be equal.
 """
 
 import json
@@ -18,6 +18,8 @@ _SETTING = [
     *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
 ]
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
+_UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
+_TRANSPORT = "method.exchange"
 # How a cell is measured, not what it is.
 _PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
 
@@ -31,13 +33,18 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*cells.columns, "name"}]
     extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
-    of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")))]
+    of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
     whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
-    whole["series"] = _base_series(whole)
+    whole[list(_UNSAID)] = whole[list(_UNSAID)].astype(object).fillna(_UNSAID)
+    whole["series"] = base = _base_series(whole)
+    _say_kernels(whole)
+    # Over both transports at once, so that of two cells that differ in their options too each says its own.
     _separate(whole, ["over_fabrics", "sp_size"], of_series)
+    _say_transport(whole, base)
     protocol = sorted((c for c in whole.columns if c.rpartition(".")[2] in _PROTOCOL), key=lambda c: "." not in c)
-    _separate(whole, ["setting", "sp_size", "seq_len"], [*protocol, "cell_id"])
+    transport = [c for c in whole.columns if c == _TRANSPORT]
+    _separate(whole, ["setting", "sp_size", "seq_len"], [*transport, *protocol, "cell_id"])
     whole["device"] = whole.get("hardware.device")
     return whole
 
@@ -102,10 +109,31 @@ def _base_series(cells: pd.DataFrame) -> list[str]:
     asked = cells[["method", "layout", "placement", "implementation"]]
     asked = asked.assign(method=cells["method"].mask(cells["workload"] == EXCHANGE, cells["primitive"]))
     for method, layout, placement, code in asked.itertuples(index=False):
-        whose = None if pd.isna(code) or code == OWN_CODE else f"({code})"
+        whose = None if pd.isna(code) or code == OWN_CODE else f"({code.replace('==', ' ')})"
         parts = [_text(method), layout if method in with_ring else None, placement, whose]
         names.append(" ".join(str(part) for part in parts if not pd.isna(part)))
     return names
+
+
+def _say_kernels(cells: pd.DataFrame) -> None:
+    """Append the kernel to our names on a page on which one setting has several of ours; libraries choose their own."""
+    own = (cells["implementation"].fillna(OWN_CODE) == OWN_CODE) & cells["kernel"].notna()
+    kernels: dict[str, set[str]] = {}
+    for setting, kernel in zip(cells.loc[own, "over_fabrics"], cells.loc[own, "kernel"], strict=True):
+        kernels.setdefault(setting, set()).add(kernel)
+    if any(len(each) > 1 for each in kernels.values()):
+        cells.loc[own, "series"] += " " + cells.loc[own, "kernel"]
+
+
+def _say_transport(cells: pd.DataFrame, base: Sequence[str]) -> None:
+    """Put copy engines after method and layout, before the options; the primitive of an exchange names them itself."""
+    if _TRANSPORT not in cells:
+        return
+    by_engines = (cells[_TRANSPORT] == "copy_engines") & (cells["workload"] != EXCHANGE)
+    cells["series"] = [
+        f"{start} by copy engines{series.removeprefix(start)}" if said else series
+        for series, start, said in zip(cells["series"], base, by_engines, strict=True)
+    ]
 
 
 def _separate(cells: pd.DataFrame, within: list[str], columns: Sequence[str]) -> None:
@@ -113,10 +141,14 @@ def _separate(cells: pd.DataFrame, within: list[str], columns: Sequence[str]) ->
     for column in columns:
         mixed = _mixed(cells, [*within, "series"], column)
         name = column.rpartition(".")[2]
-        cells["series"] = [
-            f"{series} {name}={_text(value)}" if series in mixed else series
-            for series, value in zip(cells["series"], cells[column], strict=True)
-        ]
+        pairs = zip(cells["series"], cells[column], strict=True)
+        cells["series"] = [f"{series}{_option(name, value)}" if series in mixed else series for series, value in pairs]
+
+
+def _option(name: str, value: Any) -> str:
+    if name in _UNSAID and value == _UNSAID[name]:
+        return ""
+    return f" {value}" if name == "kernel" and not pd.isna(value) else f" {name}={_text(value)}"
 
 
 def _mixed(cells: pd.DataFrame, names: list[str], column: str) -> set[str]:

@@ -93,6 +93,12 @@ class Cell:
         world_size = self.asked["world_size"] if per_rank else 1
         return None if world_size is None else 1e3 * self.tokens_per_step / step_ms / world_size
 
+    def attention_tflops(self, step_ms: float) -> float | None:
+        """Attention TFLOP/s of one device at a step time."""
+        if self.attention_flops_per_step is None or self.asked["world_size"] is None:
+            return None
+        return self.attention_flops_per_step / step_ms / self.asked["world_size"] / 1e9
+
     @property
     def processor(self) -> str:
         """What a rank runs on."""

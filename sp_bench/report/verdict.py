@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from sp_bench.report import rivals
 from sp_bench.report.compare import MIN_REPLICATES, paired_ratio, ratio_of_medians
 from sp_bench.report.effort import effort
+from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.selection import Selection
 from sp_bench.report.tables import Cell
@@ -23,10 +25,12 @@ class Verdict:
 def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] not in ("parity", "collective")]
     comparisons: dict[str, list[str]] = {}
-    for (setting, sp_size, seq_len), rivals in by_place(speeds):
-        if len(rivals) > 1:
-            comparisons.setdefault(setting, []).append(_compare(sp_size, seq_len, rivals))
-    summary = [_counts(selection), *_out_of_memory(cells), *_bytes(cells), *_parity(cells), *_alone(speeds)]
+    shown = foremost(speeds, places(cells))
+    for (setting, sp_size, seq_len), group in by_place(shown):
+        if len(group) > 1:
+            comparisons.setdefault(setting, []).append(_compare(sp_size, seq_len, group))
+    summary = [_counts(selection), *rivals.summary(cells), *_out_of_memory(cells), *_bytes(cells), *_parity(cells)]
+    summary += _alone(speeds)
     summary += _effort(selection)
     if any(len(cell.step_ms) < MIN_REPLICATES for cell in speeds) and comparisons:
         fewest, most = min(len(c.step_ms) for c in speeds), max(len(c.step_ms) for c in speeds)
@@ -35,6 +39,8 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
             f"Cells have {spread} replicate{'' if most == 1 else 's'}. With fewer than {MIN_REPLICATES} no interval is "
             "claimed: the order below is what was observed, not a proven difference."
         )
+    if len(shown) < len(speeds):
+        summary.append("Below is the fastest fabric of each setting; all of them are compared under Fabrics.")
     return Verdict(tuple(summary), {setting: tuple(lines) for setting, lines in comparisons.items()})
 
 
@@ -54,7 +60,8 @@ def _compare(sp_size: int, seq_len: int, rivals: Sequence[Cell]) -> str:
     proven = all((ratio := paired_ratio(rival, first)) is not None and ratio.interval.low > 1 for rival in ranked[1:])
     verb = "is fastest" if proven else "has the lowest median step time"
     sentence = f"{whole(seq_len)} tokens on {counted(sp_size, 'rank')}: {first.series} {verb}, {_times(second, first)}"
-    sentence += f" ahead of {second.series} ({_ms(first)} against {_ms(second)}; {_evidence(first, second)})"
+    sentence += f" ahead of {second.series} ({_ms(first)} against {_ms(second)}{_rate(first)}; "
+    sentence += f"{_evidence(first, second)})"
     if len(ranked) > 2:
         sentence += f"; {_times(last, first)} ahead of the slowest of {len(ranked)}, {last.series}"
     return f"{sentence}."
@@ -74,7 +81,14 @@ def _replicates(first: Cell, second: Cell) -> str:
 
 
 def _times(slower: Cell, faster: Cell) -> str:
-    return f"{ratio_of_medians(slower, faster):.2f}x"
+    ratio = ratio_of_medians(slower, faster)
+    return f"{ratio:.3f}x" if ratio < 1.05 else f"{ratio:.2f}x"
+
+
+def _rate(cell: Cell) -> str:
+    """Attention FLOP/s, where they are known."""
+    rate = cell.attention_tflops(cell.median_step_ms) if cell.median_step_ms else None
+    return "" if rate is None else f"; {number(rate)} attention TFLOP/s/{cell.processor}"
 
 
 def _ms(cell: Cell) -> str:

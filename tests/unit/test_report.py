@@ -224,8 +224,8 @@ def test_kernels_are_never_on_one_line_nor_models_in_one_figure(tmp_path: Path) 
     commit([row(kernel="math"), row(kernel="cpu_flash", seq_len=2048), row(model="other")], tmp_path)
     found = cells_of(tmp_path)
     assert {c.series for c in found if "tiny" in c.setting} == {
-        "ring contiguous kernel=math",
-        "ring contiguous kernel=cpu_flash",
+        "ring contiguous math",
+        "ring contiguous cpu_flash",
     }
     assert len({c.setting for c in found}) == 2
 
