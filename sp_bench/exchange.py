@@ -27,9 +27,10 @@ class Waitable(Protocol):
     def wait(self) -> object: ...
 
 
-@dataclass(frozen=True)
+@dataclass
 class Message:
-    """What is under way. Keeps the sent tensors alive until they have left."""
+    """What is under way, to be waited for once. Keeps its tensors alive until then, and no longer: who holds on to a
+    message that has arrived does not hold memory."""
 
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
@@ -39,7 +40,8 @@ class Message:
         """On CUDA the current stream waits and the host goes on."""
         for work in self.works:
             work.wait()
-        return self.received
+        received, self.sent, self.received, self.works = self.received, (), (), ()
+        return received
 
     def wait(self) -> Tensor:
         """The same for a message of one tensor."""

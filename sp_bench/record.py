@@ -103,7 +103,7 @@ def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
     return {
         "comm_wire_bytes": max(wire) if wire and by_nvlink else None,
         "device_state": _all_or_none([m.device_state for m in measurements]),
-        "launched_kernels": _require_launched(config, launched) if launched else None,
+        "launched_kernels": None if measurements[0].cuda_kernels is None else _require_launched(config, launched),
     }
 
 

@@ -69,7 +69,7 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
 
 
 def launched(cuda_kernels: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Which of our kernels launched them: name -> its (forward, backward) CUDA kernels, none of both left out."""
+    """Which of our kernels launched them: name -> its (forward, backward) CUDA kernels, where there are any."""
     names, found = list(cuda_kernels), {}
     for name in NAMES:
         patterns = get(name).CUDA_KERNELS or ()

@@ -9,7 +9,7 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd", r"(?<!pytorch_)flash::flash_bwd")
+CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

@@ -9,7 +9,7 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-CUDA_KERNELS = (r"FlashAttentionForward", r"FlashAttentionBackward")
+CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

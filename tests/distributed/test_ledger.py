@@ -124,3 +124,47 @@ def test_a_library_function_marked_as_attention_is_so_in_its_own_backward_and_no
         ("backward", "all_reduce"): 1,
         ("gradients", "all_reduce"): 2,  # the unmarked one, forward and backward
     }
+
+
+def test_messages_that_no_collective_carries_are_counted_as_the_collectives_are() -> None:
+    ledger.count("send", 7)  # nobody listens
+    with Ledger() as book:
+        with ledger.attention():
+            ledger.count("send", 10)
+            with ledger.phase("backward"):
+                ledger.count("send", 20)
+                ledger.count("all_to_all", 5)
+            ledger.count("send", 1)
+        ledger.count("all_gather", 3)  # untagged: FSDP's
+    ledger.count("send", 7)
+    assert book.counts == {
+        ("backward", "all_to_all"): (1, 5),
+        ("backward", "send"): (1, 20),
+        ("forward", "send"): (2, 11),
+        ("parameters", "all_gather"): (1, 3),
+    }
+
+
+def test_a_ledger_within_another_counts_its_own_part_of_both_kinds_of_messages() -> None:
+    with fake_group(2, 0), Ledger() as outer, ledger.attention():
+        ledger.count("send", 1)
+        with Ledger() as inner:
+            ledger.count("send", 2)
+            _all_gather(torch.empty(2), torch.ones(1))
+    gathered = {("forward", "all_gather"): (1, 4)}
+    assert inner.counts == gathered | {("forward", "send"): (1, 2)}
+    assert outer.counts == gathered | {("forward", "send"): (2, 3)}
+
+
+def test_a_step_that_fails_leaves_no_ledger_and_no_mark_behind() -> None:
+    def failing_step() -> None:
+        with ledger.phase("backward"), ledger.attention():
+            raise ValueError("out of luck")
+
+    with pytest.raises(ValueError, match="out of luck"), Ledger() as book:
+        failing_step()
+    ledger.count("send", 1)
+    assert book.counts == {}
+    with Ledger() as later:
+        ledger.count("send", 1)
+    assert later.counts == {("gradients", "send"): (1, 1)}  # forward again, and untagged

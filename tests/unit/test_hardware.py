@@ -71,7 +71,7 @@ def test_all_that_a_rank_imports_is_part_of_the_environment():
         "for name in methods.NAMES: methods.get(name)\n"
         "for name in kernels.NAMES: kernels.get(name)\n"
         "for name in ('attention', 'train_step', 'parity'): workloads.get(name)\n"
-        "import sp_bench.gathers, sp_bench.rings, sp_bench.collectives, sp_bench.local\n"
+        "import sp_bench.gathers, sp_bench.rings, sp_bench.head_chunks, sp_bench.copy_engines\n"
         "assert 'hydra' not in sys.modules\n"
         "print(*(m.__file__ for n, m in sys.modules.items() if n.split('.')[0] == 'sp_bench'), sep='\\n')\n"
     )

@@ -103,3 +103,31 @@ def test_kernels_say_what_they_cannot_do() -> None:
 def test_an_unknown_kernel_gets_the_nearest_name_and_the_list() -> None:
     with pytest.raises(ConfigError, match=r"did you mean cudnn\? kernels: math, cpu_flash"):
         kernels.get("cuddn")
+
+
+LAUNCHED = {  # names as the profiler gives them on Hopper: forward, backward
+    "sdpa_flash": (
+        ["void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4>>"],
+        ["void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<pytorch_flash::Flash_bwd_traits>"],
+    ),
+    "cudnn": (
+        ["cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0"],
+        ["cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x128x128_4x1x1_kernel0_0"],
+    ),
+    "flash_attn": (
+        ["void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>"],
+        ["void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>"],
+    ),
+    "flash_attn_4": (
+        ["kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensor"],
+        ["kernel_cutlass_kernel_flash_attncuteflash_bwd_sm90FlashAttentionBackwardSm90_object_at__tensor"],
+    ),
+}
+
+
+def test_a_cuda_kernel_belongs_to_one_of_our_kernels_and_to_one_pass() -> None:
+    assert LAUNCHED.keys() == {name for name in kernels.NAMES if kernels.get(name).CUDA_KERNELS}
+    for name, (forward, backward) in LAUNCHED.items():
+        assert kernels.launched([*forward, *backward, "void at::native::vectorized_elementwise_kernel<4>"]) == {
+            name: (forward, backward)
+        }

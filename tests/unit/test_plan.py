@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from sp_bench import plan
 from sp_bench.config import TrialConfig
+from sp_bench.overrides import choices
 from sp_bench.parsing import ConfigError, parse
 
 
@@ -137,3 +139,62 @@ def test_too_few_gpus_are_named_before_anything_is_launched(make_config, num_gpu
 
 def test_a_cpu_trial_asks_for_no_gpu(make_config):
     assert plan.unsupported_reason(replace(make_config(), sp_size=4), None) is None
+
+
+FABRICS_WITHOUT_PEER_ACCESS = ("gloo", "shm", "socket", "channels_1", "channels_2")
+
+
+def test_every_other_fabric_than_nvlink_is_known_here():
+    assert {*FABRICS_WITHOUT_PEER_ACCESS, "nvlink"} == set(choices("fabric"))
+
+
+@pytest.mark.parametrize("workload", ["attention", "collective"])
+@pytest.mark.parametrize("method", ["ulysses", "ring", "all_gather"])
+@pytest.mark.parametrize("fabric", FABRICS_WITHOUT_PEER_ACCESS)
+def test_copy_engines_are_not_said_to_go_over_a_fabric_that_they_pass_by(make_config, fabric, method, workload):
+    chosen = {"method": method, "workload": workload, "fabric": fabric, "method__exchange": "copy_engines"}
+    gpu = {"kernel": "cudnn", "hardware": "h200", "dtype": "bfloat16"} if fabric != "gloo" else {}
+    reason = plan.unsupported_reason(make_config(**chosen, **gpu), 8)
+    assert reason is not None
+    assert f"fabric={fabric};" in reason
+    assert "use fabric=nvlink, or method.exchange=collectives" in reason
+    for way_out in ({"fabric": "nvlink"}, {"method__exchange": "collectives"}) if gpu else ():
+        assert plan.unsupported_reason(make_config(**{**chosen, **gpu, **way_out}), 8) is None
+
+
+HEADS = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 6))
+
+
+@pytest.mark.parametrize("method", ["ulysses", "usp"])
+@settings(max_examples=40, deadline=None)
+@given(sizes=HEADS)
+def test_every_number_of_head_chunks_that_a_refusal_lists_is_accepted_and_no_other(make_config, method, sizes):
+    degree, kv_heads, group = sizes
+    num_heads = degree * kv_heads * group  # what a rank has: kv_heads, and `group` query heads of each
+    heads = {"model__num_heads": num_heads, "model__num_kv_heads": degree * kv_heads, "sp_size": degree}
+    if method == "usp":
+        heads["method__ulysses_degree"] = degree
+    heads["seq_len"] = 64 * degree
+
+    def reason_of(chunks):
+        return plan.unsupported_reason(make_config(method=method, method__head_chunks=chunks, **heads), None)
+
+    def listed(reason):
+        return {int(n) for n in re.search(r"use one of \{(.*)\}", reason)[1].split(", ")}
+
+    most = num_heads // degree
+    reasons = {chunks: reason_of(chunks) for chunks in range(1, most + 2)}  # one more than heads never fits
+    refused = {chunks: reason for chunks, reason in reasons.items() if reason}
+    assert most + 1 in refused
+    for chunks, reason in refused.items():
+        assert f"method.head_chunks={chunks} " in reason
+        assert f"{most} query and {kv_heads} key/value heads" in reason
+        assert listed(reason) == reasons.keys() - refused.keys()
+
+
+def test_parts_share_a_kv_head_under_ulysses_and_not_around_a_ring(make_config):
+    chunks = {"model__num_heads": 8, "model__num_kv_heads": 2, "sp_size": 2, "method__head_chunks": 4}
+    assert plan.unsupported_reason(make_config(method="ulysses", **chunks), None) is None
+    reason = plan.unsupported_reason(make_config(method="usp", method__ulysses_degree=2, **chunks), None)
+    assert reason is not None
+    assert "use one of {1}" in reason

@@ -85,6 +85,7 @@ def test_launched_kernels_are_those_of_attention() -> None:
     [
         (["void pytorch_flash::flash_fwd_kernel<>", *CUDNN], "cudnn was asked for, and sdpa_flash was launched"),
         (CUDNN[:1], "no CUDA kernel of cudnn's backward was launched"),
+        ([], "no CUDA kernel of cudnn's forward was launched"),
         (["void at::native::elementwise_kernel<128>"], "no CUDA kernel of cudnn's forward was launched"),
     ],
 )

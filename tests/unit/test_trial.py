@@ -266,3 +266,11 @@ def test_kill_all_spares_processes_without_the_token():
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_a_phase_that_is_entered_twice_has_the_seconds_of_both(tmp_path):
+    for at, name in ((101.0, "warmup"), (103.0, "measure"), (110.0, "warmup"), (111.5, "measure"), (120.0, "done")):
+        handover.send_event(tmp_path, handover.Event(0, at, name))
+    seconds = trial._phase_seconds(tmp_path, 100.0, 21.0)
+    assert seconds == {"init": 1.0, "warmup": 3.5, "measure": 15.5, "done": 1.0}
+    assert list(seconds) == ["init", "warmup", "measure", "done"]

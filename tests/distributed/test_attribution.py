@@ -1,0 +1,161 @@
+"""A step without its messages and a step without its kernels: same shapes, no traffic or all of it, and what a row says
+of them. Then inputs that the timed step never has, and a user's may."""
+
+import statistics
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from oracle import Case, on_meshes, relative_errors
+from ranks import run
+from test_gate import ULYSSES, ZIGZAG, row, trial
+from test_methods import method_configs
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from sp_bench import exchange, kernels, ledger, methods
+from sp_bench.attribution import NoKernel, arms
+from sp_bench.config import AttentionShape, MethodConfig, WorkloadConfig
+from sp_bench.copy_engines import CopyEngines
+from sp_bench.exchange import Collectives, Message, Transport, local_copies
+from sp_bench.ledger import Ledger
+
+GQA = AttentionShape(2, 36, 12, 6, 8, True, "float64")
+
+
+def messages(transport: Transport, tensor: Tensor) -> Iterator[Message]:
+    """Every primitive, on [P, 4, 5]."""
+    yield transport.all_to_all([tensor])
+    yield transport.all_to_all([tensor, tensor[:, :1].contiguous()])
+    yield transport.all_gather(tensor)
+    yield transport.reduce_scatter(tensor)
+    yield transport.shift(tensor)
+
+
+def check_primitives(rank: int, size: int) -> None:
+    group = dist.distributed_c10d._get_default_group()
+    mine = torch.full((size, 4, 5), float(rank))
+    sent = [[t.shape for t in message.wait_all()] for message in messages(Collectives(group), mine)]
+    for transport in (Collectives(group), CopyEngines(group)):
+        with Ledger() as book, local_copies():
+            copied = [message.wait_all() for message in messages(transport, mine)]
+        assert book.counts == {}
+        assert [[t.shape for t in received] for received in copied] == sent
+        assert all((t == rank).all() for received in copied for t in received), "only what this rank itself sends"
+    with Ledger() as book:
+        Collectives(group).shift(mine).wait()
+    assert book.counts, "afterwards messages travel again"
+
+
+def step(case: Case, kernel: kernels.Kernel, mesh: DeviceMesh) -> tuple[list[Tensor], list[Tensor]]:
+    """(q, k, v of this rank; output and their gradients)."""
+    shape = case.shape
+    local = (shape.batch_size, shape.seq_len // mesh.size())
+    qkv = [
+        torch.ones(*local, heads, shape.head_dim, dtype=torch.float64, requires_grad=True)
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    ]
+    with methods.get(case.method.name).open(case.method, kernel, shape, mesh) as attention:
+        out = attention(*qkv)
+        with ledger.phase("backward"):
+            return qkv, [out.detach(), *torch.autograd.grad(out, qkv, torch.ones_like(out))]
+
+
+def check_arms(case: Case, mesh: DeviceMesh) -> None:
+    with Ledger() as book, local_copies():
+        (q, k, v), computed = step(case, kernels.get("math"), mesh)
+    assert book.counts == {}, f"{case}: a message left"
+    assert [t.shape for t in computed] == [t.shape for t in (q, q, k, v)], str(case)
+    with Ledger() as book:
+        (q, k, v), moved = step(case, NoKernel(), mesh)
+    assert [t.shape for t in moved] == [t.shape for t in (q, q, k, v)], str(case)
+    counted = {key: size for key, (_, size) in book.counts.items() if size}
+    assert counted == methods.get(case.method.name).traffic(case.method, case.shape, mesh.size()), str(case)
+
+
+def check_any_inputs(case: Case, mesh: DeviceMesh) -> None:
+    """Gradients of the output that are expanded (`out.sum().backward()`) or strided are as good as any."""
+    rank, shape = dist.get_rank(), case.shape
+    positions = methods.get(case.method.name).layout(case.method, mesh.size()).global_positions(rank, shape.seq_len)
+    qkv = [
+        torch.randn(shape.batch_size, len(positions), heads, shape.head_dim, dtype=torch.float64).requires_grad_()
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    ]
+    with methods.get(case.method.name).open(case.method, kernels.get(case.kernel), shape, mesh) as attention:
+        strided = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in qkv]  # D is not the innermost axis
+        outs = [attention(*qkv), attention(*strided)]
+        torch.testing.assert_close(outs[0], outs[1], msg=lambda text: f"{case}: {text}")
+        ones = torch.ones_like(outs[0])
+        douts = [ones, ones[:, :1, :1, :1].expand_as(ones), ones.transpose(1, 3).contiguous().transpose(1, 3)]
+        found = [torch.autograd.grad(out, qkv, dout, retain_graph=True) for out in outs for dout in douts]
+        for one, another in pairwise(found):
+            torch.testing.assert_close(one, another, msg=lambda text: f"{case}: {text}")
+
+
+def cases(shape: AttentionShape, sp_size: int, kernel: str = "math") -> Iterator[Case]:
+    for method in method_configs(sp_size):
+        if methods.get(method.name).unsupported_reason(method, kernel, shape, sp_size) is None:
+            yield Case(method, shape, kernel)
+
+
+def check_all(rank: int, size: int) -> None:
+    check_primitives(rank, size)
+    for case, mesh in on_meshes(cases(GQA, size)):
+        check_arms(case, mesh)
+        check_any_inputs(case, mesh)
+    # heads of which no two ranks share one evenly but by replication; a head size that fits no 16 bytes; fp16
+    uneven = [replace(GQA, num_kv_heads=3), replace(GQA, num_kv_heads=1, batch_size=3), replace(GQA, head_dim=7)]
+    for shape in uneven:
+        for case, mesh in on_meshes(cases(shape, size)):
+            assert all(error < 1e-13 for error in relative_errors(case, mesh).values()), str(case)
+    for case, mesh in on_meshes(cases(replace(GQA, dtype="float16"), size)):
+        assert all(error < 4e-3 for error in relative_errors(case, mesh).values()), str(case)
+
+
+def test_without_messages_or_kernels_shapes_stay_and_uncommon_inputs_are_right() -> None:
+    chosen = list(cases(GQA, 3))
+    assert {case.method.name for case in chosen} == {"ulysses", "ring", "all_gather", "usp"}
+    assert {case.method.head_chunks for case in chosen} >= {1, 2}
+    run(3, check_all, 3)
+
+
+def check_conditions(workload: WorkloadConfig) -> None:
+    """What each arm's steps run with: the trial's kernel and no messages; messages and no kernel."""
+    seen: list[tuple[bool, bool]] = []
+    kernel = kernels.get("math")
+
+    def step(given: Any) -> None:
+        seen.append((given is kernel, exchange._local["copies"]))
+
+    samples = arms(cast(Any, nullcontext), kernel, step, workload, torch.device("cpu"))
+    warmed_up = 1 + workload.timed_steps
+    assert seen == [(True, True)] * warmed_up + [(False, False)] * warmed_up
+    assert {arm: len(ms) for arm, ms in samples.items()} == dict.fromkeys(
+        ("compute_only", "comm_only"), workload.timed_steps
+    )
+
+
+def check_row(rank: int) -> None:
+    check_conditions(replace(trial(ULYSSES, 2).workload, timed_steps=3))
+    for method in (ULYSSES, MethodConfig("ulysses", head_chunks=2), ZIGZAG):
+        config = trial(method, 2)
+        plain = row(config)
+        assert not plain.keys() & {"compute_only_step_ms", "comm_only_step_ms", "exposed_comm_ms", "overlap_efficiency"}
+        workload = replace(config.workload, attribution=True, timed_steps=3)
+        for pass_kind in ("forward", "forward_backward"):
+            columns = row(replace(config, workload=replace(workload, pass_kind=pass_kind)))
+            compute_only, comm_only = columns["compute_only_step_ms"], columns["comm_only_step_ms"]
+            assert len(columns["step_ms"]) == len(compute_only) == len(comm_only) == 3
+            assert min(*compute_only, *comm_only) > 0
+            exposed_ms = columns["median_step_ms"] - statistics.median(compute_only)
+            assert columns["exposed_comm_ms"] == exposed_ms
+            assert columns["overlap_efficiency"] == 1 - exposed_ms / statistics.median(comm_only)
+            assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"] > 0
+
+
+def test_a_row_says_how_long_the_step_takes_without_messages_and_without_kernels() -> None:
+    run(2, check_row)
