@@ -1,6 +1,6 @@
 """The primitives of exchange.py by copy engines: each rank pulls its peers' slices out of symmetric memory with
-contiguous device-to-device copies, which the GPU's DMA engines carry out. But for a barrier of one small block, no SM is
-taken from the kernels meanwhile, as NCCL's kernels do. One host, peer access between all GPUs.
+contiguous device-to-device copies, which the GPU's DMA engines carry out. Meanwhile no SM is taken from the kernels, as
+NCCL does, but for a barrier of one small block. One host, peer access between all GPUs.
 
 A message: its tensors are copied into a slot that the peers can read; a barrier says that every rank has done so; the
 pulls. What is received is ordinary memory.
