@@ -84,7 +84,7 @@ def _row(planned: Trial, campaign: Campaign, outcome: Mapping[str, Any]) -> dict
 # What asks for attention: null where the workload is the exchange alone.
 _OF_ATTENTION = (
     *("layout", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
-    *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal"),
+    *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "merge_dtype", "head_chunks"),
 )
 
 
