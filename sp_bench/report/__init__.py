@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sp_bench import results
+from sp_bench.report.cells import cells
 from sp_bench.report.figures import draw
-from sp_bench.report.html import render
-from sp_bench.report.sections import sections
+from sp_bench.report.page import render
+from sp_bench.report.page.sections import sections
+from sp_bench.report.page.verdict import judge
 from sp_bench.report.selection import select
-from sp_bench.report.tables import cells
-from sp_bench.report.verdict import judge
 
 PAGE = "index.html"
 KINDS = ("throughput", "memory", "communication", "attribution", "fabrics", "errors")  # a figure's file name begins so

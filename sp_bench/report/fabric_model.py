@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from sp_bench.report.tables import Cell, listed
+from sp_bench.report.cells import Cell, listed
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {

@@ -7,9 +7,9 @@ of P ranks has, without exchange, blocks, merges or waiting.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sp_bench.report.compare import paired_ratio, ratio_of_medians
+from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING
-from sp_bench.report.tables import Cell
+from sp_bench.report.ratios import paired_ratio, ratio_of_medians
 
 _SAME = ("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation")
 

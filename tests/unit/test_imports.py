@@ -89,7 +89,7 @@ def test_the_driver_knows_the_worker_by_its_module_name_only():
 
 
 def test_reports_read_nothing_but_rows_and_costs():
-    for path in (PACKAGE / "report").glob("*.py"):
+    for path in (PACKAGE / "report").rglob("*.py"):
         known = ours(imports(path)) - {"report"}
         assert known <= {"results", "costs", "layouts", "config", "model_costs", "hardware"}, (path.name, known)
 

@@ -6,10 +6,11 @@ import pytest
 
 from sp_bench import attempt, results
 from sp_bench.plan import plan
-from sp_bench.report import build, interconnect
+from sp_bench.report import build
+from sp_bench.report.cells import cells
 from sp_bench.report.formats import MISSING
+from sp_bench.report.page import interconnect
 from sp_bench.report.selection import select
-from sp_bench.report.tables import cells
 
 from .rows import row
 

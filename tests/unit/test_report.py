@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from sp_bench import results
 from sp_bench.report import build
+from sp_bench.report.cells import Cell, baseline, cells
 from sp_bench.report.figures import draw
 from sp_bench.report.formats import in_bytes, number
+from sp_bench.report.page.verdict import judge
 from sp_bench.report.selection import select
 from sp_bench.report.statistics import median_interval
-from sp_bench.report.tables import Cell, baseline, cells
-from sp_bench.report.verdict import judge
 
 from .rows import STARTED_AT, commit, row, smoke
 

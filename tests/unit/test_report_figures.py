@@ -10,13 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from sp_bench.report import build
-from sp_bench.report.drawings import DPI
+from sp_bench.report.cells import Cell, cells
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.figures import draw
-from sp_bench.report.legends import columns_within
-from sp_bench.report.panels import is_close, is_dots
+from sp_bench.report.figures.drawings import DPI
+from sp_bench.report.figures.legends import columns_within
+from sp_bench.report.figures.panels import is_close, is_dots
 from sp_bench.report.selection import select
-from sp_bench.report.tables import Cell, cells
 
 from .rows import collective, commit, row
 

@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from sp_bench.report import build, fabrics
-from sp_bench.report.errors import compared, options
+from sp_bench.report import build
+from sp_bench.report.cells import Cell, cells
 from sp_bench.report.fabric_model import Place, places
 from sp_bench.report.figures import draw
-from sp_bench.report.parts import Section
-from sp_bench.report.sections import sections
+from sp_bench.report.figures.styles import MORE
+from sp_bench.report.page import fabrics
+from sp_bench.report.page.errors import compared, options
+from sp_bench.report.page.parts import Section
+from sp_bench.report.page.sections import sections
 from sp_bench.report.selection import select
-from sp_bench.report.styles import MORE
-from sp_bench.report.tables import Cell, cells
 from sp_bench.report.time_parts import attributions
 
 from .rows import collective, commit, row

@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sp_bench.report.compare import ratio_of_medians
+from sp_bench.report.figures.legends import columns_within, legend, wide_enough
+from sp_bench.report.figures.styles import BLACK, SKY, VERMILLION, Style
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.legends import columns_within, legend, wide_enough
-from sp_bench.report.styles import BLACK, SKY, VERMILLION, Style
+from sp_bench.report.ratios import ratio_of_medians
 from sp_bench.report.time_parts import Attribution, largest
 
 CAPTION = (

@@ -5,9 +5,9 @@ from itertools import groupby
 from statistics import median
 from typing import Any
 
+from sp_bench.report.cells import Cell, listed
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
-from sp_bench.report.parts import Line, Section, Table
-from sp_bench.report.tables import Cell, listed
+from sp_bench.report.page.parts import Line, Section, Table
 
 COLUMNS = ("energy_j", "device_state", "comm_wire_bytes", "launched_kernels")
 HEAD = (

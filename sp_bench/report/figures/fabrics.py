@@ -9,8 +9,8 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sp_bench.report.fabric_model import Place, Point, fastest_of
-from sp_bench.report.legends import LINE, columns_within, legend, series_handles
-from sp_bench.report.styles import Style
+from sp_bench.report.figures.legends import LINE, columns_within, legend, series_handles
+from sp_bench.report.figures.styles import Style
 
 GIB = 2.0**30
 CHARACTER_WIDTH = 0.0115  # of a panel's width

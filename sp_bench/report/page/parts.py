@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from sp_bench.report.drawings import Drawing
+from sp_bench.report.figures.drawings import Drawing
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sp_bench.report.compare import paired_ratio, ratio_of_medians, ratio_words
-from sp_bench.report.drawings import finish
-from sp_bench.report.fabric_figure import CAPTION as FIGURE_CAPTION
-from sp_bench.report.fabric_figure import draw_fabrics
+from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import Place, Point, compared, fastest_of, places
+from sp_bench.report.figures.drawings import finish
+from sp_bench.report.figures.fabrics import CAPTION as FIGURE_CAPTION
+from sp_bench.report.figures.fabrics import draw_fabrics
+from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import counted, in_bytes, number
-from sp_bench.report.parts import Line, Section, Table
-from sp_bench.report.styles import Style
-from sp_bench.report.tables import Cell
+from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.ratios import paired_ratio, ratio_of_medians, ratio_words
 
 GIB = 2.0**30
 MODEL = (

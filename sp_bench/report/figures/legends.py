@@ -10,7 +10,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.textpath import TextPath
 
-from sp_bench.report.styles import Style
+from sp_bench.report.figures.styles import Style
 
 LINE = 0.19  # inches of a line of a legend
 BESIDE_NAMES = 4.2  # inches of a panel beside the names of its bars or dots

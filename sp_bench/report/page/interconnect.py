@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from sp_bench.report.cells import Cell
+from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import in_bytes, number, whole
-from sp_bench.report.parts import Line, Section, Table
-from sp_bench.report.styles import Style
-from sp_bench.report.tables import Cell
+from sp_bench.report.page.parts import Line, Section, Table
 
 GIB = 2.0**30
 HEAD = (

@@ -3,15 +3,15 @@
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from sp_bench.report.attribution_figure import CAPTION as FIGURE_CAPTION
-from sp_bench.report.attribution_figure import draw_time_parts
-from sp_bench.report.compare import by_medians, paired_ratio
-from sp_bench.report.drawings import Drawing, finish
+from sp_bench.report.cells import Cell
 from sp_bench.report.figures import MAX_SETTINGS
+from sp_bench.report.figures.attribution import CAPTION as FIGURE_CAPTION
+from sp_bench.report.figures.attribution import draw_time_parts
+from sp_bench.report.figures.drawings import Drawing, finish
+from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import MISSING, counted, number, whole
-from sp_bench.report.parts import Line, Section, Table
-from sp_bench.report.styles import Style
-from sp_bench.report.tables import Cell
+from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.ratios import by_medians, paired_ratio
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
 HEAD = (

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from matplotlib import rc_context
 
-from sp_bench.report import attribution, device, errors, fabrics, interconnect, rivals
+from sp_bench.report.cells import Cell
 from sp_bench.report.figures import plotted
-from sp_bench.report.parts import Section
-from sp_bench.report.styles import RC, styles
-from sp_bench.report.tables import Cell
+from sp_bench.report.figures.styles import RC, styles
+from sp_bench.report.page import attribution, device, errors, fabrics, interconnect, rivals
+from sp_bench.report.page.parts import Section
 
 
 def sections(cells: Sequence[Cell]) -> list[Section]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from sp_bench.report.compare import by_medians, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, number, whole
-from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.series import OWN_CODE
-from sp_bench.report.tables import Cell
 
 COUNTERPARTS = {"ring_flash_attn": "ring", "deepspeed_ulysses": "ulysses"}  # a library's method -> ours of its kind
 SAME, FASTEST = "same kernel", "our fastest kernel"

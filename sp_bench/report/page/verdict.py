@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from sp_bench.report import rivals
-from sp_bench.report.compare import MIN_REPLICATES, paired_ratio, ratio_of_medians
+from sp_bench.report.cells import Cell
 from sp_bench.report.effort import effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.page import rivals
+from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ratio_of_medians
 from sp_bench.report.selection import Selection
-from sp_bench.report.tables import Cell
 
 
 @dataclass(frozen=True)

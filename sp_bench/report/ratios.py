@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted
 from sp_bench.report.statistics import Interval, median_interval
-from sp_bench.report.tables import Cell
 
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from sp_bench.report.tables import Cell
+from sp_bench.report.cells import Cell
 
 BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
     *("#000000", "#E69F00", "#56B4E9", "#009E73"),

@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from sp_bench.report.cells import Cell
+from sp_bench.report.figures.legends import columns_within, legend, wide_enough
+from sp_bench.report.figures.styles import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, Style
 from sp_bench.report.formats import byte_unit, whole
-from sp_bench.report.legends import columns_within, legend, wide_enough
-from sp_bench.report.styles import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILLION, Style
-from sp_bench.report.tables import Cell
 
 PHASES = {
     "forward": BLUE,

@@ -6,7 +6,7 @@ from textwrap import fill
 
 from matplotlib.figure import Figure
 
-from sp_bench.report.tables import Cell
+from sp_bench.report.cells import Cell
 
 DPI = 144
 CHARACTERS_PER_INCH = 12  # of a title

@@ -13,8 +13,8 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedFormatter, FixedLocator, FuncFormatter, NullFormatter
 
-from sp_bench.report.formats import whole
-from sp_bench.report.legends import (
+from sp_bench.report.cells import Cell
+from sp_bench.report.figures.legends import (
     LINE,
     OUT_OF_MEMORY,
     columns_within,
@@ -23,8 +23,8 @@ from sp_bench.report.legends import (
     series_handles,
     wide_enough,
 )
-from sp_bench.report.styles import Style
-from sp_bench.report.tables import Cell
+from sp_bench.report.figures.styles import Style
+from sp_bench.report.formats import whole
 
 PANELS_PER_LINE = 3
 LABEL_WIDTH = 0.22  # of a panel's width: room for one length

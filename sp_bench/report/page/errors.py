@@ -10,14 +10,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from sp_bench.report.drawings import Drawing, finish
+from sp_bench.report.cells import Cell
 from sp_bench.report.figures import MAX_SETTINGS
+from sp_bench.report.figures.drawings import Drawing, finish
+from sp_bench.report.figures.legends import LINE, columns_within, legend, series_handles
+from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.legends import LINE, columns_within, legend, series_handles
-from sp_bench.report.parts import Line, Section, Table
+from sp_bench.report.page.parts import Line, Section, Table
 from sp_bench.report.series import config_leaves
-from sp_bench.report.styles import Style
-from sp_bench.report.tables import Cell
 
 GRADIENTS = ("dq", "dk", "dv")
 FIGURE_CAPTION = (

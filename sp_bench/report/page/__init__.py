@@ -11,13 +11,13 @@ from typing import Any
 import jinja2
 import pandas as pd
 
-from sp_bench.report.drawings import Drawing
+from sp_bench.report.cells import Cell, baseline, listed
 from sp_bench.report.fabric_model import foremost, places
+from sp_bench.report.figures.drawings import Drawing
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
-from sp_bench.report.parts import Section
+from sp_bench.report.page.parts import Section
+from sp_bench.report.page.verdict import Verdict
 from sp_bench.report.selection import Selection
-from sp_bench.report.tables import Cell, baseline, listed
-from sp_bench.report.verdict import Verdict
 
 MAX_REASON = 2000  # characters of a reason; the row holds the rest
 _CAPTION = (
@@ -36,7 +36,7 @@ def render(
     undrawn: Sequence[str],
     sections: Sequence[Section],
 ) -> str:
-    template = files("sp_bench.report").joinpath("page.html.jinja").read_text("utf-8")
+    template = files("sp_bench.report.page").joinpath("page.html.jinja").read_text("utf-8")
     environment = jinja2.Environment(
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

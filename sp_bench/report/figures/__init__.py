@@ -6,13 +6,13 @@ from itertools import groupby
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from sp_bench.report.communication import draw_communication
-from sp_bench.report.drawings import Drawing, finish
+from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import foremost, places
+from sp_bench.report.figures.communication import draw_communication
+from sp_bench.report.figures.drawings import Drawing, finish
+from sp_bench.report.figures.panels import Quantity, draw_panels, is_close, is_dots
+from sp_bench.report.figures.styles import RC, Style, styles
 from sp_bench.report.formats import byte_unit, counted
-from sp_bench.report.panels import Quantity, draw_panels, is_close, is_dots
-from sp_bench.report.styles import RC, Style, styles
-from sp_bench.report.tables import Cell
 
 MAX_SETTINGS = 8  # figures of more settings would swamp the page; its tables hold them all
 
