@@ -111,6 +111,8 @@ def check_ring_flash_attn(rank: int, sp_size: int) -> None:
 @needs("ring-flash-attn")
 @pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4), nccl=(2, 3, 4, 8)))
 def test_ring_flash_attn_takes_our_layouts_and_sends_dkv_home_in_fp32(backend: str, sp_size: int) -> None:
+    if backend == "nccl" and "flash-attn" not in package_versions():
+        pytest.skip("flash-attn is not installed, which ring-flash-attn calls on GPUs")
     run(sp_size, check_ring_flash_attn, sp_size, backend=backend)
 
 

@@ -62,7 +62,11 @@ def test_cpu_kernels_agree_with_autograd(name: str, dtype: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.filterwarnings("ignore::DeprecationWarning:flash_attn.cute", "ignore:cutlass:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning:flash_attn.cute",
+    "ignore:cutlass:DeprecationWarning",
+    "ignore::UserWarning:cutlass.base_dsl.dsl",
+)
 @pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4"])
 def test_cuda_kernels_agree_with_autograd(name: str) -> None:
     for shape in shapes(("bfloat16",), (64, 128)):
