@@ -1,23 +1,43 @@
-"""Reports: rows in, one self-contained page and its figures out. Knows results (and costs), nothing else; no torch.
+"""Reports: rows in, one self-contained page, its figures and tables out. Knows results (and costs), nothing else.
 
-selection -> the rows of one environment; tables -> cells; verdict, figures, sections, html -> what a reader sees.
+selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; figures, tables and
+page -> what a reader sees. No torch.
 """
 
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
 from sp_bench import results
-from sp_bench.report.cells import cells
+from sp_bench.report import folder
+from sp_bench.report.anonymous import anonymous
+from sp_bench.report.cells import Cell, cells
 from sp_bench.report.figures import draw
+from sp_bench.report.figures.drawings import Drawing
+from sp_bench.report.folder import obstacle as obstacle
+from sp_bench.report.formats import counted
 from sp_bench.report.page import render
 from sp_bench.report.page.sections import sections
 from sp_bench.report.page.verdict import judge
-from sp_bench.report.selection import select
+from sp_bench.report.processes import processes as processes
+from sp_bench.report.selection import Selection, select
+from sp_bench.report.tables import paper_tables
+from sp_bench.report.tables.latex import latex
+from sp_bench.report.tables.markdown import markdown
+from sp_bench.report.tables.parts import PaperTable
+from sp_bench.report.tables.sheet import sheet
 
-PAGE = "index.html"
-KINDS = ("throughput", "memory", "communication", "attribution", "fabrics", "errors")  # a figure's file name begins so
+PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a report is made; its rows say everything else."""
+
+    venue: str | None = None  # figures are as wide as its text; None: as the page
+    anonymous: bool = False  # without what could tell whose rows they are
+    mix: bool = False  # rows of different environments share lines and medians
 
 
 @dataclass(frozen=True)
@@ -26,41 +46,66 @@ class ReportResult:
     problems: tuple[str, ...]  # one line for each file that was passed over
 
 
-def build(folders: Sequence[Path], out: Path | None = None) -> ReportResult:
-    """Write the page and the figures of some campaigns into `out`, by default _work/report of the first campaign.
+def read(folders: Sequence[Path]) -> list[Cell]:
+    """The cells of campaigns, as a report shows them: what `draw` and `paper_tables` take.
 
-    Figures of an earlier report that this one no longer has are removed, so that no file lies beside rows it is not of.
+    Raises:
+        OSError: a campaign cannot be read.
+    """
+    return cells(select(folders).rows)
+
+
+def build(
+    folders: Sequence[Path],
+    out: Path | None = None,
+    options: Options | None = None,
+    *,
+    executor: Executor | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> ReportResult:
+    """Write the page, figures and tables of some campaigns into `out`, by default _work/report of the first campaign.
+
+    Files of an earlier report that this one no longer has are removed, so that none lies beside rows it is not of.
+    `executor`: processes that share the reading of rows and the drawing. `say` hears what is being done.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
-        ValueError: no folders.
+        ValueError: no folders, or no such venue.
     """
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
-    selection = select(folders)
+    options = options or Options()
+    selection = _select(folders, options, executor, say)
+    say(f"summarising {counted(len(selection.rows), 'row')}")
     measured = cells(selection.rows)
-    drawings, undrawn = draw(measured)
-    about = sections(measured)
-    page = render(selection, measured, judge(measured, selection), drawings, undrawn, about)
-    drawings += [drawing for section in about for drawing in section.drawings]
+    say(f"drawing {counted(len(measured), 'cell')}")
+    drawings, undrawn = draw(measured, options.venue, executor)
+    say("writing the tables and the page")
+    tables = paper_tables(measured)
+    page = render(selection, measured, judge(measured, selection), drawings, undrawn, sections(measured), tables)
     out = out or Path(folders[0]) / results.WORK / "report"
-    out.mkdir(parents=True, exist_ok=True)
-    for drawing in drawings:
-        _replace(out / drawing.file_name, drawing.png)
-    _replace(out / PAGE, page.encode())
-    current = {drawing.file_name for drawing in drawings}
-    for kind in KINDS:
-        for stale in out.glob(f"{kind}-*.png"):
-            if stale.name not in current:
-                stale.unlink()
+    folder.write(out, _files(drawings, tables) | {PAGE: page.encode()})
     return ReportResult(out / PAGE, selection.problems)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    """Appears whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+def _select(
+    folders: Sequence[Path], options: Options, executor: Executor | None, say: Callable[[str], None]
+) -> Selection:
+    num_read = 0
+
+    def progress(more: int) -> None:
+        nonlocal num_read
+        num_read += more
+        say(f"reading rows: {num_read:,}")
+
+    selection = select(folders, mix=options.mix, executor=executor, progress=progress)
+    return anonymous(selection, folders) if options.anonymous else selection
+
+
+def _files(drawings: Sequence[Drawing], tables: Sequence[PaperTable]) -> dict[str, bytes]:
+    """Path in the report's folder -> content."""
+    made = {f"{FIGURES}/{d.stem}.{suffix}": content for d in drawings for suffix, content in d.files.items()}
+    for table in tables:
+        texts = {"tex": latex(table), "md": markdown(table), "csv": sheet(table)}
+        made |= {f"{TABLES}/{table.stem}.{suffix}": text.encode() for suffix, text in texts.items()}
+    return made

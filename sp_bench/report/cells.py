@@ -28,23 +28,29 @@ class Communication:
 class Cell:
     """What was asked for and what its rows say. None: not known, never zero."""
 
-    cell_id: str
+    cell_id: str  # one cell's on this page: where several environments have it, its own is in it
+    pool: str  # what it may be compared with: one environment; empty where the reader asked to mix them
     setting: str  # cells of one setting share figures
     over_fabrics: str  # the setting without its fabric
     series: str  # cells of one series share a line
     device: str | None  # cpu | cuda
     asked: Mapping[str, Any]  # the columns that say what was asked for
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
-    step_ms: Mapping[str, float]  # "campaign folder/replicate" -> median step time of that process launch
+    step_ms: Mapping[str, float]  # "campaign folder/env_id/replicate" -> median step time of that process launch
     median_step_ms: float | None
     interval_ms: Interval | None
     tokens_per_step: float | None
     attention_flops_per_step: float | None  # over all ranks
     mfu: float | None
+    hfu: float | None
     memory_column: str | None  # which column `memory_bytes` is
     memory_bytes: tuple[float, ...]  # per replicate, max over ranks
     communication: Communication
     errors: Mapping[str, tuple[float, float | None]]  # name -> (largest relative error, its budget)
+
+    @property
+    def env_ids(self) -> list[str]:
+        return sorted({str(row["env_id"]) for row in self.rows})
 
     @property
     def statuses(self) -> list[str]:
@@ -59,11 +65,6 @@ class Cell:
     def measured(self) -> list[Mapping[str, Any]]:
         """The rows that have a step time."""
         return _measured(self.rows)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """The rows that numbers of this cell come from."""
-        return tuple(str(row["file"]) for row in self.measured)
 
     def middle(self, column: str) -> float | None:
         """Median over the replicates of a column; of a column of samples, of the replicates' medians."""
@@ -91,11 +92,11 @@ class Cell:
         if self.tokens_per_step is None:
             return None
         world_size = self.asked["world_size"] if per_rank else 1
-        return None if world_size is None else 1e3 * self.tokens_per_step / step_ms / world_size
+        return 1e3 * self.tokens_per_step / step_ms / world_size if world_size else None
 
     def attention_tflops(self, step_ms: float) -> float | None:
         """Attention TFLOP/s of one device at a step time."""
-        if self.attention_flops_per_step is None or self.asked["world_size"] is None:
+        if self.attention_flops_per_step is None or not self.asked["world_size"]:
             return None
         return self.attention_flops_per_step / step_ms / self.asked["world_size"] / 1e9
 
@@ -106,17 +107,19 @@ class Cell:
 
 
 def cells(rows: pd.DataFrame) -> list[Cell]:
-    """All cells of one environment, ordered by setting, sp_size, seq_len and series. Independent of the row order."""
+    """All cells of a selection's rows, ordered by setting, sp_size, seq_len and series, whatever the rows' order."""
     if rows.empty:
         return []
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"])).sort_values(["replicate", "file"])
-    named = name_cells(rows.drop_duplicates("cell_id").set_index("cell_id", drop=False))
-    grouped: dict[str, list[Mapping[str, Any]]] = {}
+    named = name_cells(rows.drop_duplicates(["cell_id", "pool"]).set_index(["cell_id", "pool"], drop=False))
+    grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in rows.to_dict("records"):
         row = {str(name): _known(value) for name, value in record.items()}
-        grouped.setdefault(str(row["cell_id"]), []).append(row)
-    names = named[["setting", "over_fabrics", "series", "device"]].T.to_dict()
-    return sorted((_cell(name, grouped[str(cell_id)]) for cell_id, name in names.items()), key=_order)
+        grouped.setdefault((str(row["cell_id"]), str(row["pool"])), []).append(row)
+    several = named["cell_id"].duplicated(keep=False)
+    named["cell_id"] = named["cell_id"].where(~several, named["cell_id"] + " " + named["pool"])
+    names = pd.DataFrame(named[["cell_id", "pool", "setting", "over_fabrics", "series", "device"]]).to_dict("records")
+    return sorted((_cell(name, grouped[key]) for key, name in zip(named.index, names, strict=True)), key=_order)
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
@@ -133,21 +136,22 @@ def _known(value: Any) -> Any:
 
 def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     # A time of zero is no measurement: no rate can come from it.
-    return [row for row in rows if row["status"] == "ok" and row["median_step_ms"]]
+    return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
 
 
 def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
     measured = _measured(rows)
-    step_ms = {f"{row['folder']}/{row['replicate']}": row["median_step_ms"] for row in measured}
+    step_ms = {f"{row['folder']}/{row['env_id']}/{row['replicate']}": row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
     memory_column = next(
         (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in measured)),
         None,
     )
-    mfu_ms = _per_step(measured, "mfu")
+    mfu_ms, hfu_ms = _per_step(measured, "mfu"), _per_step(measured, "hfu")
     tokens_ms, flops_ms = _per_step(measured, "tokens_per_s"), _per_step(measured, "attention_flops_per_s")
     return Cell(
-        cell_id=str(rows[0]["cell_id"]),
+        cell_id=name["cell_id"],
+        pool=name["pool"],
         setting=name["setting"],
         over_fabrics=name["over_fabrics"],
         series=name["series"],
@@ -160,6 +164,7 @@ def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
         tokens_per_step=None if tokens_ms is None else tokens_ms / 1e3,
         attention_flops_per_step=None if flops_ms is None else flops_ms / 1e3,
         mfu=mfu_ms / middle if mfu_ms is not None and middle else None,
+        hfu=hfu_ms / middle if hfu_ms is not None and middle else None,
         memory_column=memory_column,
         memory_bytes=tuple(row[memory_column] for row in measured if memory_column and row[memory_column] is not None),
         communication=_communication(measured),
@@ -221,13 +226,14 @@ def _errors(measured: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
     return largest
 
 
-def baseline(cell: Cell, every: Sequence[Cell]) -> Cell | None:
-    """`single` on one rank at the same setting, seq_len and kernel: what strong scaling starts from."""
-    same = ("seq_len", "kernel")
+def baseline(cell: Cell, every: Sequence[Cell], seq_len: int | None = None) -> Cell | None:
+    """`single` on one rank at the same setting and kernel, and at `seq_len`: what weak scaling starts from; without
+    one at the cell's own: what strong scaling starts from."""
+    wanted = {"seq_len": cell.asked["seq_len"] if seq_len is None else seq_len, "kernel": cell.asked["kernel"]}
     found = [
         c
         for c in every
         if (c.asked["method"], c.asked["sp_size"], c.ok, c.setting) == ("single", 1, True, cell.setting)
-        and all(c.asked[name] == cell.asked[name] for name in same)
+        and all(c.asked[name] == value for name, value in wanted.items())
     ]
     return found[0] if len(found) == 1 else None

@@ -19,13 +19,13 @@ PRIMITIVES = {
     "all_gather": "all_gather",
     "reduce_scatter": "all_gather",
 }
-BandwidthKey = tuple[Any, Any, Any, str]  # fabric, hardware, sp_size, primitive
+BandwidthKey = tuple[Any, ...]  # pool, fabric, hardware, sp_size, primitive
 
 
 @dataclass(frozen=True)
 class Bandwidth:
     bytes_per_s: float  # median over the collective rows
-    files: tuple[str, ...]
+    cells: tuple[Cell, ...]  # whose rows they are
 
 
 @dataclass(frozen=True)
@@ -100,13 +100,16 @@ def fastest_of(points: Sequence[Point]) -> Point:
 
 
 def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
-    found: dict[BandwidthKey, list[tuple[float, str]]] = {}
+    found: dict[BandwidthKey, list[tuple[float, Cell]]] = {}
     for cell in cells:
         for row in cell.rows if cell.asked["workload"] == "collective" else ():
             if row["status"] == "ok" and row["bandwidth_bytes_per_s"] and row["primitive"]:
-                key = (row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
-                found.setdefault(key, []).append((float(row["bandwidth_bytes_per_s"]), str(row["file"])))
-    return {k: Bandwidth(median(v for v, _ in each), tuple(f for _, f in each)) for k, each in found.items()}
+                key = (cell.pool, row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
+                found.setdefault(key, []).append((float(row["bandwidth_bytes_per_s"]), cell))
+    return {
+        key: Bandwidth(median(value for value, _ in each), tuple({c.cell_id: c for _, c in each}.values()))
+        for key, each in found.items()
+    }
 
 
 def compared(cells: Sequence[Cell]) -> list[Cell]:
@@ -129,7 +132,7 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 
 def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     """None where the bandwidth of any of its primitives is not known."""
-    where = tuple(cell.asked[name] for name in ("fabric", "hardware", "sp_size"))
+    where = (cell.pool, *(cell.asked[name] for name in ("fabric", "hardware", "sp_size")))
     _, *transport = str(cell.asked["primitive"]).partition(" by ")  # "all_to_all by copy engines"
     sent = {op: size for op, size in _predicted_by_op(cell).items() if size}
     names = {op: "".join([PRIMITIVES.get(op, op), *transport]) for op in sorted(sent)}

@@ -34,17 +34,13 @@ class PairedRatio:
 def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
     """None with fewer than 6 replicates that both cells have."""
     ratios = [over.step_ms[key] / under.step_ms[key] for key in sorted(over.step_ms.keys() & under.step_ms.keys())]
+    return median_ratio(ratios)
+
+
+def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
+    """Of the ratios of equal replicates. None with fewer than 6."""
     interval = median_interval(ratios)
     return None if interval is None else PairedRatio(median(ratios), interval, len(ratios))
-
-
-def ratio_words(over: Cell, under: Cell) -> str:
-    """Step time of `over` as a multiple of that of `under`, with its interval or with why there is none."""
-    if (paired := paired_ratio(over, under)) is not None:
-        return (
-            f"{paired.words} as long (paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%})"
-        )
-    return f"{ratio_of_medians(over, under):.3f}x as long ({by_medians(over, under)})"
 
 
 def by_medians(*cells: Cell) -> str:

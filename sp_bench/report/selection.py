@@ -1,9 +1,15 @@
-"""Rows of some campaign folders -> the rows that one page is about: last attempts of the newest environment."""
+"""Rows of some campaign folders -> the rows that one page is about, and which of them may be pooled.
+
+The last attempt of a trial counts, and of a cell within one campaign its newest environment. Rows of different env_ids
+or device models are never pooled, unless the reader asks for it.
+"""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -29,7 +35,7 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
     *("duration_s", "phase_s"),
     *("sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size", "dp_shard_size", "world_size", "num_layers"),
     *("num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "config", "warmup_steps", "timed_steps"),
-    *("median_step_ms", "tokens_per_s", "mfu", "attention_flops_per_s"),
+    *("median_step_ms", "tokens_per_s", "mfu", "hfu", "model_flops", "attention_flops_per_s"),
     *("compute_only_step_ms", "comm_only_step_ms", "exposed_comm_ms", "overlap_efficiency"),
     *("latency_us", "bandwidth_bytes_per_s", "energy_j", "device_state", "launched_kernels"),
     *("max_peak_allocated_bytes", "max_peak_host_bytes"),
@@ -44,35 +50,57 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
     *("rel_error_dq", "rel_error_dk", "rel_error_dv", "error_budget", "sampled_rel_error", "rel_error_loss"),
     *("rel_error_grad_norm", "max_nll_difference", "started_at", "git_sha", "git_dirty", "environment"),
 )
-_IDENTITY = ("status", "trial_id", "env_id", "attempt")
+MIXED = ""  # the pool of every row where environments are mixed
 
 
 @dataclass(frozen=True)
 class Selection:
-    """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder) and `file` (folder/file name)."""
+    """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder), `file` (folder/file name) and
+    `pool` (rows of equal cell and pool are replicates of each other)."""
 
     rows: pd.DataFrame
-    env_id: str | None  # the one environment of `rows`; None without rows
     num_read: int
     num_superseded: int  # earlier attempts of trials whose last attempt counts
-    left_out: Mapping[str, int]  # other env_id -> its rows, last attempts only
+    left_out: Mapping[str, int]  # older env_id -> its rows of cells that a newer one measured again, last attempts only
     problems: tuple[str, ...]
 
+    @property
+    def env_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(set(map(str, self.rows["env_id"]))))
 
-def select(folders: Sequence[Path]) -> Selection:
-    """Read campaigns and choose. Rows of different env_id are never pooled: the newest `started_at` decides.
+    @property
+    def env_id(self) -> str | None:
+        """All of them in words; None without rows."""
+        return ", ".join(self.env_ids) or None
+
+    @property
+    def mixed(self) -> bool:
+        """Rows of several environments share lines and medians."""
+        return len(self.env_ids) > 1 and set(self.rows["pool"]) == {MIXED}
+
+
+def select(
+    folders: Sequence[Path],
+    *,
+    mix: bool = False,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] = lambda num_files: None,
+) -> Selection:
+    """Read campaigns and choose. `mix` pools rows of all environments; `executor` and `progress`: as `results.read`
+    has them.
 
     Raises:
         OSError: a folder is missing or cannot be read.
     """
-    read = [_read(name, folder) for name, folder in _named(folders).items()]
+    read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
     frame = pd.concat([f for f, _ in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
     problems = tuple(problem for _, lines in read for problem in lines)
     last = frame.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
-    env_id = _newest_environment(last)
-    chosen = pd.DataFrame(last[last["env_id"] == env_id]).sort_values("file", ignore_index=True)
-    others = Counter(str(other) for other in last["env_id"] if other != env_id)
-    return Selection(chosen, env_id, len(frame), len(frame) - len(last), dict(sorted(others.items())), problems)
+    newest = last["env_id"] == _newest_environments(last)
+    chosen = pd.DataFrame(last[newest]).sort_values("file", ignore_index=True)
+    chosen["pool"] = MIXED if mix else _pools(chosen)
+    others = Counter(map(str, last.loc[~newest, "env_id"]))
+    return Selection(chosen, len(frame), len(frame) - len(last), dict(sorted(others.items())), problems)
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -82,30 +110,39 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
     return {f.name if clashes[f.name] == 1 else f"{f.parent.name}/{f.name}": f for f in resolved}
 
 
-def _read(name: str, folder: Path) -> tuple[pd.DataFrame, list[str]]:
-    table, problems = results.read(folder, COLUMNS)
-    # Thousands of rows come as thousands of chunks, which pandas handles one by one.
-    frame = table.combine_chunks().to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-    whole = frame[list(_IDENTITY)].notna().all(axis=1)
-    if not whole.all():
-        problems.append(f"{(~whole).sum()} rows without {', '.join(_IDENTITY)}; skipped")
-    frame = frame[whole].assign(folder=name)
-    frame["file"] = [
-        f"{name}/{results.RowName(trial, env, attempt, status).file_name}"
-        for status, trial, env, attempt in frame[list(_IDENTITY)].itertuples(index=False)
-    ]
-    problems += _misnamed(name, folder, frame["file"])
+def _read(
+    name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]
+) -> tuple[pd.DataFrame, list[str]]:
+    table, problems = results.read(folder, COLUMNS, executor=executor, progress=progress)
+    frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+    frame = frame.assign(folder=name)
+    identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
+    frame["file"] = [f"{name}/{results.RowName(*each).file_name}" for each in identity]
     return frame, [f"{name}: {problem}" for problem in problems]
 
 
-def _misnamed(name: str, folder: Path, files: pd.Series) -> list[str]:
-    """Rows whose file has another name than they imply would be traced to a file that does not exist."""
-    present = {f"{name}/{row.file_name}" for row in results.committed(folder)}
-    return [f"no file is called {file.rsplit('/', 1)[1]}, as one row implies" for file in files if file not in present]
+def _newest_environments(rows: pd.DataFrame) -> list[str]:
+    """Of each row, the env_id that its cell last ran in, in its campaign; of equal times the last by name."""
+    cells = list(zip(rows["folder"], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
+    dated = rows.assign(cell=cells).sort_values(["started_at", "env_id"], na_position="first")
+    newest = dict(zip(dated["cell"], dated["env_id"], strict=True))
+    return [newest[cell] for cell in cells]
 
 
-def _newest_environment(rows: pd.DataFrame) -> str | None:
-    if rows.empty:
-        return None
-    newest = rows.sort_values(["started_at", "env_id"], na_position="first")["env_id"]
-    return str(newest.iloc[-1])
+def _pools(rows: pd.DataFrame) -> list[str]:
+    """`env 36b06b82`; with the device model where one env_id ran on several, as its rows should not."""
+    models = [_device_model(environment) for environment in rows["environment"]]
+    known: dict[str, set[str]] = {}
+    for env_id, model in zip(rows["env_id"], models, strict=True):
+        known.setdefault(env_id, set()).update([model] if model else [])
+    several = {env_id for env_id, each in known.items() if len(each) > 1}
+    pairs = zip(rows["env_id"], models, strict=True)
+    return [f"env {e} on {m or 'an unknown device'}" if e in several else f"env {e}" for e, m in pairs]
+
+
+def _device_model(environment: Any) -> str | None:
+    """Names of the devices, or of the processor where there are none; None where neither is recorded."""
+    recorded = environment if isinstance(environment, Mapping) else {}
+    devices = recorded.get("device_names")
+    names = sorted({str(name) for name in devices}) if devices is not None else []
+    return " + ".join(names) or recorded.get("cpu")

@@ -1,8 +1,9 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
-A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices or isolations; a line never mixes
-kernels or options of a method. A name always says copy engines, and the kernel wherever our methods ran with several;
-whatever else two cells differ in becomes part of it only where names would be equal.
+A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices, isolations, engines or pools of rows
+(environments); a line never mixes kernels, implementations or options of a method. A name always says copy engines, and
+the kernel wherever our methods ran with several; whatever else two cells differ in becomes part of it only where names
+would be equal.
 """
 
 import json
@@ -19,20 +20,25 @@ _SETTING = [
 ]
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
 _UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
+_CODE = ("kernel", "implementation")  # of the options, those that no line may mix, on whatever number of ranks
 _TRANSPORT = "method.exchange"
+_ENGINE = ("engine", "engine.name")  # of the config: what runs the model, where that can be chosen
 # How a cell is measured, not what it is.
 _PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
 
 
 def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     """Add `setting` (one string a figure), `over_fabrics` (the setting without its fabric) and `series` (one string a
-    line, the same on every fabric); `cells` holds one row of each cell."""
+    line, the same on every fabric); `cells` holds one row of each cell and pool."""
     leaves = pd.DataFrame([config_leaves(config) for config in cells["config"]], index=cells.index)
     whole = cells.join(leaves[[c for c in leaves if c not in cells]])
     # Of the config, only what the columns do not already say: model.hidden_size, workload.optimizer, fabric.env.X ...
     extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*cells.columns, "name"}]
     extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
+    if engines := [whole[c] for c in _ENGINE if c in whole]:
+        whole["engine"] = engines[0].fillna(engines[-1])
+        of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
     whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
@@ -40,6 +46,7 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     whole["series"] = base = _base_series(whole)
     _say_kernels(whole)
     # Over both transports at once, so that of two cells that differ in their options too each says its own.
+    _separate(whole, ["over_fabrics"], _CODE)
     _separate(whole, ["over_fabrics", "sp_size"], of_series)
     _say_transport(whole, base)
     protocol = sorted((c for c in whole.columns if c.rpartition(".")[2] in _PROTOCOL), key=lambda c: "." not in c)
@@ -74,7 +81,8 @@ def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> lis
         mixed = _mixed(cells.assign(name=names), ["name"], column)
         pairs = zip(names, cells[column], strict=True)
         names = [f"{name}; {column}={_text(value)}" if name in mixed else name for name, value in pairs]
-    return names
+    mixed = _mixed(cells.assign(name=names), ["name"], "pool")
+    return [f"{name}; {pool}" if name in mixed else name for name, pool in zip(names, cells["pool"], strict=True)]
 
 
 def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
@@ -153,7 +161,8 @@ def _option(name: str, value: Any) -> str:
 
 def _mixed(cells: pd.DataFrame, names: list[str], column: str) -> set[str]:
     """The last of `names`, wherever cells that are equal in `names` differ in `column`; a missing value is one too."""
-    values = cells.drop_duplicates([*names, column])
+    known = pd.DataFrame(cells[[*names, column]])  # these columns alone: pandas walks all others too
+    values = known.drop_duplicates()
     return set(values.loc[values.duplicated(names), names[-1]])
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from scipy.stats import binom
 
@@ -21,8 +22,15 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
     """Order-statistic interval of the median: the k-th smallest and k-th largest of n samples, with the largest k whose
     coverage 1 - 2 P(Binomial(n, 1/2) < k) reaches CONFIDENCE. None where no k does: n < 6."""
     n = len(samples)
-    k = int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) if n else 0
+    k, coverage = _order(n)
     if k == 0:
         return None
     ordered = sorted(samples)
-    return Interval(ordered[k - 1], ordered[n - k], 1 - 2 * float(binom.cdf(k - 1, n, 0.5)))
+    return Interval(ordered[k - 1], ordered[n - k], coverage)
+
+
+@cache
+def _order(n: int) -> tuple[int, float]:
+    """(k, its coverage); k is 0 where there is none."""
+    k = int(binom.ppf((1 - CONFIDENCE) / 2, n, 0.5)) if n else 0
+    return k, 1 - 2 * float(binom.cdf(k - 1, n, 0.5))

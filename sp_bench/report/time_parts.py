@@ -54,6 +54,7 @@ def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
         if (c.asked["workload"], c.asked["method"], c.asked["sp_size"], c.ok) == ("attention", "single", 1, True)
         and (c.asked["num_heads"] or 0) * size == heads
         and (c.asked["num_kv_heads"] or 0) * size == max(kv_heads, size)
+        and c.pool == cell.pool
         and all(c.asked[name] == cell.asked[name] for name in _SAME)
     ]
     return max(found, key=lambda c: (len(c.step_ms), c.cell_id), default=None)
@@ -61,10 +62,11 @@ def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
 
 def attributions(cells: Sequence[Cell]) -> list[Attribution]:
     """One for each measured attention cell on several ranks of which any part of the time is known."""
+    singles = [c for c in cells if c.asked["method"] == "single"]
     made = [
         Attribution(
             cell,
-            kernel_alone(cell, cells),
+            kernel_alone(cell, singles),
             cell.middle("compute_only_step_ms"),
             cell.middle("comm_only_step_ms"),
             cell.middle("exposed_comm_ms"),

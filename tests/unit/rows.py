@@ -11,8 +11,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import pyarrow as pa
+
 from sp_bench import costs, results
 from sp_bench.config import AttentionShape
+from sp_bench.report.cells import Cell, cells
+from sp_bench.report.selection import COLUMNS, Selection
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
@@ -35,6 +40,7 @@ NOT_OF_EXCHANGE = (  # null in rows of the collective workload
     *("layout", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
     *("num_heads", "num_kv_heads", "head_dim", "causal"),
 )
+_NAME = ("trial_id", "env_id", "attempt", "status")
 ENVIRONMENT = {
     "hostname": "laptop",
     "python": "3.12.3",
@@ -170,6 +176,19 @@ def commit(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
     for each in rows:
         results.write(each, folder)
     return folder
+
+
+def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
+    """A campaign with these rows, of one environment, without files: writing them is what takes time."""
+    table = pa.Table.from_pylist([dict(each) for each in rows], schema=results.SCHEMA).select(list(COLUMNS))
+    frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get).assign(folder="made_up", pool="env")
+    files = [results.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
+    return Selection(frame.assign(file=[f"made_up/{file}" for file in files]), len(frame), 0, {}, ())
+
+
+def cells_of(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
+    """The cells of `selection_of`."""
+    return cells(selection_of(rows).rows)
 
 
 def splits(sp_size: int) -> list[dict[str, Any]]:

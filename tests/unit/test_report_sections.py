@@ -1,37 +1,38 @@
+"""The page's sections beside verdict, figures and tables: words and numbers, made of rows in memory."""
+
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sp_bench.report import build
-from sp_bench.report.cells import Cell, cells
 from sp_bench.report.fabric_model import Place, places
 from sp_bench.report.figures import draw
-from sp_bench.report.figures.styles import MORE
+from sp_bench.report.figures.drawings import Drawing
+from sp_bench.report.figures.fabrics import by_figure
+from sp_bench.report.gradient_errors import compared, options
 from sp_bench.report.page import fabrics
-from sp_bench.report.page.errors import compared, options
-from sp_bench.report.page.parts import Section
+from sp_bench.report.page.attribution import HEAD as ATTRIBUTION_HEAD
+from sp_bench.report.page.parts import Line, Ref, Section, plain
 from sp_bench.report.page.sections import sections
-from sp_bench.report.selection import select
 from sp_bench.report.time_parts import attributions
 
-from .rows import collective, commit, row
+from .pages import page_of
+from .rows import cells_of, collective, row
 
 MIB, GIB = 2**20, 2**30
-PNG = b"\x89PNG"
 ULYSSES = {"method": "ulysses", "sp_size": 8, "ulysses_degree": 8, "ring_degree": 1}
 RING = {"method": "ring", "layout": "zigzag", "sp_size": 8, "ring_degree": 8, "dkv_dtype": "input"}
 HEADS = {"num_heads": 32, "num_kv_heads": 8, "head_dim": 128, "dtype": "bfloat16", "seq_len": 131072}
 
 
-def cells_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Cell]:
-    return cells(select([commit(rows, folder)]).rows)
+def sections_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Section]:
+    return {section.anchor: section for section in sections(cells_of(rows))}
 
 
-def sections_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> dict[str, Section]:
-    return {section.anchor: section for section in sections(cells_of(rows, folder))}
+def texts(line: Line) -> tuple[str, ...]:
+    """A table's line without its links."""
+    return tuple(plain((text,)) for text in line.texts)
 
 
 def config(**method: Any) -> str:
@@ -57,33 +58,33 @@ def bandwidths(fast: tuple[float, float], slow: tuple[float, float]) -> list[dic
     ]
 
 
-def place_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> Place:
-    (place,) = places(cells_of(rows, folder))
+def place_of(rows: Sequence[Mapping[str, Any]]) -> Place:
+    (place,) = places(cells_of(rows))
     return place
 
 
 # fabrics
 
 
-def test_fabrics_need_two_fabrics_with_bandwidths(tmp_path: Path) -> None:
+def test_fabrics_need_two_fabrics_with_bandwidths() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)})
-    assert "fabrics" not in sections_of(rows, tmp_path / "no bandwidths")
+    assert "fabrics" not in sections_of(rows)
     one = [r for r in bandwidths((300, 300), (20, 20)) if r["fabric"] == "nvlink"]
-    assert "fabrics" not in sections_of(rows + one, tmp_path / "one")
-    assert "fabrics" in sections_of(rows + bandwidths((300, 300), (20, 20)), tmp_path / "two")
+    assert "fabrics" not in sections_of(rows + one)
+    assert "fabrics" in sections_of(rows + bandwidths((300, 300), (20, 20)))
 
 
-def test_byte_times_are_predicted_bytes_over_the_bandwidth_of_the_own_primitive(tmp_path: Path) -> None:
+def test_byte_times_are_predicted_bytes_over_the_bandwidth_of_the_own_primitive() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 320), (10, 20))
-    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows, tmp_path).points}
+    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows).points}
     assert points["ulysses", "shm"].communication_ms == pytest.approx(1e3 * 560 * MIB / (10 * GIB))
     assert points["ring", "shm"].communication_ms == pytest.approx(1e3 * 1344 * MIB / (20 * GIB))
 
 
-def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives(tmp_path: Path) -> None:
+def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives() -> None:
     usp = {"method": "usp", "layout": "zigzag", "sp_size": 8, "ulysses_degree": 2, "ring_degree": 4}
     rows = [row(fabric=f, **HEADS, **m) for f in ("nvlink", "shm") for m in (usp, ULYSSES)]
-    points = place_of(rows + bandwidths((300, 330), (10, 20)), tmp_path).points
+    points = place_of(rows + bandwidths((300, 330), (10, 20))).points
     point = next(p for p in points if p.cell.asked["method"] == "usp" and p.fabric == "shm")
     sent = {entry["op"]: 0.0 for entry in point.cell.rows[0]["comm"]}
     for entry in point.cell.rows[0]["comm"]:
@@ -93,20 +94,20 @@ def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives(
     assert point.other_ms == pytest.approx(1e3 * sent["send"] / (20 * GIB))
 
 
-def test_copy_engines_are_divided_by_their_own_bandwidth(tmp_path: Path) -> None:
+def test_copy_engines_are_divided_by_their_own_bandwidth() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 320), (10, 20))
     engines = {**ULYSSES, "primitive": "all_to_all by copy engines"}
     rows.append(row(median_ms=90.0, fabric="nvlink", **HEADS, **engines, config=config(exchange="copy_engines")))
-    assert len(place_of(rows, tmp_path / "without").points) == 4
+    assert len(place_of(rows).points) == 4
     rows.append(collective("nvlink", "all_to_all by copy engines", 350))
-    point = next(p for p in place_of(rows, tmp_path / "with").points if p.measured_ms == 90.0)
+    point = next(p for p in place_of(rows).points if p.measured_ms == 90.0)
     assert point.primitive == "all_to_all by copy engines"
     assert point.communication_ms == pytest.approx(1e3 * 560 * MIB / (350 * GIB))
 
 
-def test_all_to_all_adds_to_compute_and_a_ring_hides_behind_it(tmp_path: Path) -> None:
+def test_all_to_all_adds_to_compute_and_a_ring_hides_behind_it() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
-    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows, tmp_path).points}
+    points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows).points}
     nvlink, shm = points["ulysses", "nvlink"], points["ulysses", "shm"]
     assert nvlink.predicted_ms == pytest.approx(100.0)
     assert shm.predicted_ms == pytest.approx(100.0 - nvlink.all_to_all_ms + shm.all_to_all_ms)
@@ -114,10 +115,10 @@ def test_all_to_all_adds_to_compute_and_a_ring_hides_behind_it(tmp_path: Path) -
     assert (nvlink.calibrates, shm.calibrates) == (True, False)
 
 
-def test_a_measured_compute_only_arm_is_the_compute_time_and_leaves_nothing_to_calibrate(tmp_path: Path) -> None:
+def test_a_measured_compute_only_arm_is_the_compute_time_and_leaves_nothing_to_calibrate() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
     rows = [r | {"compute_only_step_ms": [96.0, 97.0, 98.0]} if r["workload"] == "attention" else r for r in rows]
-    for point in place_of(rows, tmp_path).points:
+    for point in place_of(rows).points:
         assert point.compute_ms == 97.0
         assert not point.calibrates
 
@@ -132,34 +133,34 @@ def test_a_measured_compute_only_arm_is_the_compute_time_and_leaves_nothing_to_c
     ],
 )
 def test_bytes_that_name_another_winner_are_wrong_only_where_the_paired_interval_says_so(
-    tmp_path: Path, ulysses_ms: list[float], ring_ms: list[float], replicates: int, outcome: str
+    ulysses_ms: list[float], ring_ms: list[float], replicates: int, outcome: str
 ) -> None:
     rows = bandwidths((20, 20), (20, 20)) + on_fabrics({"nvlink": (9.0, 10.0)})
     for r in range(replicates):
         for ms, method in ((ulysses_ms[r], ULYSSES), (ring_ms[r], RING)):
             rows.append(row(median_ms=ms, replicate=r, fabric="shm", **HEADS, **method))
-    points = place_of(rows, tmp_path).on("shm")
+    points = place_of(rows).on("shm")
     judgement = fabrics.judge(points, lambda p: p.communication_ms, calibrated=False)
     assert judgement.winner.cell.asked["method"] == "ulysses"
     assert judgement.outcome == outcome
 
 
-def test_fabric_words_hold_the_byte_ratio_of_the_rows_and_the_closed_form(tmp_path: Path) -> None:
+def test_fabric_words_hold_the_byte_ratio_of_the_rows_and_the_closed_form() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
-    section = sections_of(rows, tmp_path)["fabrics"]
-    text = " ".join(section.points)
+    section = sections_of(rows)["fabrics"]
+    text = " ".join(map(plain, section.points))
     assert "ulysses sends 0.417 of the bytes of ring zigzag, 0.625 in the forward" in text
     assert "(G+1)/P = 0.625" in text
     assert "2(G+1)/(3P) = 0.417" in text
-    assert "names the fastest method in 1 of 2 pairs of shape and fabric" in section.words[0]
-    assert "at 131,072 tokens, 32/8 heads, 8 ranks, on shm (1.08x)" in section.words[0]
+    assert "names the fastest method in 1 of 2 pairs of shape and fabric" in plain(section.words[0])
+    assert "at 131,072 tokens, 32/8 heads, 8 ranks, on shm (1.08x)" in plain(section.words[0])
 
 
-def test_winners_by_fabric_are_one_table_that_stars_what_is_not_proven(tmp_path: Path) -> None:
+def test_winners_by_fabric_are_one_table_that_stars_what_is_not_proven() -> None:
     rows = bandwidths((300, 300), (20, 20)) + on_fabrics({"shm": (130.0, 120.0)})
     rows += on_fabrics({"nvlink": (100.0, 110.0)}, replicates=6)
-    (table, _) = sections_of(rows, tmp_path)["fabrics"].tables
-    nvlink, shm = (line.texts for line in table.lines)
+    (table, _) = sections_of(rows)["fabrics"].tables
+    nvlink, shm = (texts(line) for line in table.lines)
     assert nvlink[1:] == (
         *("nvlink (300 GiB/s)", "ulysses", "100", "ring zigzag", "1.10x [1.10, 1.10]"),
         *("ulysses, agrees", "ulysses, calibrated here"),
@@ -168,23 +169,20 @@ def test_winners_by_fabric_are_one_table_that_stars_what_is_not_proven(tmp_path:
     assert shm[6] == "ulysses, differs (1.083x)"
 
 
-def test_cells_on_a_fabric_without_bandwidth_are_named_and_not_drawn(tmp_path: Path) -> None:
+def test_cells_on_a_fabric_without_bandwidth_are_named_and_not_drawn() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0), "socket": (900.0, 800.0)})
-    section = sections_of(rows + bandwidths((300, 300), (20, 20)), tmp_path)["fabrics"]
-    assert any("ring zigzag on socket at 8 ranks" in words for words in section.words)
-    assert all("socket" not in line.texts for table in section.tables for line in table.lines)
+    section = sections_of(rows + bandwidths((300, 300), (20, 20)))["fabrics"]
+    assert any("ring zigzag on socket at 8 ranks" in plain(words) for words in section.words)
+    assert all("socket" not in texts(line) for table in section.tables for line in table.lines)
 
 
-def test_lengths_and_heads_share_a_fabric_figure_and_passes_do_not(tmp_path: Path) -> None:
+def test_lengths_and_heads_share_a_fabric_figure_and_passes_do_not() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
     rows += [row(**{**r, "median_ms": 9.0, "seq_len": 32768}) for r in _asked(rows)]
     rows += [row(**{**r, "median_ms": 8.0, "pass_kind": "forward"}) for r in _asked(rows[:4])]
-    section = sections_of(rows, tmp_path)["fabrics"]
-    assert [d.file_name for d in section.drawings] == [
-        "fabrics-attention-forward.png",
-        "fabrics-attention-forward_backward.png",
-    ]
+    section = sections_of(rows)["fabrics"]
     assert len(section.tables) == 4
+    assert [len(each) for each in by_figure(places(cells_of(rows))).values()] == [1, 2]
 
 
 def _asked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -192,10 +190,10 @@ def _asked(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{k: r.get(k) for k in kept} for r in rows if r["workload"] == "attention"]
 
 
-def test_a_series_has_one_name_on_every_fabric_and_settings_still_do_not_mix_them(tmp_path: Path) -> None:
+def test_a_series_has_one_name_on_every_fabric_and_settings_still_do_not_mix_them() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)})
     rows.append(row(fabric="nvlink", kernel="flash_attn", **HEADS, **ULYSSES))
-    found = cells_of(rows, tmp_path)
+    found = cells_of(rows)
     assert {c.series for c in found if c.asked["method"] == "ulysses" and c.asked["fabric"] == "shm"} == {
         "ulysses cpu_flash"
     }
@@ -203,11 +201,13 @@ def test_a_series_has_one_name_on_every_fabric_and_settings_still_do_not_mix_the
     assert len({c.over_fabrics for c in found}) == 1
 
 
-def test_collective_rows_are_in_the_tables_and_in_no_comparison_or_figure(tmp_path: Path) -> None:
-    page = build([commit(bandwidths((300, 300), (20, 20)), tmp_path)])
-    assert not list(page.page.parent.glob("*.png"))
-    assert "nothing to compare" in page.page.read_text()
-    assert {(c.setting, c.series) for c in cells(select([tmp_path]).rows)} == {
+def test_collective_rows_are_in_the_tables_and_in_no_comparison_or_figure() -> None:
+    rows = bandwidths((300, 300), (20, 20))
+    page = page_of(rows)
+    assert "nothing to compare" in page.text
+    assert 'id="interconnect"' in page.html
+    assert draw(cells_of(rows))[0] == []
+    assert {(c.setting, c.series) for c in cells_of(rows)} == {
         (f"collective exchange: float32, {fabric}, cpu", primitive)
         for fabric in ("nvlink", "shm")
         for primitive in ("all_to_all", "send_recv")
@@ -228,11 +228,11 @@ def alone_and_method(replicates: int, **method: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def test_the_kernel_alone_is_single_with_1_of_p_of_the_heads_at_the_same_length_and_kernel(tmp_path: Path) -> None:
+def test_the_kernel_alone_is_single_with_1_of_p_of_the_heads_at_the_same_length_and_kernel() -> None:
     rows = alone_and_method(1)
     one = {"method": "single", "sp_size": 1, "ring_degree": 1}
     rows += [row(median_ms=1.0, **{**HEADS, **one, "num_heads": 4, "num_kv_heads": 1, **other}) for other in DECOYS]
-    (found,) = attributions(cells_of(rows, tmp_path))
+    (found,) = attributions(cells_of(rows))
     assert (found.alone_ms, found.compute_only_ms, found.exposed_ms) == (10.0, 10.2, 0.8)
     assert found.beyond_kernel_ms == pytest.approx(0.2)
 
@@ -243,44 +243,51 @@ DECOYS: tuple[dict[str, Any], ...] = (
 )
 
 
-def test_kv_heads_fewer_than_ranks_are_replicated_in_the_kernel_alone_too(tmp_path: Path) -> None:
-    (found,) = attributions(cells_of(alone_and_method(1, num_kv_heads=4), tmp_path))
+def test_kv_heads_fewer_than_ranks_are_replicated_in_the_kernel_alone_too() -> None:
+    (found,) = attributions(cells_of(alone_and_method(1, num_kv_heads=4)))
     assert found.alone_ms == 10.0
 
 
 @pytest.mark.parametrize(("replicates", "interval"), [(1, False), (5, False), (6, True)])
-def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(
-    tmp_path: Path, replicates: int, interval: bool
-) -> None:
-    section = sections_of(alone_and_method(replicates), tmp_path)["attribution"]
-    (sentence,) = section.points
+def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(replicates: int, interval: bool) -> None:
+    section = sections_of(alone_and_method(replicates))["attribution"]
+    (sentence,) = map(plain, section.points)
     assert ("coverage 96.9%" in sentence) == interval
     assert ("no interval" in sentence) != interval
     assert "0.909" in sentence
     assert "0.800 ms is exposed communication, which alone takes 2.00 ms" in sentence
 
 
-def test_attribution_names_the_rows_of_the_method_and_of_the_kernel_alone(tmp_path: Path) -> None:
-    (line,) = sections_of(alone_and_method(6), tmp_path)["attribution"].tables[0].lines
-    assert len(line.rows) == 12
-    assert sum(name.startswith("kernel alone: ") for name in line.rows) == 6
+def test_attribution_links_times_to_the_cell_and_shares_to_the_kernel_alone_too() -> None:
+    (line,) = sections_of(alone_and_method(6))["attribution"].tables[0].lines
+    methods = {
+        ATTRIBUTION_HEAD[i]: [c.asked["method"] for c in entry.cells]
+        for i, entry in enumerate(line.texts)
+        if isinstance(entry, Ref)
+    }
+    assert [c.asked["method"] for c in line.cells] == ["ulysses"]
+    assert methods == {
+        "kernel alone (ms)": ["single"],
+        "alone / step": ["ulysses", "single"],
+        "compute beyond the kernel (ms)": ["ulysses", "single"],
+    }
 
 
-def test_attribution_is_drawn_without_a_kernel_alone_and_without_arms(tmp_path: Path) -> None:
+def test_attribution_needs_neither_the_kernel_alone_nor_the_arms() -> None:
     without_arms = [r | {"compute_only_step_ms": None, "exposed_comm_ms": None} for r in alone_and_method(1)]
-    for name, rows in (("arms", alone_and_method(1)[1:]), ("alone", without_arms)):
-        (drawing,) = sections_of(rows, tmp_path / name)["attribution"].drawings
-        assert drawing.png.startswith(PNG)
+    for rows, dashes in ((alone_and_method(1)[1:], (3, 7, 8)), (without_arms, (4, 8, 9))):
+        (line,) = sections_of(rows)["attribution"].tables[0].lines
+        assert all(texts(line)[place] == "\N{EN DASH}" for place in dashes)
 
 
-def test_rows_without_any_part_of_the_time_give_no_attribution(tmp_path: Path) -> None:
-    assert sections_of([row()], tmp_path) == {}
+def test_rows_without_any_part_of_the_time_give_no_attribution() -> None:
+    assert sections_of([row()]) == {}
 
 
-def test_whether_a_cell_was_taken_apart_does_not_set_it_apart(tmp_path: Path) -> None:
+def test_whether_a_cell_was_taken_apart_does_not_set_it_apart() -> None:
     workloads = [{"attribution": flag} for flag in (True, False)]
     rows = [row(config=json.dumps({"workload": w}), sp_size=n) for w, n in zip(workloads, (2, 4), strict=True)]
-    assert len({c.setting for c in cells_of(rows, tmp_path)}) == 1
+    assert len({c.setting for c in cells_of(rows)}) == 1
 
 
 # other libraries
@@ -305,9 +312,9 @@ def rivalry(replicates: int = 6) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_library_is_compared_with_our_method_of_its_kind_and_layout_by_kernel(tmp_path: Path) -> None:
-    (table,) = sections_of(rivalry(), tmp_path)["rivals"].tables
-    compared_with = {(line.texts[0], line.texts[5]): line.texts[6] for line in table.lines}
+def test_a_library_is_compared_with_our_method_of_its_kind_and_layout_by_kernel() -> None:
+    (table,) = sections_of(rivalry())["rivals"].tables
+    compared_with = {(texts(line)[0], texts(line)[5]): texts(line)[6] for line in table.lines}
     assert compared_with == {
         ("deepspeed_ulysses (DeepSpeed 0.19.8)", "same kernel"): "ulysses flash_attn",
         ("deepspeed_ulysses (DeepSpeed 0.19.8)", "our fastest kernel"): "ulysses flash_attn_4",
@@ -318,24 +325,21 @@ def test_a_library_is_compared_with_our_method_of_its_kind_and_layout_by_kernel(
     }
 
 
-def test_a_library_that_is_faster_is_said_to_be(tmp_path: Path) -> None:
-    points = sections_of(rivalry(), tmp_path)["rivals"].points
+def test_a_library_that_is_faster_is_said_to_be() -> None:
+    points = list(map(plain, sections_of(rivalry())["rivals"].points))
     ring = next(p for p in points if "ring_flash_attn" in p)
     assert "takes 0.95" in ring.partition("with the same kernel, ring zigzag flash_attn")[0]
     assert "coverage 96.9%" in ring
 
 
-def test_libraries_are_compared_by_medians_without_6_pairs(tmp_path: Path) -> None:
-    points = sections_of(rivalry(2), tmp_path)["rivals"].points
+def test_libraries_are_compared_by_medians_without_6_pairs() -> None:
+    points = list(map(plain, sections_of(rivalry(2))["rivals"].points))
     assert points
     assert all("by medians of 2 replicates, no interval" in p for p in points)
 
 
-def test_libraries_have_colours_of_their_own_and_names_that_say_whose_code_they_are(tmp_path: Path) -> None:
-    found = cells_of(rivalry(1), tmp_path)
-    drawings, _ = draw(found)
-    assert [d.kind for d in drawings] == ["throughput", "memory", "communication"]
-    names = {c.series for c in found if c.asked["implementation"] != "sp_bench"}
+def test_libraries_have_names_that_say_whose_code_they_are() -> None:
+    names = {c.series for c in cells_of(rivalry(1)) if c.asked["implementation"] != "sp_bench"}
     assert names == {"deepspeed_ulysses (DeepSpeed 0.19.8)", "ring_flash_attn zigzag (ring-flash-attn 0.1.8)"}
 
 
@@ -358,11 +362,11 @@ def with_options(**columns: Any) -> list[dict[str, Any]]:
     return made
 
 
-def test_error_and_speed_needs_two_options_of_one_method(tmp_path: Path) -> None:
+def test_error_and_speed_needs_two_options_of_one_method() -> None:
     rows = with_options()
     ulysses = row(attention_flops_per_s=1e12, config=config(name="ulysses"), **ULYSSES)
-    assert compared(cells_of([rows[0], ulysses], tmp_path / "one")) == []
-    points = compared(cells_of([*rows, ulysses], tmp_path / "all"))
+    assert compared(cells_of([rows[0], ulysses])) == []
+    points = compared(cells_of([*rows, ulysses]))
     assert {options(p.cell) for p in points} == {
         (None, None),
         *((a, b) for a in ("input", "float32") for b in ("input", "float32")),
@@ -370,20 +374,13 @@ def test_error_and_speed_needs_two_options_of_one_method(tmp_path: Path) -> None
     assert {p.gradient for p in points if p.cell.asked["method"] == "ring"} == {"dk"}
 
 
-def test_options_have_series_of_their_own_and_a_figure_beside_the_table(tmp_path: Path) -> None:
-    section = sections_of([*with_options(), *with_options(seq_len=2048)], tmp_path)["errors"]
-    (table,), (drawing,) = section.tables, section.drawings
-    assert [line.texts[0] for line in table.lines] == [
+def test_options_have_series_of_their_own() -> None:
+    section = sections_of([*with_options(), *with_options(seq_len=2048)])["errors"]
+    (table,) = section.tables
+    assert [texts(line)[0] for line in table.lines] == [
         f"ring zigzag dkv_dtype={a} merge_dtype={b}" for a in ("float32", "input") for b in ("float32", "input")
     ]
-    assert {line.texts[2] for line in table.lines} == {"2,048"}
-    assert drawing.file_name == "errors-attention-forward_backward.png"
-    assert "256 tokens" in drawing.caption
-
-
-def test_looks_differ_in_their_marker_before_they_repeat_one() -> None:
-    assert len({marker for marker, _ in MORE[:8]}) == 8
-    assert len(set(MORE)) == len(MORE) == 32
+    assert {texts(line)[2] for line in table.lines} == {"2,048"}
 
 
 # the device
@@ -394,34 +391,32 @@ def state(*reasons: str) -> dict[str, Any]:
     return clocks | {"power_w": 650.0, "temperature_c": 60, "throttle_reasons": list(reasons)}
 
 
-def test_device_table_gives_power_wire_bytes_and_kernels(tmp_path: Path) -> None:
+def test_device_table_gives_power_wire_bytes_and_kernels() -> None:
     sent = row()["comm_counted_bytes"]
     known = {"energy_j": [6.0, 6.5], "device_state": [state(), state()], "launched_kernels": ["fwd", "bwd<int>"]}
-    section = sections_of([row(comm_wire_bytes=1.02 * sent, **known)], tmp_path)["device"]
-    ((line,),) = (table.lines for table in section.tables)
-    assert line.texts[3:8] == ("12.5", "625", "1,755", "60", "\N{EN DASH}")
-    assert line.texts[10:] == ("+2.00%", "2 kernels")
-    assert "kernel: bwd<int>" in line.rows
+    section = sections_of([row(comm_wire_bytes=1.02 * sent, **known)])["device"]
+    (line,), (kernels,) = (table.lines for table in section.tables)
+    assert texts(line)[3:8] == ("12.5", "625", "1,755", "60", "\N{EN DASH}")
+    assert texts(line)[10:] == ("+2.00%", "2 kernels")
+    assert texts(kernels) == ("cpu_flash", "1 cell", "bwd<int>\nfwd")
     assert line.note == ""
 
 
 @pytest.mark.parametrize(
     ("reason", "marked"), [("sw_power_cap", True), ("hw_thermal_slowdown", True), ("gpu_idle", False)]
 )
-def test_cells_throttled_by_power_or_heat_are_marked_wherever_they_are_listed(
-    tmp_path: Path, reason: str, marked: bool
-) -> None:
+def test_cells_throttled_by_power_or_heat_are_marked_wherever_they_are_listed(reason: str, marked: bool) -> None:
     rows = [row(device_state=[state(), state(reason)])]
-    section = sections_of(rows, tmp_path)["device"]
+    section = sections_of(rows)["device"]
     assert (section.tables[0].lines[0].note == f"throttled: {reason}") == marked
-    assert (build([tmp_path]).page.read_text().count(f"throttled: {reason}") == 2) == marked
+    assert (page_of(rows).text.count(f"throttled: {reason}") == 2) == marked
 
 
-def test_columns_that_are_not_known_are_dashes_and_cells_without_any_are_counted(tmp_path: Path) -> None:
-    section = sections_of([row(energy_j=[1.0, 1.0]), row(seq_len=2048)], tmp_path)["device"]
+def test_columns_that_are_not_known_are_dashes_and_cells_without_any_are_counted() -> None:
+    section = sections_of([row(energy_j=[1.0, 1.0]), row(seq_len=2048)])["device"]
     ((line,),) = (table.lines for table in section.tables)
-    assert line.texts[9:] == ("\N{EN DASH}",) * 3
-    assert any("1 cell without any of these columns" in words for words in section.words)
+    assert texts(line)[9:] == ("\N{EN DASH}",) * 3
+    assert any("1 cell without any of these columns" in plain(words) for words in section.words)
 
 
 # all together
@@ -432,28 +427,35 @@ def everything() -> list[dict[str, Any]]:
     return [*rows, *alone_and_method(6), *rivalry(6), *with_options(), row(energy_j=[1.0, 1.0])]
 
 
-def test_every_section_names_its_rows_and_figures_and_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
-    folder = commit(everything(), tmp_path / "rows")
-    first, second = (build([folder], tmp_path / name).page for name in ("first", "second"))
-    assert {p.name: p.read_bytes() for p in first.parent.iterdir()} == {
-        p.name: p.read_bytes() for p in second.parent.iterdir()
-    }
-    text = first.read_text()
-    for anchor in ("rivals", "attribution", "fabrics", "errors", "device"):
-        assert f'<h2 id="{anchor}">' in text
-    assert {p.name.partition("-")[0] for p in first.parent.glob("*.png")} == {
-        *("throughput", "memory", "communication", "attribution", "fabrics", "errors"),
-    }
+def test_the_same_rows_give_the_same_page_with_every_section_whatever_their_order() -> None:
+    page = page_of(everything())
+    assert page.html == page_of(everything()[::-1]).html
+    for anchor in ("rivals", "attribution", "fabrics", "interconnect", "errors", "device"):
+        assert f'<h2 id="{anchor}">' in page.html
+    assert {address[1:] for address, _ in page.links} <= set(page.ids)
 
 
-def test_markup_in_names_stays_text_in_every_section(tmp_path: Path) -> None:
+def test_a_drawing_of_a_sections_kind_is_shown_there_and_any_other_under_figures() -> None:
+    drawings = [
+        Drawing(kind, "one setting", f"{kind}-x", "What it shows.", "24 rows", 690, {"png": b"picture"})
+        for kind in ("device", "memory")
+    ]
+    html = page_of([row(energy_j=[1.0, 1.0])], drawings).html
+    places = [
+        html.index(mark) for mark in ('id="figures"', "memory-x.png", 'id="device"', "device-x.png", 'id="tables"')
+    ]
+    assert places == sorted(places)
+    assert html.count("24 rows") == 2
+
+
+def test_markup_in_names_stays_text_in_every_section() -> None:
     bad = "<b>x</b>"
     rows = [r | {"fabric": r["fabric"].replace("shm", bad)} for r in everything()]
     rows.append(row(launched_kernels=[bad], implementation=bad, method="mine"))
-    text = build([commit(rows, tmp_path)]).page.read_text()
-    assert bad not in text
-    assert "&lt;b&gt;x&lt;/b&gt;" in text
+    html = page_of(rows).html
+    assert bad not in html
+    assert "&lt;b&gt;x&lt;/b&gt;" in html
 
 
-def test_a_page_without_such_rows_has_none_of_the_sections(tmp_path: Path) -> None:
-    assert sections(cells_of([row(), row(status="oom", seq_len=2048)], tmp_path)) == []
+def test_a_page_without_such_rows_has_none_of_the_sections() -> None:
+    assert sections(cells_of([row(), row(status="oom", seq_len=2048)])) == []

@@ -1,20 +1,46 @@
-"""Figures of one setting each: throughput, memory, communication. Matplotlib's Agg canvas; pyplot is never touched."""
+"""The figures of a report. Each is of one setting; matplotlib's canvases are used directly, pyplot is never touched."""
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 from matplotlib import rc_context
-from matplotlib.figure import Figure
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import foremost, places
+from sp_bench.report.figures.attribution import draw_time_parts
 from sp_bench.report.figures.communication import draw_communication
-from sp_bench.report.figures.drawings import Drawing, finish
-from sp_bench.report.figures.panels import Quantity, draw_panels, is_close, is_dots
-from sp_bench.report.figures.styles import RC, Style, styles
-from sp_bench.report.formats import byte_unit, counted
+from sp_bench.report.figures.drawings import Drawing, Plot, finish, named
+from sp_bench.report.figures.errors import draw_errors
+from sp_bench.report.figures.fabrics import by_figure, draw_fabrics
+from sp_bench.report.figures.max_context import draw_max_context
+from sp_bench.report.figures.quantities import draw_memory, draw_step_time, draw_throughput
+from sp_bench.report.figures.reduction import reduced
+from sp_bench.report.figures.scaling import draw_scaling
+from sp_bench.report.figures.styles import Style, styles
+from sp_bench.report.figures.utilization import draw_utilization
+from sp_bench.report.figures.venues import rc
+from sp_bench.report.figures.winners import draw_winners
+from sp_bench.report.formats import counted
+from sp_bench.report.time_parts import Attribution, attributions
 
-MAX_SETTINGS = 8  # figures of more settings would swamp the page; its tables hold them all
+Draw = Callable[[Sequence[Cell], Mapping[str, Style]], Plot | None]
+MAX_SETTINGS = 4  # figures of more settings would swamp the page; its tables hold them all
+OF_SETTINGS: Mapping[str, Draw] = {  # in the order of the page
+    "throughput": draw_throughput,
+    "step_time": draw_step_time,
+    "scaling": draw_scaling,
+    "utilization": draw_utilization,
+    "memory": draw_memory,
+    "max_context": draw_max_context,
+    "communication": draw_communication,
+    "winners": draw_winners,
+    "errors": draw_errors,
+}
+OF_ALL_SERIES = ("winners", "max_context")  # reduce themselves: the fastest, or the longest, may be any
+KINDS = (*OF_SETTINGS, "attribution", "fabrics")  # a figure's file name begins so
 
 
 def plotted(cells: Sequence[Cell]) -> list[Cell]:
@@ -24,21 +50,74 @@ def plotted(cells: Sequence[Cell]) -> list[Cell]:
     return [c for c in shown if c.ok or "oom" in c.statuses]
 
 
-def draw(cells: Sequence[Cell]) -> tuple[list[Drawing], list[str]]:
-    """The figures of one setting each, and sentences on the settings that they leave out: slower fabrics, which have a
-    section of their own, and those with the fewest cells."""
-    every = plotted(cells)
-    shown = foremost(every, places(cells))
+def draw(
+    cells: Sequence[Cell],
+    venue: str | None = None,
+    executor: Executor | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> tuple[list[Drawing], list[str]]:
+    """Figures of these kinds, at the width of a venue, by default of the page; and sentences on what they leave out:
+    slower fabrics, which have a figure of their own, the settings with the fewest cells, series of crowded settings.
+
+    `executor`: processes that share the work. Raises:
+        ValueError: no such venue.
+    """
+    every, found = plotted(cells), places(cells)
+    shown = foremost(every, found)
     settings = {setting: list(group) for setting, group in groupby(shown, key=lambda c: c.setting)}
-    kept = sorted(sorted(settings, key=lambda s: -len(settings[s]))[:MAX_SETTINGS])
-    style = styles(every)
-    drawings, taken = [], set()
-    with rc_context(RC):
-        for setting in kept:
-            for kind, make in _KINDS.items():
-                if (made := make(settings[setting], style)) is not None:
-                    drawings.append(finish(kind, setting, settings[setting][0], made, taken))
-    return drawings, [*_slower_fabrics(every, shown), *_undrawn(len(settings) - len(kept))]
+    kept = _largest(settings)
+    style = styles(every, {c.series for setting in kept for c in reduced(settings[setting])[0]})
+    parts = {name: list(group) for name, group in groupby(attributions(cells), key=lambda a: a.cell.setting)}
+    fabrics = by_figure(found)
+    jobs = [job for setting in kept for job in _of_setting(setting, settings[setting], style)]
+    jobs += [_of_parts(name, parts[name], style) for name in _largest(parts)]
+    jobs += [_Job("fabrics", name, partial(draw_fabrics, fabrics[name], style)) for name in _largest(fabrics)]
+    jobs = [job for job in jobs if job.kind in kinds]
+    made = (map if executor is None else executor.map)(partial(_drawn, venue), jobs)
+    drawings = named([drawing for drawing in made if drawing is not None])
+    crowded = sorted({job.left_out for job in jobs if job.left_out})
+    return drawings, [*_slower_fabrics(every, shown), *_undrawn(len(settings) - len(kept)), *crowded]
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One figure, to be drawn in any process."""
+
+    kind: str
+    setting: str
+    draw: Callable[[], Plot | None]
+    left_out: str = ""  # a sentence on series
+
+
+def _drawn(venue: str | None, job: _Job) -> Drawing | None:
+    with rc_context(rc(venue)):
+        plot = job.draw()
+        if plot is None:
+            return None
+        caption = f"{plot.caption} {job.left_out}".strip()
+        return finish(job.kind, job.setting, Plot(plot.figure, caption, plot.data, plot.cells))
+
+
+def _largest(groups: Mapping[str, Sequence[object]]) -> list[str]:
+    return sorted(sorted(groups, key=lambda name: -len(groups[name]))[:MAX_SETTINGS])
+
+
+def _of_setting(setting: str, cells: Sequence[Cell], style: Mapping[str, Style]) -> list[_Job]:
+    few, words = reduced(cells)
+    return [
+        _Job(kind, setting, partial(draw_kind, cells, style))
+        if kind in OF_ALL_SERIES
+        else _Job(kind, setting, partial(draw_kind, few, style), words)
+        for kind, draw_kind in OF_SETTINGS.items()
+    ]
+
+
+def _of_parts(setting: str, group: Sequence[Attribution], style: Mapping[str, Style]) -> _Job:
+    few, words = reduced([a.cell for a in group])
+    kept = {c.cell_id for c in few}
+    return _Job(
+        "attribution", setting, partial(draw_time_parts, [a for a in group if a.cell.cell_id in kept], style), words
+    )
 
 
 def _slower_fabrics(every: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
@@ -56,71 +135,3 @@ def _undrawn(num_settings: int) -> list[str]:
         return []
     words = f"Figures are drawn for the {MAX_SETTINGS} settings with the most cells; {counted(num_settings, 'setting')}"
     return [f"{words} more are in the tables only."]
-
-
-def _throughput(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, str] | None:
-    shown = [c for c in cells if not c.median_step_ms or c.rate(c.median_step_ms, per_rank=True) is not None]
-    if not any(c.ok for c in shown):
-        return None
-    processor = shown[0].processor
-    in_flops = all(c.attention_flops_per_step for c in shown if c.ok)
-
-    def rate(cell: Cell, step_ms: float) -> float:
-        return (cell.attention_tflops(step_ms) if in_flops else cell.rate(step_ms, per_rank=True)) or 0.0
-
-    quantity = Quantity(
-        label=f"attention TFLOP/s/{processor}" if in_flops else f"tokens/s/{processor}",
-        points=lambda c: [rate(c, ms) for ms in c.step_ms.values()],
-        middle=lambda c: rate(c, c.median_step_ms) if c.median_step_ms else None,
-        interval=lambda c: c.interval_ms and (rate(c, c.interval_ms.high), rate(c, c.interval_ms.low)),
-    )
-    work = " (causal pairs only, forward 1 and backward 2.5; tokens/s are in the tables)" if in_flops else ""
-    caption = f"Throughput per {processor}{work}, from median step times, at fixed sp_size in each panel. "
-    if len({c.asked["sp_size"] for c in shown}) > 1:
-        caption += "From panel to panel, at one seq_len, it is strong scaling: equal values would be ideal. "
-    return draw_panels(shown, style, quantity), caption + _reading(shown, quantity)
-
-
-def _memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> tuple[Figure, str] | None:
-    column = next((c.memory_column for c in cells if c.memory_column), None)
-    shown = [c for c in cells if (c.memory_bytes and c.memory_column == column) or not c.ok]
-    if column is None:
-        return None
-    what = {
-        "max_peak_allocated_bytes": "peak allocated device memory",
-        "max_peak_host_bytes": "peak host memory (resident set)",
-    }[column]
-    scale, unit = byte_unit(max(max(c.memory_bytes) for c in shown if c.memory_bytes))
-    quantity = Quantity(
-        label=f"{what},\nlargest rank ({unit})",
-        points=lambda c: [value / scale for value in c.memory_bytes],
-        middle=lambda c: c.median_memory_bytes and c.median_memory_bytes / scale,
-        interval=lambda c: None,
-    )
-    caption = f"{what.capitalize()} of the rank that needs most, at fixed sp_size in each panel. "
-    caption += _reading(shown, quantity)
-    return draw_panels(shown, style, quantity), caption
-
-
-def _reading(cells: Sequence[Cell], quantity: Quantity) -> str:
-    measured = [c for c in cells if c.ok]
-    several = any(len(c.step_ms) > 1 for c in measured)
-    words = ["Small dots are replicates, the marker their median"] if several else ["A marker is a cell"]
-    if not is_dots(cells):
-        words.append("series of one length are set slightly apart")
-    elif is_close([value for c in cells for value in quantity.points(c)]):
-        words.append("the axis begins above zero")
-    if any(len(c.step_ms) == 1 for c in measured):
-        words.append("hollow markers are single replicates")
-    if any(quantity.interval(c) for c in measured):
-        words.append("bars are order-statistic intervals of the median, from 6 replicates on")
-    if any("oom" in c.statuses for c in cells):
-        words.append("out of memory is marked at its length and has no value")
-    return "; ".join(words) + "."
-
-
-_KINDS: Mapping[str, Callable[[Sequence[Cell], Mapping[str, Style]], tuple[Figure, str] | None]] = {
-    "throughput": _throughput,
-    "memory": _memory,
-    "communication": draw_communication,
-}

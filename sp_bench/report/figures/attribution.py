@@ -1,16 +1,20 @@
 """The figure of where the time of a step goes beyond the kernel alone: a bar a series, split where it was measured."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sp_bench.report.figures.legends import columns_within, legend, wide_enough
+from sp_bench.report.figures.axes import fitted_names, fitting, name_rows
+from sp_bench.report.figures.drawings import Plot, about, trial_ids
+from sp_bench.report.figures.legends import legend
 from sp_bench.report.figures.styles import BLACK, SKY, VERMILLION, Style
-from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.ratios import ratio_of_medians
+from sp_bench.report.figures.venues import width_in
+from sp_bench.report.formats import number, whole
 from sp_bench.report.time_parts import Attribution, largest
 
 CAPTION = (
@@ -18,7 +22,7 @@ CAPTION = (
     "beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step would end if "
     "all of its communication were exposed; inside the bar, communication slows the step by more than it takes alone. "
     "On the right: kernel alone / step, and the step. Bars of steps without a "
-    "measured kernel alone begin at compute only."
+    "measured kernel alone begin at compute only. Medians over replicates."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
 LABELS = {
@@ -26,20 +30,37 @@ LABELS = {
     EXPOSED: "exposed communication",
     UNSPLIT: "not split: no compute-only step",
 }
+RING: dict[str, Any] = {"marker": "o", "ms": 6, "mfc": "none", "mec": BLACK, "mew": 1.2, "ls": ""}
 BAR = 0.5
-BESIDE_NAMES = 5.0  # inches of the bars and of the numbers on their right
+NAMES_SHARE = 0.3  # of the figure's width: numbers stand on the right
+PANEL_IN, SPARE_IN = 0.62, 0.4
 
 
-def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) -> Figure:
-    """One panel a sp_size, at its longest seq_len, one line a series."""
+def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) -> Plot | None:
+    """One panel a sp_size, at its longest seq_len, one line a series; `group` is of one setting."""
     sizes = sorted({a.cell.asked["sp_size"] for a in group})
-    panels = [largest([a for a in group if a.cell.asked["sp_size"] == size]) for size in sizes]
+    every = {size: largest([a for a in group if a.cell.asked["sp_size"] == size]) for size in sizes}
+    if not every:
+        return None
+    texts, row_in = fitted_names([a.cell.series for each in every.values() for a in each], NAMES_SHARE)
+    kept = fitting({size: len(each) for size, each in every.items()}, row_in, PANEL_IN + 0.6 * row_in, SPARE_IN)
+    panels = [sorted(every[size], key=lambda a: style[a.cell.series].order) for size in kept]
+    shown = [a for each in panels for a in each]
+    caption = CAPTION
+    if others := [str(n) for n in sizes if n not in kept]:
+        caption += f" sp_size {', '.join(others)} is in the tables only."
+    sources = {c.cell_id: c for a in shown for c in (a.cell, a.alone) if c is not None}
+    data = pd.DataFrame([line for a in shown for line in _data(a)])
+    return Plot(_figure(panels, texts, row_in), caption, data, tuple(sources.values()))
+
+
+def _figure(panels: Sequence[Sequence[Attribution]], texts: Mapping[str, str], row_in: float) -> Figure:
     heights = [len(each) + 0.6 for each in panels]
-    width = max(7.6, wide_enough([a.cell.series for a in group], BESIDE_NAMES))
-    figure = Figure(figsize=(width, 0.26 * sum(heights) + 0.66 * len(heights) + 0.6), layout="constrained")
+    height = row_in * sum(heights) + PANEL_IN * len(heights) + SPARE_IN
+    figure = Figure(figsize=(width_in(), height), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
     for panel, each in zip(axes, panels, strict=True):
-        _panel(panel, sorted(each, key=lambda a: -style[a.cell.series].order))
+        _panel(panel, each, texts)
     shown = [a for each in panels for a in each]
     start = "compute only" if all(a.alone is None for a in shown) else "the kernel alone"
     figure.axes[-1].set_xlabel(f"ms of a step beyond {start}")
@@ -47,12 +68,8 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     handles: list[Patch | Line2D] = [Patch(color=c, label=label) for c, label in LABELS.items() if c in used]
     if any(_unhidden(a) is not None for a in shown):
         handles.append(Line2D([], [], **RING, label="without any overlap"))
-    labels = [str(handle.get_label()) for handle in handles]
-    legend(figure, handles, labels, columns_within(labels, width, len(handles))[0])
+    legend(figure, handles, [str(handle.get_label()) for handle in handles], len(handles))
     return figure
-
-
-RING = {"marker": "o", "ms": 6, "mfc": "none", "mec": BLACK, "mew": 1.2, "ls": ""}
 
 
 def _bars(a: Attribution) -> list[tuple[str, float, float]]:
@@ -70,31 +87,52 @@ def _unhidden(a: Attribution) -> float | None:
 
 
 def _share(a: Attribution) -> str:
-    return MISSING if a.alone is None else f"{ratio_of_medians(a.alone, a.cell):.3f}"
+    """As the table has it, without the interval."""
+    return a.fraction.partition(" ")[0]
 
 
-def _panel(panel: Axes, lines: Sequence[Attribution]) -> None:
+def _panel(panel: Axes, lines: Sequence[Attribution], texts: Mapping[str, str]) -> None:
+    rows = name_rows(panel, texts, [a.cell.series for a in lines])
     ends = [0.0]
-    for place, a in enumerate(lines):
+    for a in lines:
+        row = rows[a.cell.series]
         for colour, low, high in _bars(a):
-            panel.barh(place, high - low, BAR, left=low, color=colour, edgecolor="white", linewidth=0.5)
+            panel.barh(row, high - low, BAR, left=low, color=colour, edgecolor="white", linewidth=0.5)
             ends += [low, high]
         if (unhidden := _unhidden(a)) is not None:
-            panel.plot([unhidden], [place], **RING, in_layout=False)
+            panel.plot([unhidden], [row], **RING, in_layout=False)
             ends.append(unhidden)
     panel.axvline(0, color="black", lw=0.8)
     reach = max(ends) - min(ends) or 1.0
     panel.set_xlim(min(ends) - (0.04 * reach if min(ends) < 0 else 0), max(ends) + 0.04 * reach)
-    panel.set_yticks(range(len(lines)), [a.cell.series for a in lines])
-    panel.set_ylim(-0.7, len(lines) - 0.3)
     beside = panel.secondary_yaxis("right")
     known = any(a.alone is not None for a in lines)
-    shares = [f"{_share(a)}    " if known else "" for a in lines]
-    steps = [f"{number(a.cell.median_step_ms)} ms" for a in lines]
-    beside.set_yticks(range(len(lines)), [share + step for share, step in zip(shares, steps, strict=True)])
+    steps = [f"{_share(a)}   {number(a.cell.median_step_ms)} ms" if known else _step(a) for a in lines]
+    beside.set_yticks([rows[a.cell.series] for a in lines], steps)
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)
     panel.set_title("alone / step, step" if known else "step", loc="right", color="0.35")
     asked = lines[0].cell.asked
     panel.set_title(f"sp_size {asked['sp_size']}, seq_len {whole(asked['seq_len'])} tokens", loc="left")
-    panel.grid(axis="y", visible=False)
+
+
+def _step(a: Attribution) -> str:
+    return f"{number(a.cell.median_step_ms)} ms"
+
+
+def _data(a: Attribution) -> list[dict[str, Any]]:
+    """The parts that are known; exposed communication and compute beyond the kernel are differences of the others."""
+    parts = {
+        "step": a.cell.median_step_ms,
+        "kernel alone": a.alone_ms,
+        "compute only": a.compute_only_ms,
+        "communication only": a.comm_only_ms,
+        "compute beyond the kernel": a.beyond_kernel_ms if a.alone is not None else None,
+        "exposed communication": a.exposed_ms,
+    }
+    ids = {"kernel alone": trial_ids(a.alone) if a.alone else ""}
+    return [
+        about(a.cell) | {"part": part, "median_ms": ms, "trial_ids": ids.get(part, trial_ids(a.cell))}
+        for part, ms in parts.items()
+        if ms is not None
+    ]

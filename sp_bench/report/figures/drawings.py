@@ -1,46 +1,122 @@
-"""A finished figure: PNG bytes that are equal for equal rows, a file name and a caption."""
+"""A figure before and after it is saved: what it shows with the data behind it, and its files, equal for equal rows."""
 
 import io
-from dataclasses import dataclass
-from textwrap import fill
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
 
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.figures.legends import balanced
+from sp_bench.report.figures.venues import is_titled
+from sp_bench.report.provenance import words
 
 DPI = 144
-CHARACTERS_PER_INCH = 12  # of a title
+COLOURS = 256  # of a PNG; figures have about ten and their blends with white
+MAX_STEM = 120  # characters of a file name
+MARGIN_IN = 0.2  # on both sides of a title together
+
+
+@dataclass(frozen=True)
+class Plot:
+    """What a figure shows. `data` has one line a mark or bar in a fixed order; its last column is `trial_ids`."""
+
+    figure: Figure
+    caption: str
+    data: pd.DataFrame
+    cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page; its file name begins with `kind`."""
+    """A figure of the page. `files`: png, pdf, svg, csv -> content; the file's name is `stem` and that suffix."""
 
     kind: str
     setting: str
-    file_name: str
+    stem: str
     caption: str
+    provenance: str
     width: int  # CSS pixels at print size
-    png: bytes
+    files: Mapping[str, bytes]
 
 
-def finish(kind: str, setting: str, cell: Cell, made: tuple[Figure, str], taken: set[str]) -> Drawing:
-    """Give a figure its title and a name that is not yet in `taken`; `cell` is one of those it shows."""
-    figure, caption = made
-    figure.suptitle(fill(setting, round(CHARACTERS_PER_INCH * figure.get_figwidth())), fontsize="medium")
-    name = _file_name(f"{kind}-{cell.asked['workload']}-{cell.asked['pass_kind']}", taken)
-    return Drawing(kind, setting, name, caption, round(96 * figure.get_figwidth()), _png(figure))
+def about(cell: Cell) -> dict[str, Any]:
+    """The leading columns of a figure's data."""
+    asked = {name: cell.asked[name] for name in ("method", "kernel", "sp_size", "seq_len")}
+    return {"setting": cell.setting, "series": cell.series} | asked
 
 
-def _file_name(words: str, taken: set[str]) -> str:
-    stem = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in words)
-    name = next(n for n in (stem, *(f"{stem}-{i}" for i in range(2, len(taken) + 3))) if n not in taken)
-    taken.add(name)
-    return f"{name}.png"
+def trial_ids(cell: Cell) -> str:
+    """Of the rows that the cell's numbers come from; where it has none, of all its rows."""
+    return joined_ids(cell.measured or cell.rows)
+
+
+def joined_ids(rows: Iterable[Mapping[str, Any]]) -> str:
+    return " ".join(str(row["trial_id"]) for row in rows)
+
+
+def finish(kind: str, setting: str, plot: Plot) -> Drawing:
+    """Title a figure and save it in every format.
+
+    Under the same `venues.rc` as it was drawn with, for formats read their parameters when they are written.
+    """
+    figure, asked = plot.figure, plot.cells[0].asked
+    width = figure.get_figwidth()
+    if is_titled():
+        figure.suptitle(balanced(setting, width - MARGIN_IN, "figure.titlesize"))
+    words_of_name = f"{kind}-{asked['workload']}-{asked['pass_kind']}"
+    stem = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in words_of_name)[:MAX_STEM]
+    files = {"png": _png(figure), "pdf": _pdf(figure), "svg": _svg(figure), "csv": _csv(plot.data)}
+    return Drawing(kind, setting, stem, plot.caption, words(plot.cells), round(96 * width), files)
+
+
+def named(drawings: Sequence[Drawing]) -> list[Drawing]:
+    """The same with different stems: the second of a name ends in -2."""
+    made: list[Drawing] = []
+    taken: set[str] = set()
+    for drawing in drawings:
+        stem = next(s for n in count(1) if (s := drawing.stem if n == 1 else f"{drawing.stem}-{n}") not in taken)
+        taken.add(stem)
+        made.append(replace(drawing, stem=stem))
+    return made
 
 
 def _png(figure: Figure) -> bytes:
+    """Lays the figure out, once for all formats."""
+    figure.set_dpi(DPI)
+    for text in figure.findobj(Text):
+        if hasattr(text, "set_fontfeatures"):  # matplotlib shapes text since 3.11
+            text.set_fontfeatures(("-liga",))  # the one glyph of a ligature would make a PDF embed its font twice
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    figure.set_layout_engine("none")
+    drawn = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+    few = drawn.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
-    # Without the Software tag equal rows give equal bytes for every version of matplotlib that draws the same.
-    figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
+    few.save(buffer, "png", dpi=(DPI, DPI))
     return buffer.getvalue()
+
+
+# The canvases are called themselves: Figure.savefig draws vector formats twice, first without output, for the layout.
+def _pdf(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasPdf(figure).print_pdf(buffer, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+    return buffer.getvalue()
+
+
+def _svg(figure: Figure) -> bytes:
+    buffer = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date")))
+    return buffer.getvalue().encode()
+
+
+def _csv(data: pd.DataFrame) -> bytes:
+    return data.to_csv(index=False, lineterminator="\n").encode()

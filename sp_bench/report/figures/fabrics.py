@@ -1,19 +1,26 @@
 """The figure of step time over measured bandwidth: marks were measured, lines are predicted."""
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from sp_bench.report.fabric_model import Place, Point, fastest_of
-from sp_bench.report.figures.legends import LINE, columns_within, legend, series_handles
+from sp_bench.report.figures.drawings import Plot, about, trial_ids
+from sp_bench.report.figures.legends import legend, printable, series_handles, text_inches
 from sp_bench.report.figures.styles import Style
+from sp_bench.report.figures.venues import width_in
 
 GIB = 2.0**30
-CHARACTER_WIDTH = 0.0115  # of a panel's width
+PANEL_HEIGHT_IN = 2.4
+MAX_PANELS = 3  # of a page
+BESIDE_IN = 0.75  # of a panel's width: its ticks and label
 CAPTION = (
     "Median step time over the bandwidth that was measured for the method's own primitive on the same fabric and ranks "
     "(of a hybrid the slower of its two). Marks are measured, with the fastest of each fabric ringed and named; thin "
@@ -22,13 +29,30 @@ CAPTION = (
 )
 
 
-def draw_fabrics(places: Sequence[Place], style: Mapping[str, Style]) -> Figure:
+def by_figure(found: Sequence[Place]) -> dict[str, list[Place]]:
+    """Name of the setting -> its places, the longest first. Places of one pass, mask, dtype, device and isolation share
+    a figure; lengths, heads and ranks have panels."""
+    groups = groupby(sorted(found, key=_setting), key=_setting)
+    return {name: sorted(group, key=lambda p: (-p.seq_len, p.sp_size, p.title)) for name, group in groups}
+
+
+def _setting(place: Place) -> str:
+    asked = place.points[0].cell.asked
+    words = [f"{asked['workload']} {asked['pass_kind']} over fabrics: heads of {asked['head_dim']}"]
+    words += ["causal" if asked["causal"] else "not causal", str(asked["dtype"]), f"batch {asked['batch_size']}"]
+    words.append(str(asked["hardware"]))
+    if asked["isolation"] == "group":
+        words.append("warm process group")
+    return ", ".join(words)
+
+
+def draw_fabrics(every: Sequence[Place], style: Mapping[str, Style]) -> Plot | None:
     """One panel a place, below each other: all have the same bandwidths."""
+    places = every[:MAX_PANELS]
+    if not places:
+        return None
     names = sorted({p.cell.series for place in places for p in place.points}, key=lambda s: style[s].order)
-    labels = [*names, "predicted (line of each method)", "fastest on the named fabric"]
-    columns, width = columns_within(labels, 7.6, 2)
-    height = 2.9 * len(places) + LINE * -(-len(labels) // columns) + 0.7
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width_in(), PANEL_HEIGHT_IN * len(places) + 0.5), layout="constrained")
     axes = figure.subplots(len(places), 1, sharex=True, squeeze=False).flat
     panels = dict(zip(axes, places, strict=True))
     for panel, place in panels.items():
@@ -38,11 +62,35 @@ def draw_fabrics(places: Sequence[Place], style: Mapping[str, Style]) -> Figure:
         _name_fabrics(panel, place)
     figure.axes[-1].set_xlabel("measured bandwidth of the method's own primitive (GiB/s)")
     more = [Line2D([], [], color="0.4", lw=0.9), Line2D([], [], **WINNER)]
-    legend(figure, [*series_handles(names, style), *more], labels, columns)
-    return figure
+    labels = [*names, "predicted (line of each method)", "fastest on the named fabric"]
+    legend(figure, [*series_handles(names, style), *more], labels, 3)
+    caption = CAPTION
+    if others := [place.title for place in every[MAX_PANELS:]]:
+        caption += f" In the tables only: {'; '.join(others)}."
+    data = pd.DataFrame([line for place in places for point in place.points for line in [_data(place, point)]])
+    return Plot(figure, caption, data, tuple(p.cell for place in places for p in place.points))
 
 
-WINNER = {"marker": "o", "ms": 13, "mfc": "none", "mec": "0.2", "mew": 0.9, "ls": ""}
+def _data(place: Place, point: Point) -> dict[str, Any]:
+    interval = point.cell.interval_ms
+    return about(point.cell) | {
+        "num_heads": point.cell.asked["num_heads"],
+        "num_kv_heads": point.cell.asked["num_kv_heads"],
+        "fabric": point.fabric,
+        "primitive": point.primitive,
+        "bandwidth_gib_per_s": point.bandwidth.bytes_per_s / GIB,
+        "step_ms": point.measured_ms,
+        "interval_low_step_ms": interval and interval.low,
+        "interval_high_step_ms": interval and interval.high,
+        "num_replicates": len(point.cell.step_ms),
+        "predicted_step_ms": point.predicted_ms,
+        "calibrates_the_prediction": point.calibrates,
+        "fastest_on_its_fabric": point is fastest_of(place.on(point.fabric)),
+        "trial_ids": trial_ids(point.cell),
+    }
+
+
+WINNER: dict[str, Any] = {"marker": "o", "ms": 13, "mfc": "none", "mec": "0.2", "mew": 0.9, "ls": ""}
 
 
 def _panel(panel: Axes, place: Place, style: Mapping[str, Style]) -> None:
@@ -71,7 +119,7 @@ def _name_fabrics(panel: Axes, place: Place) -> None:
     low, high = np.log(panel.get_xlim())
     right, places = 0.0, []
     for winner, name in winners:
-        half = CHARACTER_WIDTH * (len(name) + 2) / 2
+        half = (text_inches(printable(name)) + 0.12) / (width_in() - BESIDE_IN) / 2
         wanted = float((np.log(winner.bandwidth.bytes_per_s / GIB) - low) / (high - low))
         places.append(max(wanted, right + half))
         right = places[-1] + half
@@ -80,9 +128,8 @@ def _name_fabrics(panel: Axes, place: Place) -> None:
         spot = (winner.bandwidth.bytes_per_s / GIB, winner.measured_ms)
         panel.plot([spot[0]], [spot[1]], **WINNER)
         leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.7, "shrinkB": 7, "shrinkA": 0}
-        panel.annotate(
-            name, spot, (x - shift, 0.03), textcoords="axes fraction", ha="center", va="bottom", arrowprops=leader
-        )
+        foot: dict[str, Any] = {"textcoords": "axes fraction", "ha": "center", "va": "bottom", "arrowprops": leader}
+        panel.annotate(printable(name), spot, (x - shift, 0.03), **foot)
 
 
 def _prediction(panel: Axes, points: Sequence[Point], look: Style) -> None:

@@ -1,8 +1,11 @@
-"""How a series looks: colour says the method, marker and line style its layout and placement. Okabe-Ito colours."""
+"""How a series looks: its colour says the method, its line style the layout and placement, its marker is its own.
 
-from collections.abc import Sequence
+So that without colour, and without lines, series are told apart as long as there are no more of them than markers.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 from sp_bench.report.cells import Cell
@@ -13,43 +16,60 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
 )  # Okabe & Ito 2008, without yellow, which is too light for lines on white
 OWN = {"single": BLACK, "ulysses": BLUE, "ring": VERMILLION, "all_gather": GREEN, "usp": PURPLE}
 OTHERS = (ORANGE, SKY, "#555555")
-Look = tuple[str, Any]  # marker, line style
-DENSE, UNEVEN = (0, (1, 1)), (0, (5, 1, 1, 1, 1, 1))
-LOOKS: dict[tuple[str, str | None], Look] = {  # (layout, placement): the same in every method
-    ("contiguous", None): ("o", "-"),
-    ("zigzag", None): ("^", "--"),
-    ("striped", None): ("s", ":"),
-    ("contiguous", "ulysses_inner"): ("o", "-"),
-    ("zigzag", "ulysses_inner"): ("^", "--"),
-    ("striped", "ulysses_inner"): ("s", ":"),
-    ("contiguous", "ring_inner"): ("D", "-."),
-    ("zigzag", "ring_inner"): ("v", UNEVEN),
-    ("striped", "ring_inner"): ("P", DENSE),
+UNEVEN, DENSE = (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))
+LINES: dict[tuple[str | None, str | None], Any] = {  # (layout, placement) -> line style, the same in every method
+    ("zigzag", None): "--",
+    ("striped", None): ":",
+    ("zigzag", "ulysses_inner"): "--",
+    ("striped", "ulysses_inner"): ":",
+    ("contiguous", "ring_inner"): "-.",
+    ("zigzag", "ring_inner"): UNEVEN,
+    ("striped", "ring_inner"): DENSE,
+}  # all others are solid
+WANTED = {  # (method, layout, placement) -> marker, the same on every page
+    ("single", "contiguous", None): "*",
+    ("ulysses", "contiguous", None): "o",
+    ("ring", "contiguous", None): "v",
+    ("ring", "zigzag", None): "^",
+    ("ring", "striped", None): "<",
+    ("all_gather", "contiguous", None): "s",
+    ("all_gather", "zigzag", None): "D",
+    ("usp", "contiguous", "ulysses_inner"): "p",
+    ("usp", "zigzag", "ulysses_inner"): "P",
+    ("usp", "contiguous", "ring_inner"): "h",
+    ("usp", "zigzag", "ring_inner"): "X",
 }
-MARKERS, LINES = ("X", "<", ">", "p", "h", "*", "d", "8"), ("-", "--", "-.", ":")
-# All pairs, markers first: where no line joins them they alone tell series apart.
-MORE = tuple(
-    (marker, LINES[(place + turn) % len(LINES)]) for turn in range(len(LINES)) for place, marker in enumerate(MARKERS)
-)
+MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "d", "*", "p", "h")  # those most alike last
 
 RC: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
+    "font.family": ["DejaVu Sans"],
     "font.size": 8.5,
-    "axes.titlesize": "medium",
+    "axes.labelsize": 8.5,
+    "axes.titlesize": 8.5,
+    "figure.titlesize": 8.5,
+    "xtick.labelsize": 7.5,
+    "ytick.labelsize": 7.5,
     "axes.grid": True,
     "axes.axisbelow": True,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "grid.color": "#dddddd",
     "grid.linewidth": 0.6,
-    "legend.fontsize": "small",
+    "legend.fontsize": 7.5,
     "legend.handlelength": 3.2,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
     "text.usetex": False,
     "text.parse_math": False,  # names and reasons are text: a dollar sign stays one
     "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # TrueType: venues refuse Type 3
+    "svg.hashsalt": "sp_bench",  # ids are random without one
 }
+
+
+# Site of an out of memory -> marker; nobody's own, so that a mark of it is never taken for a value.
+OOM_MARKERS: dict[str | None, Any] = {"torch": "x", "nccl": "+", "host": (3, 2, 0)}
+OOM_ELSEWHERE = (6, 2, 0)  # not known, or several sites
 
 
 @dataclass(frozen=True)
@@ -68,20 +88,23 @@ class Style:
         return {"marker": self.shape, "ms": 5, "mfc": face, "mec": self.colour, "mew": 1.1}
 
 
-def styles(cells: Sequence[Cell]) -> dict[str, Style]:
-    """One look a series, the same in every figure of the page."""
+def styles(cells: Sequence[Cell], drawn: Collection[str] = ()) -> dict[str, Style]:
+    """One look a series, the same in every figure of the page; those in `drawn` choose their markers first, and of them
+    those with the most cells."""
     methods = sorted({str(c.asked["method"]) for c in cells}, key=lambda m: ([*OWN, m].index(m), m))
     foreign = [m for m in methods if m not in OWN]
-    split = {c.series: (c.asked["layout"], c.asked["placement"]) for c in cells}
-    used: set[tuple[str, Look]] = set()
-    more = cycle(MORE)
-    made: dict[str, Style] = {}
-    for method in methods:
-        colour = OWN.get(method) or OTHERS[foreign.index(method) % len(OTHERS)]
-        for name in sorted({c.series for c in cells if str(c.asked["method"]) == method}):
-            look = LOOKS.get(split[name])
-            if look is None or (colour, look) in used:  # told apart by something else than layout and placement
-                look = next(more)
-            used.add((colour, look))
-            made[name] = Style(len(made), colour, *look)
-    return made
+    split = {c.series: (str(c.asked["method"]), c.asked["layout"], c.asked["placement"]) for c in cells}
+    ordered = sorted(split, key=lambda name: (methods.index(split[name][0]), name))
+    colours = {m: OWN.get(m) or OTHERS[foreign.index(m) % len(OTHERS)] for m in methods}
+    lines = {name: LINES.get(split[name][1:], "-") for name in ordered}
+    num_cells = Counter(c.series for c in cells)
+    wanted = {name: WANTED.get(split[name]) for name in ordered}
+    given: dict[str, str] = {}
+    for name in sorted(ordered, key=lambda name: (name not in drawn, -num_cells[name])):
+        if (marker := wanted[name]) is None or marker in given.values():
+            taken = [*given.values(), *(m for other, m in wanted.items() if m and other not in given)]
+            alike = [m for other, m in given.items() if lines[other] == lines[name]]
+            own = [m for other, m in given.items() if split[other][0] == split[name][0]]
+            marker = min(MARKERS, key=lambda m: (own.count(m), alike.count(m), taken.count(m)))
+        given[name] = marker
+    return {name: Style(order, colours[split[name][0]], given[name], lines[name]) for order, name in enumerate(ordered)}

@@ -1,22 +1,21 @@
-"""The section on where the time of an attention step goes: a sentence a cell, a table and a figure a setting."""
+"""The section on where the time of an attention step goes: a sentence a cell and a table a setting."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures import MAX_SETTINGS
-from sp_bench.report.figures.attribution import CAPTION as FIGURE_CAPTION
-from sp_bench.report.figures.attribution import draw_time_parts
-from sp_bench.report.figures.drawings import Drawing, finish
-from sp_bench.report.figures.styles import Style
-from sp_bench.report.formats import MISSING, counted, number, whole
-from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.formats import MISSING, number, whole
+from sp_bench.report.page.parts import Line, Section, Table, Words, in_ms, median_ms, processors, ref, say
 from sp_bench.report.ratios import by_medians, paired_ratio
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
 HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "kernel alone (ms)", "compute only (ms)", "step (ms)", "comm only (ms)"),
     *("alone / step", "compute beyond the kernel (ms)", "exposed communication (ms)", "overlap efficiency"),
+)
+BASIS = (
+    "Strong scaling: seq_len is fixed and a rank's share shrinks with sp_size; the baseline is the kernel alone, "
+    "single on one device with the whole sequence and 1/P of the heads."
 )
 CAPTION = (
     "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the same "
@@ -26,17 +25,15 @@ CAPTION = (
 )
 
 
-def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
+def section(cells: Sequence[Cell]) -> Section | None:
     by_setting = {setting: list(group) for setting, group in groupby(attributions(cells), key=lambda a: a.cell.setting)}
     if not by_setting:
         return None
-    taken: set[str] = set()
-    drawn = sorted(sorted(by_setting, key=lambda s: -len(by_setting[s]))[:MAX_SETTINGS])
     return Section(
         anchor="attribution",
         title="Where the time goes",
+        basis=BASIS,
         points=tuple(_words(a) for group in by_setting.values() for a in _by_time(largest(group))),
-        drawings=tuple(_drawing(by_setting[s], style, taken) for s in drawn),
         tables=tuple(Table(s, CAPTION, HEAD, tuple(map(_line, group))) for s, group in by_setting.items()),
     )
 
@@ -45,38 +42,32 @@ def _by_time(group: Sequence[Attribution]) -> list[Attribution]:
     return sorted(group, key=lambda a: (a.cell.median_step_ms or 0.0, a.cell.series))
 
 
-def _drawing(group: Sequence[Attribution], style: Mapping[str, Style], taken: set[str]) -> Drawing:
-    made = draw_time_parts(group, style), FIGURE_CAPTION
-    return finish("attribution", group[0].cell.setting, group[0].cell, made, taken)
-
-
-def _words(a: Attribution) -> str:
+def _words(a: Attribution) -> Words:
     cell, asked = a.cell, a.cell.asked
     heads = f"{whole(asked['num_heads'])}/{whole(asked['num_kv_heads'])} heads"
-    sentence = f"{whole(asked['seq_len'])} tokens, {heads}, {counted(asked['sp_size'], 'rank')}, {asked['fabric']}, "
-    sentence += f"{asked['pass_kind']}: {cell.series} takes {_ms(cell.median_step_ms)}"
+    where = f"{whole(asked['seq_len'])} tokens, {heads}, {processors(cell)}, {asked['fabric']}, {asked['pass_kind']}"
+    words = say(f"{where}: {cell.series} takes ", median_ms(cell))
     if a.alone is not None:
         paired = paired_ratio(a.alone, cell)
         evidence = f"coverage {paired.interval.coverage:.1%}" if paired else by_medians(a.alone, cell)
-        sentence += f", {a.fraction} of the speed of the kernel alone, {_ms(a.alone_ms)} ({evidence})"
-    if a.beyond_kernel_ms is not None:
-        sentence += f"; {_ms(a.beyond_kernel_ms)} is compute beyond the kernel"
+        words = say(words, ", ", ref(a.fraction, (a.alone, cell)), " of the speed of the kernel alone, ")
+        words = say(words, median_ms(a.alone), f" ({evidence})")
+    if a.beyond_kernel_ms is not None and a.alone is not None:
+        words = say(words, "; ", in_ms(a.beyond_kernel_ms, cell, a.alone), " is compute beyond the kernel")
     if a.exposed_ms is not None:
-        sentence += f"; {_ms(a.exposed_ms)} is exposed communication"
-        sentence += f", which alone takes {_ms(a.comm_only_ms)}" if a.comm_only_ms is not None else ""
-    return f"{sentence}."
-
-
-def _ms(value: float | None) -> str:
-    return f"{number(value)} ms"
+        words = say(words, "; ", in_ms(a.exposed_ms, cell), " is exposed communication")
+        if a.comm_only_ms is not None:
+            words = say(words, ", which alone takes ", in_ms(a.comm_only_ms, cell))
+    return say(words, ".")
 
 
 def _line(a: Attribution) -> Line:
     overlap = MISSING if a.overlap_efficiency is None else f"{a.overlap_efficiency:.2f}"
+    both = (a.cell,) if a.alone is None else (a.cell, a.alone)
+    alone_ms = MISSING if a.alone is None else ref(number(a.alone_ms), a.alone)
     texts = (
-        *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"])),
-        *map(number, (a.alone_ms, a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
-        *(a.fraction, number(a.beyond_kernel_ms), number(a.exposed_ms), overlap),
+        *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
+        *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
+        *(ref(a.fraction, both), ref(number(a.beyond_kernel_ms), both), number(a.exposed_ms), overlap),
     )
-    alone = tuple(f"kernel alone: {file}" for file in a.alone.files) if a.alone else ()
-    return Line(texts, (*a.cell.files, *alone))
+    return Line(texts, (a.cell,))

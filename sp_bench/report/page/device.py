@@ -7,19 +7,21 @@ from typing import Any
 
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
-from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.page.parts import Line, Section, Table, Words, ref, say
 
 COLUMNS = ("energy_j", "device_state", "comm_wire_bytes", "launched_kernels")
 HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "energy a step (J)", "power a device (W)", "SM clock (MHz)"),
     *("temperature (°C)", "throttled by", "sent, counted", "sent, on the wire", "wire - counted", "attention kernels"),
 )
+BASIS = "Values of single cells: no scaling, and no ratio but that of bytes on the wire to the bytes counted."
 REASONS = {
     "sw_power_cap": "clocks were lowered to stay within the device's power limit, as sustained matrix work does",
     "sw_thermal_slowdown": "clocks were lowered by the driver to stay below a temperature",
     "hw_thermal_slowdown": "clocks were cut by the device because it was too hot",
     "hw_power_brake_slowdown": "clocks were cut by the device on a signal of its power supply",
 }
+KERNELS_HEAD = ("kernel", "cells", "launched, of one profiled step")
 FOLD = 3  # more tables than this are opened by the reader
 CAPTION = (
     "Energy: all ranks, over the timed window. Power: energy of a device / step time. Clocks, temperatures and "
@@ -35,22 +37,48 @@ def section(cells: Sequence[Cell]) -> Section | None:
     known = [c for c in speeds if any(_known(row[name]) for row in c.measured for name in COLUMNS)]
     if not known:
         return None
-    words = []
+    words: list[Words] = []
     if throttled := [c for c in known if c.throttled]:
         reasons = sorted({reason for c in throttled for reason in c.throttled})
         meant = "; ".join(f"{reason}: {REASONS.get(reason, 'as the driver names it')}" for reason in reasons)
-        words.append(
-            f"Marked as throttled, here and in the tables: {len(throttled):,} of {counted(len(known), 'cell')}, in "
-            f"which a sample of any rank gave such a reason. {meant}."
-        )
+        share = say(ref(f"{len(throttled):,}", throttled), " of ", ref(counted(len(known), "cell"), known))
+        why = f", in which a sample of any rank gave such a reason. {meant}."
+        words.append(say("Marked as throttled, here and in the tables: ", share, why))
     if absent := len(speeds) - len(known):
-        words.append(f"{counted(absent, 'cell')} without any of these columns: CPU, or the device tells nothing.")
+        none = [c for c in speeds if not any(c is other for other in known)]
+        words.append(
+            say(ref(counted(absent, "cell"), none), " without any of these columns: CPU, or the device tells nothing.")
+        )
     groups = {setting: list(group) for setting, group in groupby(known, key=lambda c: c.setting)}
-    tables = (
+    tables = [
         Table(setting, CAPTION, HEAD, tuple(map(_line, group)), (0, 7, 11), folded=len(groups) > FOLD)
         for setting, group in groups.items()
+    ]
+    return Section("device", "Device", BASIS, words=tuple(words), tables=(*tables, *_kernels(known)))
+
+
+def _kernels(cells: Sequence[Cell]) -> list[Table]:
+    """Which kernels ran, those of equal cells on one line."""
+    grouped: dict[tuple[str, ...], list[Cell]] = {}
+    for cell in cells:
+        if names := tuple(_kernel_names(cell)):
+            grouped.setdefault(names, []).append(cell)
+    lines = [
+        Line(
+            (" + ".join(sorted({str(c.asked["kernel"]) for c in each})), counted(len(each), "cell"), "\n".join(names)),
+            tuple(each),
+        )
+        for names, each in grouped.items()
+    ]
+    return (
+        [Table("Attention kernels that were launched", "", KERNELS_HEAD, tuple(lines), (0, 2), folded=True)]
+        if lines
+        else []
     )
-    return Section("device", "Device", words=tuple(words), tables=tuple(tables))
+
+
+def _kernel_names(cell: Cell) -> list[str]:
+    return sorted({str(name) for row in cell.measured for name in listed(row["launched_kernels"])})
 
 
 def _known(value: Any) -> bool:
@@ -65,14 +93,14 @@ def _line(cell: Cell) -> Line:
     reasons = sorted({str(reason) for state in states for reason in listed(state["throttle_reasons"])})
     counted_bytes, wire_bytes = _sent(cell)
     more = MISSING if not counted_bytes or wire_bytes is None else f"{wire_bytes / counted_bytes - 1:+.2%}"
-    kernels = sorted({str(name) for row in cell.measured for name in listed(row["launched_kernels"])})
+    kernels = _kernel_names(cell)
     texts = (
         *(cell.series, whole(cell.asked["sp_size"]), whole(cell.asked["seq_len"]), number(joules), number(watts)),
         *(_span(states, "sm_clock_mhz"), _span(states, "temperature_c"), ", ".join(reasons) or MISSING),
         *(in_bytes(counted_bytes), in_bytes(wire_bytes), more),
         counted(len(kernels), "kernel") if kernels else MISSING,
     )
-    return Line(texts, (*cell.files, *(f"kernel: {name}" for name in kernels)), cell.throttle_note)
+    return Line(texts, (cell,), cell.throttle_note)
 
 
 def _span(states: Sequence[Mapping[str, Any]], name: str) -> str:

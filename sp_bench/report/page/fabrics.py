@@ -1,18 +1,13 @@
 """The section on fabrics: which method wins at which measured bandwidth, and where bytes over bandwidth say so."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import Place, Point, compared, fastest_of, places
-from sp_bench.report.figures.drawings import finish
-from sp_bench.report.figures.fabrics import CAPTION as FIGURE_CAPTION
-from sp_bench.report.figures.fabrics import draw_fabrics
-from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import counted, in_bytes, number
-from sp_bench.report.page.parts import Line, Section, Table
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians, ratio_words
+from sp_bench.report.page.parts import Line, Ref, Section, Table, Words, listing, ref, say
+from sp_bench.report.ratios import paired_ratio, ratio_of_medians
 
 GIB = 2.0**30
 MODEL = (
@@ -22,6 +17,10 @@ MODEL = (
     "behind compute. Latency is left out, reduce-scatter is given the bandwidth of all-gather, and the groups of a "
     "hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' fastest fabric "
     "less its a: there the second prediction is a calibration and does not count."
+)
+BASIS = (
+    "seq_len and sp_size are fixed and the fabric changes, so that no ratio is about scaling; the baseline of each is "
+    "the fastest method at its place."
 )
 HEAD = (
     *("method", "fabric", "slowest primitive", "its bandwidth (GiB/s)", "predicted bytes", "bytes / bandwidth (ms)"),
@@ -38,7 +37,7 @@ WINNERS_HEAD = (
 )
 WINNERS_CAPTION = (
     "By median step time; *: without an interval, or with one that holds 1, so that nothing is proven. In brackets: "
-    "step time of the named method over the fastest one's. Open a shape for the rows."
+    "step time of the named method over the fastest one's."
 )
 PREDICTIONS = ("Bytes over bandwidth alone", "With compute")
 NEAR = 1.02  # step time of the named method over the fastest one's
@@ -52,40 +51,48 @@ class Judgement:
 
     winner: Point
     outcome: str
-    evidence: str
     times: float  # its step time over the measured winner's
 
 
-def section(cells: Sequence[Cell], style: Mapping[str, Style]) -> Section | None:
+def section(cells: Sequence[Cell]) -> Section | None:
     found = places(cells)
     if not found:
         return None
-    taken: set[str] = set()
-    drawings = []
-    for words, group in groupby(sorted(found, key=_figure_of), key=_figure_of):
-        shown = sorted(group, key=lambda p: (-p.seq_len, p.sp_size, p.title))
-        drawings.append(
-            finish("fabrics", words, shown[0].points[0].cell, (draw_fabrics(shown, style), FIGURE_CAPTION), taken)
-        )
     return Section(
         anchor="fabrics",
         title="Fabrics",
-        words=(*_summary(found), MODEL, *_left_out(cells, found)),
+        basis=BASIS,
+        words=(*_summary(found), (MODEL,), *_left_out(cells, found)),
         points=tuple(sentence for place in found for sentence in _ratios(place)),
-        drawings=tuple(drawings),
         tables=(_winners(found), *(_table(place) for place in found)),
     )
 
 
-def _figure_of(place: Place) -> str:
-    """Places of one pass, mask, dtype, device and isolation share a figure; lengths, heads and ranks have panels."""
-    asked = place.points[0].cell.asked
-    words = [f"{asked['workload']} {asked['pass_kind']} over fabrics: heads of {asked['head_dim']}"]
-    words += ["causal" if asked["causal"] else "not causal", str(asked["dtype"]), f"batch {asked['batch_size']}"]
-    words.append(str(asked["hardware"]))
-    if asked["isolation"] == "group":
-        words.append("warm process group")
-    return ", ".join(words)
+def summary(cells: Sequence[Cell]) -> list[Words]:
+    """Which method has the lowest median on which fabric, one sentence a shape and length."""
+    return [_fastest_by_fabric(place) for place in places(cells)]
+
+
+def _fastest_by_fabric(place: Place) -> Words:
+    each = []
+    for points in (place.on(fabric) for fabric in place.fabrics):
+        if len(points) > 1:
+            winner = fastest_of(points)
+            second = fastest_of([p for p in points if p is not winner])
+            ratio, proven = _lead(winner.cell, second.cell)
+            each.append(
+                say(f"{winner.cell.series} on {winner.fabric} (", ref(ratio, (winner.cell, second.cell)), f"{proven})")
+            )
+    what = "lowest median step time by fabric, with its lead over the next method (*: not proven)"
+    return say(f"{place.title}, {what}: ", listing(each), ".")
+
+
+def _lead(winner: Cell, second: Cell) -> tuple[str, str]:
+    """(step time of the second over the winner's, a star where that proves nothing)."""
+    paired = paired_ratio(second, winner)
+    if paired is None:
+        return f"{ratio_of_medians(second, winner):.3f}x", " *"
+    return paired.words, "" if paired.interval.low > 1 else " *"
 
 
 def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrated: bool) -> Judgement:
@@ -93,13 +100,13 @@ def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrate
     winner = fastest_of(points)
     predicted = min(points, key=lambda p: (value(p), p.cell.series))
     if calibrated:
-        return Judgement(predicted, "calibrates", "", predicted.measured_ms / winner.measured_ms)
+        return Judgement(predicted, "calibrates", predicted.measured_ms / winner.measured_ms)
     if predicted is winner:
-        return Judgement(predicted, "agrees", "", 1.0)
+        return Judgement(predicted, "agrees", 1.0)
     paired = paired_ratio(predicted.cell, winner.cell)
     outcome = "undecided" if paired is not None and not paired.excludes_1 else "differs"
     times = ratio_of_medians(predicted.cell, winner.cell)
-    return Judgement(predicted, outcome, ratio_words(predicted.cell, winner.cell), times)
+    return Judgement(predicted, outcome, times)
 
 
 def _judgements(points: Sequence[Point]) -> tuple[Judgement, Judgement]:
@@ -111,35 +118,45 @@ def _judgements(points: Sequence[Point]) -> tuple[Judgement, Judgement]:
     )
 
 
-def _summary(found: Sequence[Place]) -> list[str]:
+def _summary(found: Sequence[Place]) -> list[Words]:
     """One paragraph a prediction: how often it is right, and where it is not."""
     return [words for index, name in enumerate(PREDICTIONS) for words in _verdict(found, index, name)]
 
 
-def _verdict(found: Sequence[Place], index: int, name: str) -> list[str]:
+Judged = tuple[Place, str, Judgement]  # place, fabric and what became of a prediction there
+
+
+def _verdict(found: Sequence[Place], index: int, name: str) -> list[Words]:
     pairs = [(place, f, _judgements(place.on(f))[index]) for place in found for f in place.fabrics]
     pairs = [pair for pair in pairs if len(pair[0].on(pair[1])) > 1 and pair[2].outcome != "calibrates"]
     if not pairs:
-        return [f"{name}, every fabric calibrates the prediction: nothing is left to judge."]
-    outcomes = [judgement.outcome for _, _, judgement in pairs]
-    words = f"{name}, the prediction names the fastest method in {outcomes.count('agrees')} of "
-    words += f"{counted(len(pairs), 'pair')} of shape and fabric"
-    if undecided := outcomes.count("undecided"):
-        words += f"; in {undecided} more it is not proven wrong"
-    wrong = [pair for pair in pairs if pair[2].outcome == "differs"]
-    if near := sum(judgement.times < NEAR for _, _, judgement in wrong):
-        words += f"; in {near} more the named one takes less than {NEAR - 1:.0%} longer"
-    by_shape: dict[str, list[str]] = {}
-    for place, fabric, judged in wrong:
-        if judged.times >= NEAR:
-            by_shape.setdefault(place.title, []).append(f"{fabric} ({judged.times:.2f}x)")
+        return [(f"{name}, every fabric calibrates the prediction: nothing is left to judge.",)]
+    by_outcome = {o: [p for p in pairs if p[2].outcome == o] for o in ("agrees", "undecided", "differs")}
+    near = [pair for pair in by_outcome["differs"] if pair[2].times < NEAR]
+    words = say(f"{name}, the prediction names the fastest method in ", _how_many(by_outcome["agrees"]), " of ")
+    words = say(words, _how_many(pairs, "pair"), " of shape and fabric")
+    if by_outcome["undecided"]:
+        words = say(words, "; in ", _how_many(by_outcome["undecided"]), " more it is not proven wrong")
+    if near:
+        words = say(words, "; in ", _how_many(near), f" more the named one takes less than {NEAR - 1:.0%} longer")
+    by_shape: dict[str, list[Words]] = {}
+    for place, fabric, judged in (pair for pair in by_outcome["differs"] if pair[2].times >= NEAR):
+        times = ref(f"{judged.times:.2f}x", (judged.winner.cell, fastest_of(place.on(fabric)).cell))
+        by_shape.setdefault(place.title, []).append(say(f"{fabric} (", times, ")"))
     if by_shape:
-        where = "; ".join(f"{shape}, on {', '.join(fabrics)}" for shape, fabrics in by_shape.items())
-        words += f". It names a slower one, whose step time over the fastest's is in brackets, at {where}"
-    return [f"{words}."]
+        where = listing([say(f"{shape}, on ", listing(each)) for shape, each in by_shape.items()], "; ")
+        why = ". It names a slower one, whose step time over the fastest's is in brackets, at "
+        words = say(words, why, where)
+    return [say(words, ".")]
 
 
-def _left_out(cells: Sequence[Cell], found: Sequence[Place]) -> list[str]:
+def _how_many(pairs: Sequence[Judged], noun: str = "") -> Ref:
+    """The quantity, which the cells of these places and fabrics are behind."""
+    text = counted(len(pairs), noun) if noun else f"{len(pairs)}"
+    return ref(text, (p.cell for place, fabric, _ in pairs for p in place.on(fabric)))
+
+
+def _left_out(cells: Sequence[Cell], found: Sequence[Place]) -> list[Words]:
     shown = {p.cell.cell_id for place in found for p in place.points}
     settings = {place.over_fabrics for place in found}
     absent = [c for c in compared(cells) if c.over_fabrics in settings and c.cell_id not in shown]
@@ -147,29 +164,36 @@ def _left_out(cells: Sequence[Cell], found: Sequence[Place]) -> list[str]:
         return []
     names = sorted({f"{c.series} on {c.asked['fabric']} at {c.asked['sp_size']} ranks" for c in absent})
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return [f"Not compared, without a measured bandwidth or a second fabric: {', '.join(names[:6])}{more}."]
+    quantity = ref(counted(len(absent), "cell"), absent)
+    return [
+        say(
+            "Not compared, without a measured bandwidth or a second fabric: ",
+            quantity,
+            f", {', '.join(names[:6])}{more}.",
+        )
+    ]
 
 
-def _ratios(place: Place) -> list[str]:
+def _ratios(place: Place) -> list[Words]:
     """Ulysses' predicted bytes over each ring's, from the rows, beside the closed form where it applies."""
     cells = {p.cell.series: p.cell for p in place.points}.values()
-    asked = place.points[0].cell.asked
+    rings = [c for c in cells if c.asked["method"] == "ring"]
+    return [_ratio(place, c, ring) for c in cells if c.asked["method"] == "ulysses" for ring in rings]
+
+
+def _ratio(place: Place, ulysses: Cell, ring: Cell) -> Words:
+    asked, both = ring.asked, (ulysses, ring)
     group, size = asked["num_heads"] / asked["num_kv_heads"], place.sp_size
-    sentences = []
-    for ulysses in (c for c in cells if c.asked["method"] == "ulysses"):
-        for ring in (c for c in cells if c.asked["method"] == "ring"):
-            sent = (ulysses.communication.predicted_bytes or 0.0) / (ring.communication.predicted_bytes or 1.0)
-            words = f"{place.title}: {ulysses.series} sends {sent:.3f} of the bytes of {ring.series}"
-            if asked["pass_kind"] == "forward_backward":
-                first, second = (c.communication.phases.get("forward", (None, None))[0] for c in (ulysses, ring))
-                words += f", {first / second:.3f} in the forward" if first and second else ""
-            if size <= asked["num_kv_heads"] and ring.asked["dkv_dtype"] in (None, "input"):
-                words += f"; (G+1)/P = {(group + 1) / size:.3f} is the forward's"
-                words += f", 2(G+1)/(3P) = {2 * (group + 1) / (3 * size):.3f} the whole's, G = {group:g}, P = {size}"
-            sentences.append(
-                f"{words}. It wins by bytes alone where its bandwidth is more than that part of the ring's."
-            )
-    return sentences
+    sent = (ulysses.communication.predicted_bytes or 0.0) / (ring.communication.predicted_bytes or 1.0)
+    words = say(f"{place.title}: {ulysses.series} sends ", ref(f"{sent:.3f}", both), f" of the bytes of {ring.series}")
+    if asked["pass_kind"] == "forward_backward":
+        first, second = (c.communication.phases.get("forward", (None, None))[0] for c in both)
+        words = say(words, ", ", ref(f"{first / second:.3f}", both), " in the forward") if first and second else words
+    if size <= asked["num_kv_heads"] and asked["dkv_dtype"] in (None, "input"):
+        forms = f"; (G+1)/P = {(group + 1) / size:.3f} is the forward's, "
+        forms += f"2(G+1)/(3P) = {2 * (group + 1) / (3 * size):.3f} the whole's, G = {group:g}, P = {size}"
+        words = say(words, forms)
+    return say(words, ". It wins by bytes alone where its bandwidth is more than that part of the ring's.")
 
 
 def _winners(found: Sequence[Place]) -> Table:
@@ -182,29 +206,29 @@ def _winner(place: Place, fabric: str) -> Line:
     points = place.on(fabric)
     winner = fastest_of(points).cell
     second = fastest_of([p for p in points if p.cell is not winner]).cell
-    paired = paired_ratio(second, winner)
-    proven = "" if paired is not None and paired.interval.low > 1 else " *"
-    ratio = paired.words if paired is not None else f"{ratio_of_medians(second, winner):.3f}x"
+    ratio, proven = _lead(winner, second)
+    by_bytes, with_compute = (_judged(judgement, winner) for judgement in _judgements(points))
     texts = (
-        *(place.title, f"{fabric} ({_bandwidths(points)})", winner.series + proven, number(winner.median_step_ms)),
-        *(second.series, ratio, *map(_judged, _judgements(points))),
+        *(ref(place.title, (p.cell for p in points)), _bandwidths(fabric, points), winner.series + proven),
+        *(ref(number(winner.median_step_ms), winner), second.series, ratio, by_bytes, with_compute),
     )
-    evidence = f"{second.series} takes {ratio_words(second, winner)}"
-    return Line(texts, (evidence, *winner.files, *second.files))
+    return Line(texts, (winner, second))
 
 
-def _judged(judgement: Judgement) -> str:
-    name = judgement.winner.cell.series
+def _judged(judgement: Judgement, winner: Cell) -> Ref:
+    named = judgement.winner.cell
     if judgement.outcome == "calibrates":
-        return f"{name}, calibrated here"
-    return f"{name}, {judgement.outcome}" + (f" ({judgement.times:.3f}x)" if judgement.evidence else "")
+        return ref(f"{named.series}, calibrated here", named)
+    times = "" if named is winner else f" ({judgement.times:.3f}x)"
+    return ref(f"{named.series}, {judgement.outcome}{times}", (named, winner))
 
 
-def _bandwidths(points: Sequence[Point]) -> str:
+def _bandwidths(fabric: str, points: Sequence[Point]) -> Ref:
     """The slowest and the fastest of the methods' own primitives."""
     known = sorted(p.bandwidth.bytes_per_s / GIB for p in points)
     low, high = number(known[0]), number(known[-1])
-    return f"{low} GiB/s" if low == high else f"{low} to {high} GiB/s"
+    spread = f"{low} GiB/s" if low == high else f"{low} to {high} GiB/s"
+    return ref(f"{fabric} ({spread})", (c for p in points for c in p.bandwidth.cells))
 
 
 def _table(place: Place) -> Table:
@@ -222,12 +246,13 @@ def _lines(place: Place) -> tuple[Line, ...]:
             measured = number(p.measured_ms)
             measured += f" [{number(interval.low)}, {number(interval.high)}]" if interval else ""
             source = "" if p.calibrated_on is None else f" (step on {p.calibrated_on})"
+            behind = (p.cell, *p.bandwidth.cells)
             texts = (
-                *(p.cell.series, fabric, p.primitive, number(p.bandwidth.bytes_per_s / GIB)),
-                *(in_bytes(p.cell.communication.predicted_bytes), number(p.communication_ms)),
-                *(f"{number(p.compute_ms)}{source}", number(p.predicted_ms), measured),
-                f"{p.measured_ms / p.predicted_ms:.2f}",
+                *(p.cell.series, fabric, p.primitive, ref(number(p.bandwidth.bytes_per_s / GIB), p.bandwidth.cells)),
+                *(in_bytes(p.cell.communication.predicted_bytes), ref(number(p.communication_ms), behind)),
+                *(f"{number(p.compute_ms)}{source}", ref(number(p.predicted_ms), behind), measured),
+                ref(f"{p.measured_ms / p.predicted_ms:.2f}", behind),
                 ", ".join(name for name, winner in winners.items() if winner is p),
             )
-            lines.append(Line(texts, (*p.cell.files, *(f"bandwidth: {file}" for file in p.bandwidth.files))))
+            lines.append(Line(texts, (p.cell,)))
     return tuple(lines)

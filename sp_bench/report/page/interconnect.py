@@ -1,10 +1,9 @@
 """The section on the interconnect: latency and bandwidth of each fabric, primitive and number of ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import in_bytes, number, whole
 from sp_bench.report.page.parts import Line, Section, Table
 
@@ -20,7 +19,7 @@ CAPTION = (
 )
 
 
-def section(cells: Sequence[Cell], _: Mapping[str, Style]) -> Section | None:
+def section(cells: Sequence[Cell]) -> Section | None:
     """None without a measured fabric. Failed attempts are where all of them are."""
     measured = sorted((c for c in cells if c.asked["workload"] == "collective" and c.ok), key=_place)
     if not measured:
@@ -28,6 +27,7 @@ def section(cells: Sequence[Cell], _: Mapping[str, Style]) -> Section | None:
     return Section(
         anchor="interconnect",
         title="Interconnect",
+        basis="Each line is one fabric, primitive and sp_size: no scaling, and no ratio that needs a baseline.",
         tables=tuple(
             Table(name, CAPTION, HEAD, tuple(map(_line, group)), left=(0, 1))
             for name, group in groupby(measured, key=_setting)
@@ -60,4 +60,4 @@ def _line(cell: Cell) -> Line:
         number(1e3 * largest / step_ms / GIB if largest and step_ms else None),
         f"{len(cell.step_ms)} of {len(cell.rows)}",
     )
-    return Line(texts, cell.files)
+    return Line(texts, (cell,))

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, number, whole
-from sp_bench.report.page.parts import Line, Section, Table
+from sp_bench.report.formats import number, whole
+from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say
 from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.series import OWN_CODE
 
@@ -16,6 +16,7 @@ HEAD = (
     *("theirs", "sp_size", "seq_len (tokens)", "kernel", "step (ms)", "compared with", "ours", "our kernel"),
     *("our step (ms)", "theirs / ours", "evidence"),
 )
+BASIS = "seq_len and sp_size are fixed in each ratio, so that none is about scaling; the baseline is our method."
 CAPTION = (
     "Step time of a library over ours in the same setting, length and number of ranks: above 1, ours is faster. Same "
     "kernel and fastest kernel: our method of the same kind and layout, of several the one with the smallest median; "
@@ -33,7 +34,7 @@ def section(cells: Sequence[Cell]) -> Section | None:
         for s in settings
     )
     points = tuple(_words(*each) for each in _largest_first(cells))
-    return Section("rivals", "Against other libraries", points=points, tables=tables)
+    return Section("rivals", "Against other libraries", BASIS, points=points, tables=tables)
 
 
 def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
@@ -48,9 +49,9 @@ def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
     return [(what, fastest(group)) for what, group in groups.items() if group]
 
 
-def summary(cells: Sequence[Cell]) -> list[str]:
+def summary(cells: Sequence[Cell]) -> list[Words]:
     """The sentences of `section` on the most ranks and tokens of each setting and library."""
-    first: dict[tuple[str, str], str] = {}
+    first: dict[tuple[str, str], Words] = {}
     for their, ours in _largest_first(cells):
         first.setdefault((their.setting, their.series), _words(their, ours))
     return list(first.values())
@@ -81,24 +82,24 @@ def _named(cell: Cell) -> str:
     return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
 
 
-def _words(their: Cell, ours: Sequence[tuple[str, Cell]]) -> str:
+def _words(their: Cell, ours: Sequence[tuple[str, Cell]]) -> Words:
     """Theirs over ours at the same kernel and at our fastest, in one sentence."""
     asked = their.asked
-    sentence = f"{whole(asked['seq_len'])} tokens on {counted(asked['sp_size'], 'rank')}, {asked['workload']} "
-    sentence += f"{asked['pass_kind']}: {_named(their)}, {number(their.median_step_ms)} ms, takes "
+    where = f"{whole(asked['seq_len'])} tokens on {processors(their)}, {asked['workload']} {asked['pass_kind']}: "
     evidence = list(dict.fromkeys(_ratio(their, our)[1] for _, our in ours))
-    compared = []
-    for what, our in ours:
+    words = say(f"{where}{_named(their)}, ", median_ms(their), ", takes ")
+    for place, (what, our) in enumerate(ours):
         ratio, why = _ratio(their, our)
-        words = f"{ratio} the time of {IN_WORDS[what]}, {_named(our)}, {number(our.median_step_ms)} ms"
-        compared.append(words if len(evidence) == 1 else f"{words} ({why})")
-    return f"{sentence}{', and '.join(compared)}{f' ({evidence[0]})' if len(evidence) == 1 else ''}."
+        words = say(words, ", and " if place else "", ref(ratio, (their, our)), f" the time of {IN_WORDS[what]}, ")
+        words = say(words, f"{_named(our)}, ", median_ms(our), "" if len(evidence) == 1 else f" ({why})")
+    return say(words, f" ({evidence[0]})." if len(evidence) == 1 else ".")
 
 
 def _line(their: Cell, what: str, our: Cell) -> Line:
+    ratio, evidence = _ratio(their, our)
     texts = (
-        *(their.series, whole(their.asked["sp_size"]), whole(their.asked["seq_len"]), str(their.asked["kernel"])),
-        *(number(their.median_step_ms), what, our.series, str(our.asked["kernel"]), number(our.median_step_ms)),
-        *_ratio(their, our),
+        *(ref(their.series, their), whole(their.asked["sp_size"]), whole(their.asked["seq_len"])),
+        *(str(their.asked["kernel"]), ref(number(their.median_step_ms), their), what, our.series),
+        *(str(our.asked["kernel"]), ref(number(our.median_step_ms), our), ratio, evidence),
     )
-    return Line(texts, (*their.files, *(f"ours: {file}" for file in our.files)))
+    return Line(texts, (their, our))

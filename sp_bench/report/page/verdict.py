@@ -1,4 +1,4 @@
-"""What the rows say, in words. Every number is computed here from cells; nothing is claimed without an interval."""
+"""What the rows say, in words. Every number is computed here from cells, and refers to them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,141 +9,115 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.effort import effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
-from sp_bench.report.page import rivals
-from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ratio_of_medians
+from sp_bench.report.limits import Limit, limits
+from sp_bench.report.page import fabrics, rivals
+from sp_bench.report.page.comparisons import by_place, compare, headline, largest_places, unclaimed
+from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
+from sp_bench.report.provenance import mixing
 from sp_bench.report.selection import Selection
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`summary`: sentences on the whole; `comparisons`: one sentence a (setting, sp_size, seq_len), largest first."""
-
-    summary: tuple[str, ...]
-    comparisons: Mapping[str, tuple[str, ...]]  # by setting
+    headlines: Mapping[str, tuple[Words, ...]]  # by setting: what the largest place says
+    out_of_memory: tuple[Words, ...]
+    notes: tuple[Words, ...]  # what is not claimed, and on the whole
+    comparisons: Mapping[str, tuple[Words, ...]]  # by setting: one sentence a (sp_size, seq_len), largest first
 
 
 def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] not in ("parity", "collective")]
-    comparisons: dict[str, list[str]] = {}
     shown = foremost(speeds, places(cells))
-    for (setting, sp_size, seq_len), group in by_place(shown):
-        if len(group) > 1:
-            comparisons.setdefault(setting, []).append(_compare(sp_size, seq_len, group))
-    summary = [_counts(selection), *rivals.summary(cells), *_out_of_memory(cells), *_bytes(cells), *_parity(cells)]
-    summary += _alone(speeds)
-    summary += _effort(selection)
-    if any(len(cell.step_ms) < MIN_REPLICATES for cell in speeds) and comparisons:
-        fewest, most = min(len(c.step_ms) for c in speeds), max(len(c.step_ms) for c in speeds)
-        spread = f"{fewest}" if fewest == most else f"{fewest} to {most}"
-        summary.append(
-            f"Cells have {spread} replicate{'' if most == 1 else 's'}. With fewer than {MIN_REPLICATES} no interval is "
-            "claimed: the order below is what was observed, not a proven difference."
-        )
+    groups = [(place, group) for place, group in by_place(shown) if len(group) > 1]
+    comparisons: dict[str, list[Words]] = {}
+    for (setting, _, _), group in groups:
+        comparisons.setdefault(setting, []).append(compare(group))
+    notes = [*fabrics.summary(cells), *rivals.summary(cells), *unclaimed(groups), *_counts(cells), *_bytes(cells)]
+    notes += [*_parity(cells), *_alone(speeds), *_effort(selection, cells)]
+    if mixed := mixing(cells):
+        notes.append((f"{mixed[0].upper()}{mixed[1:]}.",))
     if len(shown) < len(speeds):
-        summary.append("Below is the fastest fabric of each setting; all of them are compared under Fabrics.")
-    return Verdict(tuple(summary), {setting: tuple(lines) for setting, lines in comparisons.items()})
+        notes.append(("Of each setting this is the fastest fabric; all of them are compared under Fabrics.",))
+    of_methods = [(place, group) for place, group in groups if len({c.asked["method"] for c in group}) > 1]
+    return Verdict(
+        {setting: headline(group, speeds) for setting, group in largest_places(of_methods).items()},
+        tuple(_out_of_memory(cells)),
+        tuple(notes),
+        {setting: tuple(lines) for setting, lines in comparisons.items()},
+    )
 
 
-def by_place(cells: Sequence[Cell]) -> list[tuple[tuple[str, int, int], list[Cell]]]:
-    """Cells that answer the same question, the most ranks and tokens of a setting first."""
-    placed = [c for c in cells if c.asked["sp_size"] is not None and c.asked["seq_len"] is not None]
-
-    def place(cell: Cell) -> tuple[str, int, int]:
-        return cell.setting, -cell.asked["sp_size"], -cell.asked["seq_len"]
-
-    return [((s, -p, -n), list(group)) for (s, p, n), group in groupby(sorted(placed, key=place), key=place)]
-
-
-def _compare(sp_size: int, seq_len: int, rivals: Sequence[Cell]) -> str:
-    ranked = sorted(rivals, key=lambda c: (c.median_step_ms or 0.0, c.series))
-    first, second, last = ranked[0], ranked[1], ranked[-1]
-    proven = all((ratio := paired_ratio(rival, first)) is not None and ratio.interval.low > 1 for rival in ranked[1:])
-    verb = "is fastest" if proven else "has the lowest median step time"
-    sentence = f"{whole(seq_len)} tokens on {counted(sp_size, 'rank')}: {first.series} {verb}, {_times(second, first)}"
-    sentence += f" ahead of {second.series} ({_ms(first)} against {_ms(second)}{_rate(first)}; "
-    sentence += f"{_evidence(first, second)})"
-    if len(ranked) > 2:
-        sentence += f"; {_times(last, first)} ahead of the slowest of {len(ranked)}, {last.series}"
-    return f"{sentence}."
-
-
-def _evidence(first: Cell, second: Cell) -> str:
-    """Why, or why not, the first may be called faster than the second."""
-    if (paired := paired_ratio(second, first)) is None:
-        return f"{_replicates(first, second)}: no interval is claimed"
-    evidence = f"paired over {paired.pairs} replicates {paired.words}, coverage {paired.interval.coverage:.1%}"
-    return evidence if paired.interval.low > 1 else f"{evidence}: neither is called faster"
-
-
-def _replicates(first: Cell, second: Cell) -> str:
-    a, b = len(first.step_ms), len(second.step_ms)
-    return f"{counted(a, 'replicate')} each" if a == b else f"{a} and {counted(b, 'replicate')}"
-
-
-def _times(slower: Cell, faster: Cell) -> str:
-    ratio = ratio_of_medians(slower, faster)
-    return f"{ratio:.3f}x" if ratio < 1.05 else f"{ratio:.2f}x"
-
-
-def _rate(cell: Cell) -> str:
-    """Attention FLOP/s, where they are known."""
-    rate = cell.attention_tflops(cell.median_step_ms) if cell.median_step_ms else None
-    return "" if rate is None else f"; {number(rate)} attention TFLOP/s/{cell.processor}"
-
-
-def _ms(cell: Cell) -> str:
-    return f"{number(cell.median_step_ms)} ms"
-
-
-def _counts(selection: Selection) -> str:
-    statuses = Counter(str(status) for status in selection.rows["status"])
+def _counts(cells: Sequence[Cell]) -> list[Words]:
+    statuses = Counter(str(row["status"]) for cell in cells for row in cell.rows)
     if not statuses:
-        return "There are no rows: nothing was measured, and nothing can be said."
-    parts = [f"{quantity:,} {status}" for status, quantity in statuses.most_common()]
-    return f"{counted(statuses.total(), 'trial')}: {', '.join(parts)}."
+        return [("There are no rows: nothing was measured, and nothing can be said.",)]
+    ordered = sorted(statuses.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))
+    parts = [ref(f"{quantity:,} {status}", (c for c in cells if status in c.statuses)) for status, quantity in ordered]
+    return [say(ref(counted(statuses.total(), "trial"), cells), ": ", listing([(part,) for part in parts]), ".")]
 
 
-def _effort(selection: Selection) -> list[str]:
+def _effort(selection: Selection, cells: Sequence[Cell]) -> list[Words]:
     columns = selection.rows[["status", "duration_s", "phase_s"]]
     sentence = effort([dict(zip(columns, row, strict=True)) for row in columns.itertuples(index=False)]).sentence()
-    return [sentence] if sentence else []
+    return [linked(sentence, cells)] if sentence else []
 
 
-def _out_of_memory(cells: Sequence[Cell]) -> list[str]:
-    """Per setting and sp_size, the shortest length at which anything was out of memory, and what."""
-    failed = [c for c in cells if "oom" in c.statuses]
-    shortest: dict[tuple[str, int], list[Cell]] = {}
-    for (setting, sp_size, _), same_length in by_place(failed):  # the longest come first
-        shortest[setting, sp_size] = same_length
-    return [
-        f"Out of memory first, {setting}, {counted(sp_size, 'rank')}: {', '.join(sorted({c.series for c in same}))} "
-        f"at {whole(same[0].asked['seq_len'])} tokens."
-        for (setting, sp_size), same in shortest.items()
-    ]
+def _out_of_memory(cells: Sequence[Cell]) -> list[Words]:
+    """Per setting and sp_size, the most ranks first: the shortest length at which anything was out of memory, what, and
+    the longest that ran."""
+    found = sorted(limits(cells), key=lambda limit: (limit.setting, -limit.sp_size))
+    groups = groupby(found, key=lambda limit: (limit.setting, limit.sp_size))
+    sentences = [_first_out_of_memory(setting, list(group)) for (setting, _), group in groups]
+    return [sentence for sentence in sentences if sentence is not None]
 
 
-def _bytes(cells: Sequence[Cell]) -> list[str]:
-    compared = [c.communication.equal for c in cells if c.communication.equal is not None]
+def _first_out_of_memory(setting: str, group: Sequence[Limit]) -> Words | None:
+    failed = [limit.smallest_oom for limit in group if limit.smallest_oom is not None]
+    if not failed:
+        return None
+    length = min(cell.asked["seq_len"] for cell in failed)
+    first = [cell for cell in failed if cell.asked["seq_len"] == length]
+    words = say("Out of memory first: ", ref(f"{_names(first)} at {whole(length)} tokens", first))
+    words = say(words, f" on {processors(first[0])}")
+    ran = [limit.largest_ok for limit in group if limit.largest_ok is not None]
+    longest = max((cell.asked["seq_len"] for cell in ran), default=None)
+    if longest is not None:
+        best = [cell for cell in ran if cell.asked["seq_len"] == longest]
+        words = say(words, "; longest that ran: ", ref(f"{_names(best)} at {whole(longest)}", best))
+    return say(words, f" ({setting}).")
+
+
+def _names(cells: Sequence[Cell]) -> str:
+    names = sorted({cell.series for cell in cells})
+    return ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:5])} and {len(names) - 5} more"
+
+
+def _bytes(cells: Sequence[Cell]) -> list[Words]:
+    compared = [c for c in cells if c.communication.equal is not None]
     if not compared:
         return []
-    what, cells_compared = "Bytes counted from the issued collectives", counted(len(compared), "cell")
-    if all(compared):
-        return [f"{what} equal the closed form in all {cells_compared}."]
-    return [f"{what} differ from the closed form in {compared.count(False)} of {cells_compared}."]
+    what, quantity = "Bytes counted from the issued collectives", ref(counted(len(compared), "cell"), compared)
+    if different := [c for c in compared if not c.communication.equal]:
+        return [
+            say(what, " differ from the closed form in ", ref(f"{len(different)}", different), " of ", quantity, ".")
+        ]
+    every = "all " if len(compared) > 1 else ""
+    return [say(what, f" equal the closed form in {every}", quantity, ".")]
 
 
-def _parity(cells: Sequence[Cell]) -> list[str]:
+def _parity(cells: Sequence[Cell]) -> list[Words]:
     name = "NLL difference, nats"
-    found = [c.errors[name][0] for c in cells if name in c.errors]
+    found = [c for c in cells if name in c.errors]
     if not found:
         return []
-    return [f"Training parity over {counted(len(found), 'cell')}: NLL differs by at most {number(max(found))} nats."]
+    worst = max(found, key=lambda c: c.errors[name][0])
+    words = say("Training parity over ", ref(counted(len(found), "cell"), found), ": NLL differs by at most ")
+    return [say(words, ref(f"{number(worst.errors[name][0])} nats", worst), ".")]
 
 
-def _alone(speeds: Sequence[Cell]) -> list[str]:
-    lonely = [rivals[0] for _, rivals in by_place(speeds) if len(rivals) == 1]
+def _alone(speeds: Sequence[Cell]) -> list[Words]:
+    lonely = [group[0] for _, group in by_place(speeds) if len(group) == 1]
     if not lonely:
         return []
-    names = sorted({cell.series for cell in lonely})
-    shown = ", ".join(names) if len(names) <= 5 else f"{', '.join(names[:5])} and {len(names) - 5} more"
-    return [f"Without a rival at their length and number of ranks: {counted(len(lonely), 'cell')} ({shown})."]
+    quantity = ref(counted(len(lonely), "cell"), lonely)
+    return [say("Without a rival at their seq_len and sp_size: ", quantity, f" ({_names(lonely)}).")]

@@ -1,0 +1,262 @@
+"""Two campaigns, cell by cell: what became slower, what fails now, and what only one of them has.
+
+A cell is the same in both when its whole semantic config is (`cell_id`); code and libraries may differ, as they do
+between a version and the next. Ratios are B over A of step times: above 1, B is slower.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sp_bench.report.cells import Cell, cells, listed
+from sp_bench.report.formats import counted, whole
+from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
+from sp_bench.report.selection import MIXED, Selection, select
+from sp_bench.report.series import config_leaves, name_cells
+
+SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
+KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
+MAX_OPTIONS = 5  # named where nothing is in common
+_BOUND = re.compile(r"median:(\d+(?:\.\d+)?)%")
+_FACTS = ("cpu", "driver", "cuda", "cudnn", "nccl", "process_group")  # of the environment, beside packages and devices
+
+
+class NotComparable(ValueError):
+    """Two folders without a common cell, or a bound that cannot be read; the message says the way out."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """One campaign: of each cell the rows of its newest environment."""
+
+    folder: Path
+    selection: Selection
+    cells: Mapping[str, Cell]  # by cell_id
+
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """What the rows ran on: `devices`, then driver, libraries and packages by name; each value that occurs."""
+        found: dict[str, set[str]] = {"devices": set()}
+        for environment in self.selection.rows["environment"]:
+            known = environment if isinstance(environment, Mapping) else {}
+            found["devices"].update(map(str, listed(known.get("device_names")) or _listed_one(known.get("cpu"))))
+            for name, value in [*((n, known.get(n)) for n in _FACTS), *listed(known.get("packages"))]:
+                if value is not None:
+                    found.setdefault(str(name), set()).add(str(value))
+        return {name: sorted(values) for name, values in found.items()}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A cell that was measured in both."""
+
+    a: Cell
+    b: Cell
+    points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
+    paired: PairedRatio | None  # from 6 points on
+
+    @property
+    def ratio(self) -> float:
+        """Median of the points where they have an interval, else the ratio of the two medians."""
+        return ratio_of_medians(self.b, self.a) if self.paired is None else self.paired.ratio
+
+    @property
+    def verdict(self) -> str:
+        if self.paired is None:
+            return NO_INTERVAL
+        if not self.paired.excludes_1:
+            return NOT_TOLD_APART
+        return SLOWER if self.paired.interval.low > 1 else FASTER
+
+    @property
+    def words(self) -> str:
+        """1.25x [1.22, 1.27]; without an interval the points: 1.250x (1.220, 1.280)."""
+        if self.paired is not None:
+            return self.paired.words
+        points = f" ({', '.join(f'{point:.3f}' for point in self.points)})" if len(self.points) > 1 else ""
+        return f"{self.ratio:.3f}x{points}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """A cell whose statuses differ."""
+
+    a: Cell
+    b: Cell
+
+    @property
+    def kind(self) -> str:
+        """Regression or better: a larger or smaller share of its replicates failed."""
+        before, after = _failed_share(self.a), _failed_share(self.b)
+        return REGRESSION if after > before else BETTER if after < before else CHANGED
+
+    @property
+    def words(self) -> str:
+        return f"{status_words(self.a)} \N{RIGHTWARDS ARROW} {status_words(self.b)}"
+
+    @property
+    def reason(self) -> str:
+        """Why the side that fails more does, in the words of its first failed replicate."""
+        failed = [row for row in (self.a if self.kind == BETTER else self.b).rows if row["status"] != "ok"]
+        return str(failed[0]["reason"] or "") if failed else ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    a: Side
+    b: Side
+    pairs: tuple[Pair, ...]  # slowest B first
+    changes: tuple[Change, ...]  # regressions first
+    only_a: tuple[Cell, ...]
+    only_b: tuple[Cell, ...]
+    num_unmeasured: int  # cells in both with equal statuses, and no step time on one side at least
+
+    def regressions(self, bound: float) -> list[str]:
+        """One line for each cell of B that is worse than `bound` (0.05: 5%) allows, worst first: its statuses, or its
+        ratio, which must exceed 1 + bound and, where it has an interval, be told apart from 1."""
+        failed = [f"{name(change.b)}: {change.words}" for change in self.changes if change.kind == REGRESSION]
+        slower = [p for p in self.pairs if p.ratio > 1 + bound and p.verdict in (SLOWER, NO_INTERVAL)]
+        lines = [f"{name(p.b)}: {p.words}{', no interval' if p.paired is None else ''}" for p in slower]
+        return failed + lines
+
+    def differences(self) -> list[str]:
+        """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
+        explains that env_ids differ."""
+        before, after = self.a.facts, self.b.facts
+        found = [
+            f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
+            for fact in dict.fromkeys([*before, *after])
+            if before.get(fact) != after.get(fact)
+        ]
+        if not found and self.a.selection.env_ids != self.b.selection.env_ids:
+            found.append("the code that measures")
+        return found
+
+
+def fail_bound(text: str) -> float:
+    """`median:5%` -> 0.05.
+
+    Raises:
+        NotComparable: any other form.
+    """
+    if (match := _BOUND.fullmatch(text)) is None:
+        raise NotComparable(
+            f"--fail-on {text}: use median:NUMBER%, such as median:5% or median:2.5%; "
+            "the median step time is all that is compared"
+        )
+    return float(match[1]) / 100
+
+
+def compare(folder_a: Path, folder_b: Path) -> Comparison:
+    """Compare two campaigns, of each cell the newest environment.
+
+    Raises:
+        NotComparable: a folder without rows, or no cell in common.
+        OSError: a folder cannot be read.
+    """
+    a, b = _sides(folder_a, folder_b)
+    common = [(a.cells[cell_id], b.cells[cell_id]) for cell_id in a.cells if cell_id in b.cells]
+    if not common:
+        raise NotComparable(_nothing_in_common(a, b))
+    pairs = [_pair(before, after) for before, after in common if before.ok and after.ok]
+    changes = [Change(before, after) for before, after in common if _statuses_differ(before, after)]
+    shown = {each.a.cell_id for each in (*pairs, *changes)}
+    return Comparison(
+        a,
+        b,
+        tuple(sorted(pairs, key=lambda p: (-p.ratio, name(p.a)))),
+        tuple(sorted(changes, key=lambda c: (KINDS.index(c.kind), name(c.a)))),
+        tuple(cell for cell_id, cell in a.cells.items() if cell_id not in b.cells),
+        tuple(cell for cell_id, cell in b.cells.items() if cell_id not in a.cells),
+        sum(before.cell_id not in shown for before, _ in common),
+    )
+
+
+def name(cell: Cell) -> str:
+    """A cell in one line, with nothing left out that tells it apart."""
+    sizes = [f"{column} {whole(cell.asked[column])}" for column in ("sp_size", "seq_len") if cell.asked[column]]
+    return ", ".join([cell.series, *sizes, cell.setting])
+
+
+def status_words(cell: Cell) -> str:
+    """5 ok, 1 oom."""
+    return ", ".join(f"{n} {status}" for status, n in Counter(str(row["status"]) for row in cell.rows).items())
+
+
+def _listed_one(value: Any) -> list[Any]:
+    return [] if value is None else [value]
+
+
+def _sides(folder_a: Path, folder_b: Path) -> tuple[Side, Side]:
+    """Both campaigns, their cells under the names that they have among the cells of both."""
+    selections = [select([folder]) for folder in (folder_a, folder_b)]
+    for folder, selection in zip((folder_a, folder_b), selections, strict=True):
+        if selection.rows.empty:
+            raise NotComparable(f"{folder} has no rows to compare")
+    every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
+    every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
+    named = name_cells(every.drop_duplicates("cell_id").set_index("cell_id", drop=False))
+    names = {cell_id: names for cell_id, *names in named[["setting", "series"]].itertuples()}
+    a, b = (
+        Side(folder, selection, {c.cell_id: _renamed(c, *names[c.asked["cell_id"]]) for c in cells(selection.rows)})
+        for folder, selection in zip((folder_a, folder_b), selections, strict=True)
+    )
+    return a, b
+
+
+def _renamed(cell: Cell, setting: str, series: str) -> Cell:
+    return replace(cell, setting=setting, series=series)
+
+
+def _pair(a: Cell, b: Cell) -> Pair:
+    before, after = ({row["replicate"]: row["median_step_ms"] for row in cell.measured} for cell in (a, b))
+    points = tuple(after[key] / before[key] for key in sorted(k for k in before if k is not None) if key in after)
+    return Pair(a, b, points, median_ratio(points))
+
+
+def _failed_share(cell: Cell) -> float:
+    return sum(row["status"] != "ok" for row in cell.rows) / len(cell.rows)
+
+
+def _statuses_differ(a: Cell, b: Cell) -> bool:
+    return a.statuses != b.statuses or _failed_share(a) != _failed_share(b)
+
+
+def _values(values: list[str] | None) -> str:
+    return " and ".join(values) if values else "none"
+
+
+def _nothing_in_common(a: Side, b: Side) -> str:
+    """What both have, and the options of which no value occurs in both."""
+    what = [f"{side.folder} has {_contents(side)}" for side in (a, b)]
+    before, after = _option_values(a), _option_values(b)
+    apart = [
+        f"{option}={'|'.join(sorted(before[option]))} against {'|'.join(sorted(after[option]))}"
+        for option in sorted(before.keys() & after.keys())
+        if not before[option] & after[option]
+    ]
+    why = f"; no value in common of {', '.join(apart[:MAX_OPTIONS])}" if apart else ""
+    more = f" and {counted(len(apart) - MAX_OPTIONS, 'option')} more" if len(apart) > MAX_OPTIONS else ""
+    return f"no cell is in both, that is, none has the same whole config: {'; '.join(what)}{why}{more}"
+
+
+def _contents(side: Side) -> str:
+    have = side.cells.values()
+    parts = [", ".join(sorted({c.series for c in have}))]
+    for column in ("sp_size", "seq_len"):
+        if sizes := sorted({c.asked[column] for c in have if c.asked[column] is not None}):
+            parts.append(f"{column} {' '.join(map(str, sizes))}")
+    return f"{counted(len(have), 'cell')} ({'; '.join(parts)})"
+
+
+def _option_values(side: Side) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for cell in side.cells.values():
+        for option, value in config_leaves(cell.asked["config"]).items():
+            found.setdefault(option, set()).add(str(value))
+    return found

@@ -1,0 +1,136 @@
+"""A comparison as text for a terminal or a log. Names are folded where lines are too short, never cut."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from sp_bench.report.cells import Cell
+from sp_bench.report.comparison import (
+    BETTER,
+    CHANGED,
+    FASTER,
+    NO_INTERVAL,
+    NOT_TOLD_APART,
+    REGRESSION,
+    SLOWER,
+    Comparison,
+    Pair,
+    Side,
+    name,
+    status_words,
+)
+from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.provenance import words
+from sp_bench.report.ratios import MIN_REPLICATES
+from sp_bench.report.statistics import CONFIDENCE
+
+LOOKS = {SLOWER: "red", FASTER: "green", NOT_TOLD_APART: "dim", NO_INTERVAL: "yellow"}
+STATUS_LOOKS = {REGRESSION: "red", BETTER: "green", CHANGED: ""}
+
+
+def show(comparison: Comparison, console: Console) -> None:
+    """Both sides, what they did not run on alike, a table a setting with the slowest first, changed statuses, and cells
+    of one side only."""
+    for label, side in (("A", comparison.a), ("B", comparison.b)):
+        _say(console, f"{label} ({side.folder}): {_side_words(side)}")
+    for difference in comparison.differences():
+        _say(console, f"warning: A and B differ in {difference}", "yellow")
+    for setting, pairs in groupby(sorted(comparison.pairs, key=_worst_setting(comparison)), lambda p: p.a.setting):
+        console.print()
+        _say(console, setting, "bold")
+        console.print(_pair_table(list(pairs)))
+    if comparison.pairs:
+        console.print()
+        _say(console, _reading(comparison.pairs), "dim")
+    _changes(comparison, console)
+    for label, only in (("A", comparison.only_a), ("B", comparison.only_b)):
+        _only(label, only, console)
+    console.print()
+    _say(console, _summary(comparison), "bold")
+
+
+def _say(console: Console, words: str, style: str = "") -> None:
+    console.print(Text(words, style=style), soft_wrap=not console.is_terminal)
+
+
+def _side_words(side: Side) -> str:
+    left_out = [
+        f"{counted(num_rows, 'row')} of env_id {env_id} left out, for a newer one measured their cells again"
+        for env_id, num_rows in side.selection.left_out.items()
+    ]
+    return "; ".join([words(list(side.cells.values())), *left_out, *side.selection.problems])
+
+
+def _worst_setting(comparison: Comparison):
+    """Sorts pairs so that settings follow each other whole, the one with the slowest cell first."""
+    order = {setting: place for place, setting in enumerate(dict.fromkeys(p.a.setting for p in comparison.pairs))}
+    return lambda pair: order[pair.a.setting]
+
+
+def _pair_table(pairs: Sequence[Pair]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("series", overflow="fold")
+    for heading in ("sp_size", "seq_len", "A ms", "B ms"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("B/A", overflow="fold")
+    table.add_column("pairs", justify="right", no_wrap=True)
+    table.add_column("verdict", overflow="fold")
+    for pair in pairs:
+        asked = pair.a.asked
+        sizes = [whole(asked["sp_size"]), whole(asked["seq_len"])]
+        times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms)]
+        verdict = Text(pair.verdict, style=LOOKS[pair.verdict])
+        table.add_row(Text(pair.a.series), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
+    return table
+
+
+def _reading(pairs: Sequence[Pair]) -> str:
+    told = ["Times are medians of the replicates' median step times. B/A above 1: B is slower."]
+    coverages = [p.paired.interval.coverage for p in pairs if p.paired is not None]
+    if coverages:
+        told.append(
+            "B/A is the median over the replicates that both have; in brackets its order-statistic interval, which "
+            f"covers {min(coverages):.1%} or more; a verdict is given where it excludes 1."
+        )
+    if len(coverages) < len(pairs):
+        told.append(
+            f"Fewer than {MIN_REPLICATES} pairs allow no interval of {CONFIDENCE:.0%}: B/A is then the ratio of the "
+            "medians, with the pairs' own ratios in parentheses, and no verdict."
+        )
+    return " ".join(told)
+
+
+def _changes(comparison: Comparison, console: Console) -> None:
+    if not comparison.changes:
+        return
+    console.print()
+    _say(console, "Statuses that differ", "bold")
+    for change in comparison.changes:
+        reason = f" ({' '.join(change.reason.split())})" if change.reason else ""
+        _say(console, f"{change.kind}: {name(change.a)}: {change.words}{reason}", STATUS_LOOKS[change.kind])
+
+
+def _only(label: str, cells: Sequence[Cell], console: Console) -> None:
+    if not cells:
+        return
+    console.print()
+    _say(console, f"Only in {label}: {counted(len(cells), 'cell')}", "bold")
+    for cell in cells:
+        _say(console, f"{name(cell)}: {status_words(cell)}")
+
+
+def _summary(comparison: Comparison) -> str:
+    verdicts = Counter(pair.verdict for pair in comparison.pairs)
+    told = [
+        f"{verdicts[verdict]} {'with ' if verdict == NO_INTERVAL else ''}{verdict}"
+        for verdict in LOOKS
+        if verdicts[verdict]
+    ]
+    told.append(f"{counted(sum(c.kind == REGRESSION for c in comparison.changes), 'regression')} in status")
+    if comparison.num_unmeasured:
+        told.append(f"{comparison.num_unmeasured} without step times in both")
+    return f"{counted(len(comparison.pairs), 'cell')} compared: {', '.join(told)}"

@@ -1,0 +1,67 @@
+"""The folder of a report: each file appears whole or not at all, and files that an earlier report left are removed."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from sp_bench import results
+
+MANIFEST = ".report-files"  # names of the files that reports made here, one a line
+
+
+def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
+    """Why a report cannot be written to `out`, or None: no folder, no permission, or a place among the rows of a
+    campaign, where it would be in the way of all who read the campaign's folder."""
+    target = out.resolve()
+    for campaign in (campaign.resolve() for campaign in campaigns):
+        if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (results.WORK,):
+            return f"lies among the rows of {campaign.name}; use another folder, or leave it away"
+    nearest = next(path for path in (target, *target.parents) if path.exists())
+    if not nearest.is_dir():
+        return f"cannot be made: {nearest.name} is not a folder"
+    return None if os.access(nearest, os.W_OK | os.X_OK) else f"cannot be written: no permission in {nearest.name}"
+
+
+def write(out: Path, files: Mapping[str, bytes]) -> None:
+    """Make `out` hold these files, named by their path in it with forward slashes, and those that no report made.
+
+    The last of `files` is written last: the page, which shows the others. A report that is interrupted leaves a folder
+    that the next one still knows to clean up.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    earlier = _manifest(out)
+    out.mkdir(parents=True, exist_ok=True)
+    _replace(out / MANIFEST, _listed([*earlier, *files]))
+    for name, content in files.items():
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _replace(path, content)
+    for name in sorted(set(earlier) - set(files)):
+        stale = out / name
+        stale.unlink(missing_ok=True)
+        if stale.parent != out and stale.parent.is_dir() and not any(stale.parent.iterdir()):
+            stale.parent.rmdir()
+    _replace(out / MANIFEST, _listed(files))
+
+
+def _manifest(out: Path) -> list[str]:
+    """Files of earlier reports. A name that leads out of the folder is nobody's."""
+    path = out / MANIFEST
+    names = path.read_text("utf-8").splitlines() if path.is_file() else []
+    inside = (PurePosixPath(name) for name in names if name)
+    return [str(name) for name in inside if not name.is_absolute() and ".." not in name.parts]
+
+
+def _listed(names: Mapping[str, bytes] | list[str]) -> bytes:
+    return "".join(f"{name}\n" for name in sorted(set(names))).encode()
+
+
+def _replace(path: Path, content: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)

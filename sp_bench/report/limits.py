@@ -1,0 +1,56 @@
+"""The largest length that ran and the smallest that was out of memory, of each series on each number of ranks.
+
+A cell ran if any of its replicates is ok: one that was also out of memory ran at the brink, but it ran. Only a cell
+without an ok row and with an oom one was out of memory; other failures say nothing about memory.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp_bench.report.cells import Cell
+
+OOM = "oom"
+NO_LENGTH = ("parity", "collective")  # workloads whose length is not a question
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Either cell is None where there is no such length; never both. Without an oom the limit lies beyond what was
+    tried; an oom may be shorter than the largest that ran, where memory was not monotone in the length."""
+
+    setting: str
+    series: str
+    sp_size: int
+    largest_ok: Cell | None
+    smallest_oom: Cell | None
+
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        return tuple(cell for cell in (self.largest_ok, self.smallest_oom) if cell is not None)
+
+
+def out_of_memory(cell: Cell) -> bool:
+    """No replicate ran, and at least one was out of memory."""
+    return not cell.ok and OOM in cell.statuses
+
+
+def limits(cells: Sequence[Cell]) -> list[Limit]:
+    """In the order of `cells` (setting, sp_size); series by name."""
+    grouped: dict[tuple[str, int, str], list[Cell]] = {}
+    for cell in cells:
+        known = None not in (cell.asked["sp_size"], cell.asked["seq_len"])
+        if known and cell.asked["workload"] not in NO_LENGTH and (cell.ok or out_of_memory(cell)):
+            grouped.setdefault((cell.setting, cell.asked["sp_size"], cell.series), []).append(cell)
+    return [_limit(group) for _, group in sorted(grouped.items())]
+
+
+def _limit(group: Sequence[Cell]) -> Limit:
+    ran, failed = [c for c in group if c.ok], [c for c in group if out_of_memory(c)]
+    first = group[0]
+    return Limit(
+        setting=first.setting,
+        series=first.series,
+        sp_size=first.asked["sp_size"],
+        largest_ok=max(ran, key=lambda c: c.asked["seq_len"], default=None),
+        smallest_oom=min(failed, key=lambda c: c.asked["seq_len"], default=None),
+    )

@@ -1,0 +1,135 @@
+"""Cells that answer the same question, compared in a sentence. Nothing is called faster without an interval."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from sp_bench.report.cells import Cell, baseline
+from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
+from sp_bench.report.ratios import MIN_REPLICATES, fastest, paired_ratio, ratio_of_medians
+
+PAIR = ("ulysses", "ring")  # the question of the benchmark
+Group = tuple[tuple[str, int, int], list[Cell]]
+
+
+def by_place(cells: Sequence[Cell]) -> list[Group]:
+    """(setting, sp_size, seq_len) and its cells, the most ranks and tokens of a setting first."""
+    placed = [c for c in cells if c.asked["sp_size"] is not None and c.asked["seq_len"] is not None]
+
+    def place(cell: Cell) -> tuple[str, int, int]:
+        return cell.setting, -cell.asked["sp_size"], -cell.asked["seq_len"]
+
+    return [((s, -p, -n), list(group)) for (s, p, n), group in groupby(sorted(placed, key=place), key=place)]
+
+
+def largest_places(groups: Sequence[Group]) -> dict[str, list[Cell]]:
+    """Of each setting the cells with the largest seq_len x sp_size."""
+    ordered = sorted(groups, key=lambda g: (g[0][0], -g[0][1] * g[0][2], -g[0][1]))
+    return {setting: next(each)[1] for setting, each in groupby(ordered, key=lambda g: g[0][0])}
+
+
+def headline(group: Sequence[Cell], every: Sequence[Cell]) -> tuple[Words, ...]:
+    """Of one place: Ulysses against the ring where both ran on one kernel, the fastest where it is neither of them, and
+    how far the faster scales from one rank."""
+    first, pair = fastest(group), _pair(group)
+    sentences = [say("At ", _place(group), ", ", against(*pair), ".")] if pair else []
+    if not pair or all(first is not cell for cell in pair):
+        sentences.append(compare(group))
+    return (*sentences, *_scaling(pair[0] if pair else first, every))
+
+
+def compare(group: Sequence[Cell]) -> Words:
+    """The fastest of one place against the next one and the slowest."""
+    first, *others = _ranked(group)
+    proven = all((paired := paired_ratio(other, first)) is not None and paired.interval.low > 1 for other in others)
+    claim = "fastest" if proven else "lowest median step time"
+    words = say(_place(group), f", {claim} of {len(group)}: ", against(first, others[0]))
+    if len(group) > 2:
+        last = others[-1]
+        words = say(words, "; ", ref(_times(last, first), (first, last)), f" over the slowest, {last.series}")
+    rate = first.attention_tflops(first.median_step_ms or 0.0) if first.median_step_ms else None
+    if rate is not None:
+        words = say(words, "; ", ref(number(rate), first), f" attention TFLOP/s/{first.processor}")
+    return say(words, ".")
+
+
+def against(first: Cell, second: Cell) -> Words:
+    """The one with the smaller median against the other, and what may be claimed."""
+    paired = paired_ratio(second, first)
+    if paired is None:
+        took = say(f"{first.series} takes ", median_ms(first), f" and {second.series} ", median_ms(second), ", ")
+        ratio = Ref(_times(second, first), (first, second), strong=True)
+        return say(took, ratio, f" by medians ({_replicates(first, second)}: no interval is claimed)")
+    if paired.interval.high < 1:  # by pairs the other one is faster, whatever the medians
+        return against(second, first)
+    ratio = Ref(paired.words, (first, second), strong=True)
+    evidence = f"paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%}"
+    if paired.excludes_1:
+        words = say(f"{first.series} is ", ratio, f" as fast as {second.series} (", median_ms(first), " against ")
+        return say(words, median_ms(second), f"; {evidence})")
+    names = say(f"neither {first.series} (", median_ms(first), f") nor {second.series} (", median_ms(second), ")")
+    return say(names, " is called faster: ", ratio, f", {evidence}")
+
+
+def unclaimed(groups: Sequence[Group]) -> list[Words]:
+    """At how many places it is not claimed that the first is faster than the second, and why."""
+    few: list[Cell] = []
+    holds_1: list[Cell] = []
+    for first, second in (_ranked(group)[:2] for _, group in groups):
+        paired = paired_ratio(second, first)
+        if paired is None or not paired.excludes_1:
+            (few if paired is None else holds_1).extend((first, second))
+    reasons = []
+    if few:
+        sizes = sorted({len(cell.step_ms) for cell in few})
+        spread = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+        why = f" for want of replicates ({spread} a cell; an interval takes {MIN_REPLICATES} that pair)"
+        reasons.append(say("at ", ref(f"{len(few) // 2:,}", few), why))
+    if holds_1:
+        reasons.append(say("at ", ref(f"{len(holds_1) // 2:,}", holds_1), " because the paired interval holds 1"))
+    places = f"{counted(len(groups), 'compared place')} (setting, sp_size, seq_len)"
+    return [say(f"Not claimed, of {places}: which method is faster, ", listing(reasons, "; "), ".")] if reasons else []
+
+
+def _scaling(cell: Cell, every: Sequence[Cell]) -> list[Words]:
+    """Strong scaling of one cell over `single` on one rank, where that was measured."""
+    start = baseline(cell, every)
+    if start is None or start is cell or not cell.asked["sp_size"]:
+        return []
+    paired = paired_ratio(start, cell)
+    ratio = paired.words if paired else f"{ratio_of_medians(start, cell):.2f}x"
+    evidence = f"paired over {paired.pairs} replicates" if paired else f"{_replicates(start, cell)}, no interval"
+    words = say(f"Strong scaling: {cell.series} on {processors(cell)} has a speed-up of ", ref(ratio, (start, cell)))
+    words = say(words, f" over its baseline, single on {processors(start)} at the same seq_len ({evidence}); ideal is ")
+    return [say(words, f"{whole(cell.asked['sp_size'])}x.")]
+
+
+def _pair(group: Sequence[Cell]) -> tuple[Cell, Cell] | None:
+    """The fastest Ulysses and the fastest ring on one kernel, of several the kernel with the fastest step; the faster
+    of the two first."""
+    pairs = []
+    for kernel in sorted({str(c.asked["kernel"]) for c in group}):
+        same = [c for c in group if str(c.asked["kernel"]) == kernel]
+        both = [[c for c in same if c.asked["method"] == method] for method in PAIR]
+        if all(both):
+            pairs.append(_ranked([fastest(each) for each in both]))
+    first, second = min(pairs, key=lambda pair: pair[0].median_step_ms or 0.0, default=(None, None))
+    return None if first is None or second is None else (first, second)
+
+
+def _ranked(cells: Sequence[Cell]) -> list[Cell]:
+    return sorted(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))
+
+
+def _place(group: Sequence[Cell]) -> Ref:
+    return ref(f"{whole(group[0].asked['seq_len'])} tokens on {processors(group[0])}", group)
+
+
+def _replicates(first: Cell, second: Cell) -> str:
+    a, b = len(first.step_ms), len(second.step_ms)
+    return f"{counted(a, 'replicate')} each" if a == b else f"{a} and {counted(b, 'replicate')}"
+
+
+def _times(slower: Cell, faster: Cell) -> str:
+    ratio = ratio_of_medians(slower, faster)
+    return f"{ratio:.3f}x" if ratio < 1.05 else f"{ratio:.2f}x"

@@ -1,0 +1,133 @@
+"""Where the numbers of a figure or table come from, in one short sentence under it."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from sp_bench.report.cells import Cell, listed
+from sp_bench.report.formats import counted
+from sp_bench.report.ratios import MIN_REPLICATES
+
+ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
+
+
+def words(cells: Sequence[Cell]) -> str:
+    """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and env_id of these cells.
+
+    What no row knows is left out. Empty without cells.
+    """
+    if not cells:
+        return ""
+    rows = [row for cell in cells for row in cell.rows]
+    parts = [
+        f"{_listing(row['folder'] for row in rows)}: {_rows(rows)}, {_replicates(cells)}",
+        _estimator(cells),
+        _git(rows),
+        _hardware(rows),
+        _libraries(cells),
+        f"env_id {_listing(row['env_id'] for row in rows)}",
+        mixing(cells),
+    ]
+    return f"{'; '.join(part for part in parts if part)}."
+
+
+def mixing(cells: Sequence[Cell]) -> str:
+    """Says that rows of several environments are pooled, as --mix asks; empty where none are."""
+    env_ids = sorted({env_id for cell in cells if not cell.pool for env_id in cell.env_ids})
+    if len(env_ids) < 2:
+        return ""
+    return f"rows of {len(env_ids)} env_ids are mixed (--mix): lines and medians pool them, paired ratios do not"
+
+
+def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
+    statuses = Counter(str(row["status"]) for row in rows)
+    told = counted(len(rows), "row")
+    if set(statuses) == {"ok"}:
+        return told
+    return f"{told} ({', '.join(f'{n:,} {status}' for status, n in statuses.most_common())})"
+
+
+def _replicates(cells: Sequence[Cell]) -> str:
+    numbers = sorted({len(cell.step_ms) for cell in cells if cell.ok})
+    if not numbers:
+        return "none measured"
+    spread = counted(numbers[-1], "replicate")
+    return f"{spread if len(numbers) == 1 else f'{numbers[0]} to {spread}'} a cell"
+
+
+def _estimator(cells: Sequence[Cell]) -> str:
+    """Empty where nothing was measured."""
+    measured = [cell for cell in cells if cell.ok]
+    if not measured:
+        return ""
+    single = all(len(cell.step_ms) == 1 for cell in measured)
+    estimator = "median over the timed steps" if single else "median over replicates of their median steps"
+    coverages = sorted({f"{c.interval_ms.coverage:.1%}" for c in measured if c.interval_ms})
+    if not coverages:
+        return f"{estimator}, no interval below {MIN_REPLICATES} replicates"
+    covered = coverages[0] if len(coverages) == 1 else f"{coverages[0]} to {coverages[-1]}"
+    partly = any(cell.interval_ms is None for cell in measured)
+    interval = f"order-statistic intervals of coverage {covered}"
+    return f"{estimator}, {interval}{f', none below {MIN_REPLICATES} replicates' if partly else ''}"
+
+
+def _git(rows: Sequence[Mapping[str, Any]]) -> str:
+    commits = {
+        f"{row['git_sha'][:7]}{' with uncommitted changes' if row['git_dirty'] is True else ''}"
+        for row in rows
+        if isinstance(row["git_sha"], str)
+    }
+    return f"git {_listing(commits)}" if commits else ""
+
+
+def _hardware(rows: Sequence[Mapping[str, Any]]) -> str:
+    """4 x NVIDIA H200; 1 to 4 where trials used more or fewer; without devices the CPU."""
+    used: dict[str, set[int]] = {}
+    processors: set[str] = set()
+    for environment in _environments(rows):
+        devices = Counter(str(name) for name in listed(environment.get("device_names")))
+        for name, number in devices.items():
+            used.setdefault(name, set()).add(number)
+        if not devices and environment.get("cpu") is not None:
+            processors.add(f"{environment['cpu']} ({counted(int(environment.get('cpu_cores') or 0), 'core')})")
+    told = [f"{_spread(numbers)} x {name}" for name, numbers in sorted(used.items())]
+    return ", ".join([*told, *sorted(processors)])
+
+
+def _spread(numbers: Iterable[int]) -> str:
+    ordered = sorted(numbers)
+    return f"{ordered[0]}" if len(ordered) == 1 else f"{ordered[0]} to {ordered[-1]}"
+
+
+def _libraries(cells: Sequence[Cell]) -> str:
+    asked = {str(cell.asked[name]) for cell in cells for name in ("kernel", "method", "implementation")}
+    wanted = {*ALWAYS, *(_plain(name.partition("==")[0]) for name in asked)}
+    versions: dict[str, set[str]] = {}
+    for environment in _environments([row for cell in cells for row in cell.rows]):
+        packages = {str(name): version for name, version in listed(environment.get("packages"))}
+        for name, version in packages.items():
+            if _plain(name) in wanted and version is not None:
+                versions.setdefault(name, set()).add(str(version))
+        if "nccl" in str(environment.get("process_group")).lower() and environment.get("nccl"):
+            versions.setdefault("NCCL", set()).add(str(environment["nccl"]))
+        if "cudnn" in asked and (version := _version(packages, "nvidia-cudnn")):
+            versions.setdefault("cuDNN", set()).add(version)
+    order = sorted(versions, key=lambda name: (name not in ALWAYS, name.lower()))
+    return ", ".join(f"{name} {' and '.join(sorted(versions[name]))}" for name in order)
+
+
+def _version(packages: Mapping[str, Any], prefix: str) -> str | None:
+    return next((str(version) for name, version in sorted(packages.items()) if name.startswith(prefix)), None)
+
+
+def _environments(rows: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row["environment"] for row in rows if isinstance(row["environment"], Mapping)]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _listing(values: Iterable[Any]) -> str:
+    return ", ".join(sorted({str(value) for value in values if value is not None}))

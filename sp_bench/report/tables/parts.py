@@ -1,0 +1,115 @@
+"""What a paper's table is made of, whatever it is about and however it is written: columns, entries, words."""
+
+from dataclasses import dataclass
+
+from sp_bench.report.cells import Cell
+from sp_bench.report.formats import MISSING
+
+NOT_A_MEASUREMENT = ("parity", "collective")  # workloads that have no throughput or memory of a length
+STATUS_WORDS = {"oom": "OOM"}  # other statuses are words already
+FEW, PARTLY = "†", "‡"
+LEGEND = {
+    FEW: f"{FEW}: fewer than 6 replicates, so no interval",
+    PARTLY: f"{PARTLY}: not every replicate ran",
+    MISSING: f"{MISSING}: not part of the campaign, or not known",
+}
+
+
+@dataclass(frozen=True)
+class Column:
+    """`name` is complete and begins with `group`, a heading that neighbours share, where there is one."""
+
+    name: str
+    unit: str = ""
+    is_number: bool = False
+    group: str = ""
+
+    @property
+    def heading(self) -> str:
+        """The name under its group."""
+        return self.name.removeprefix(self.group).lstrip(", ")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`number` is the figure that `text` begins with; empty for words. What follows it is a mark or an interval."""
+
+    text: str
+    best: bool = False
+    cells: tuple[Cell, ...] = ()
+    number: str = ""
+
+    @property
+    def mark(self) -> str:
+        return self._after.partition("[")[0].strip()
+
+    @property
+    def interval(self) -> str:
+        """In brackets; empty without one."""
+        _, bracket, bounds = self._after.partition("[")
+        return bracket + bounds
+
+    @property
+    def _after(self) -> str:
+        return self.text.removeprefix(self.number) if self.number else ""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """Leading columns that hold words repeat themselves from line to line: each line is whole by itself."""
+
+    kind: str  # throughput | memory | max_context | communication | published
+    setting: str
+    stem: str  # file name without suffix
+    title: str
+    caption: str
+    columns: tuple[Column, ...]
+    lines: tuple[tuple[Entry, ...], ...]
+    provenance: str
+
+    @property
+    def units_differ(self) -> bool:
+        """Else the title says the one unit."""
+        return len({column.unit for column in self.columns if column.unit}) > 1
+
+    @property
+    def heads(self) -> list[str]:
+        """The columns' names, each with its unit where they differ."""
+        return [f"{c.name} ({c.unit})" if c.unit and self.units_differ else c.name for c in self.columns]
+
+
+def significant(value: float, digits: int = 4) -> str:
+    """Rounded, without an exponent between 10^-6 and 10^12: 523.4, 4,560, 160,600."""
+    if value == 0:
+        return "0"
+    if not 1e-6 <= abs(value) < 1e12:
+        return f"{value:.{digits - 1}e}"
+    rounded = float(f"{value:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - int(f"{rounded:e}".partition("e")[2]))
+    return f"{rounded:,.{decimals}f}"
+
+
+def measured(cell: Cell, number: str, *, interval: str = "", mark_few: bool = False, best: bool = False) -> Entry:
+    """A figure of a cell that ran, with what must be said beside it."""
+    partly = PARTLY if len(cell.step_ms) < len(cell.rows) else ""
+    mark = (FEW if mark_few and not interval else "") + partly
+    return Entry(f"{number}{mark}{f' {interval}' if interval else ''}", best, (cell,), number)
+
+
+def words_of(cell: Cell | None) -> Entry:
+    """For a cell without the figure: why, in words; never a number, never blank."""
+    if cell is None:
+        return Entry(MISSING)
+    if cell.ok:
+        return Entry("not known", cells=(cell,))
+    failed = [STATUS_WORDS.get(status, status) for status in cell.statuses if status != "ok"]
+    return Entry(", ".join(failed) or "no time", cells=(cell,))
+
+
+def legend(lines: tuple[tuple[Entry, ...], ...]) -> str:
+    """What the marks of these entries mean; empty without any."""
+    entries = [entry for line in lines for entry in line]
+    present = {MISSING for entry in entries if entry.text == MISSING}
+    present |= {symbol for entry in entries for symbol in entry.mark}
+    said = [meaning for symbol, meaning in LEGEND.items() if symbol in present]
+    return f" {'; '.join(said)}." if said else ""

@@ -1,0 +1,64 @@
+"""The real command: what a CI job sees of it."""
+
+import pytest
+
+from ..unit.rows import commit, row
+
+
+@pytest.fixture
+def before(tmp_path):
+    """Ring at two lengths in 6 replicates, beside the folder that commands run in."""
+    return commit(campaign(1.0), tmp_path / "before")
+
+
+def campaign(factor: float, **columns):
+    """Step times `factor` times as long at 2048 tokens."""
+    lengths = {1024: 1.0, 2048: factor}
+    jitter = (1.0, 1.01, 0.99, 1.0, 1.02, 0.98)
+    return [
+        row(median_ms=10.0 * f * jitter[replicate], replicate=replicate, seq_len=seq_len, **columns)
+        for seq_len, f in lengths.items()
+        for replicate in range(6)
+    ]
+
+
+@pytest.mark.usefixtures("before")
+def test_equal_campaigns_pass_and_what_is_no_row_is_named(command, tmp_path):
+    (commit(campaign(1.0), tmp_path / "after") / "notes.txt").write_text("mine")
+    done = command("compare", "before", "after", "--fail-on", "median:5%")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("1.000x [1.000, 1.000]") == 2
+    assert "2 cells compared: 2 not told apart" in done.stdout
+    assert "notes.txt: not a row" in done.stdout
+
+
+@pytest.mark.usefixtures("before")
+def test_a_slower_cell_exits_with_1_and_is_named(command, tmp_path):
+    commit(campaign(1.2), tmp_path / "after")
+    done = command("compare", "before", "after", "--fail-on", "median:5%")
+    assert done.returncode == 1
+    assert "1 slower, 1 not told apart" in done.stdout
+    heading, line = done.stderr.splitlines()
+    assert heading == "sp-bench: worse than --fail-on median:5% allows: 1 cell"
+    assert line.startswith("  ring contiguous, sp_size 2, seq_len 2,048, attention forward_backward")
+    assert line.endswith("1.20x [1.20, 1.20]")
+
+
+@pytest.mark.usefixtures("before")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nowhere"], "nowhere is not a folder of results"),
+        (
+            ["other"],
+            "no cell is in both, that is, none has the same whole config: before has 2 cells (ring ",
+        ),
+        (["before", "--fail-on", "mean:5%"], "--fail-on mean:5%: use median:NUMBER%, such as median:5% or median:2.5%"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(command, tmp_path, arguments, words):
+    commit([row(method="ulysses")], tmp_path / "other")
+    done = command("compare", "before", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"sp-bench: {words}")
+    assert done.stderr.count("\n") == 1

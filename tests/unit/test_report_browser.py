@@ -1,0 +1,154 @@
+"""The page in a real browser, offline, at the width of a desk and of a phone."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from html import escape, unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from sp_bench.report.figures.drawings import Drawing
+
+from .pages import page_of
+from .rows import row
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+
+WIDE, NARROW, HEIGHT = 1280, 390, 900
+NOT_OURS = "*"  # addresses that the browser may not resolve: it is offline
+PROBE = """
+const heading = [...document.querySelectorAll("th")].find((each) => each.textContent.startsWith("step (ms)"));
+const table = heading.closest("table");
+const column = heading.cellIndex, button = heading.querySelector("button");
+const values = () => [...table.tBodies[0].rows].map((r) => r.cells[column].textContent);
+const seen = { orders: [values()], sorts: [heading.getAttribute("aria-sort")] };
+document.querySelectorAll("details").forEach((each) => { each.open = true; });
+button.focus();
+seen.focused = document.activeElement === button;
+for (const _ of [1, 2]) {
+  button.click();
+  seen.orders.push(values());
+  seen.sorts.push(heading.getAttribute("aria-sort"));
+}
+seen.width = innerWidth;
+seen.overflow = document.documentElement.scrollWidth - innerWidth;
+seen.dark = getComputedStyle(document.body).backgroundColor;
+seen.skip = document.querySelector("a").getAttribute("href");
+seen.tabs = [...table.tBodies[0].rows].map((r) => [...r.querySelectorAll("a")].filter((a) => a.tabIndex === 0).length);
+parent.postMessage(JSON.stringify(seen), "*");
+"""
+COLLECT = """
+addEventListener("message", (told) => {
+  const text = document.createElement("pre");
+  text.textContent = told.data;
+  document.body.append(text);
+});
+"""
+
+
+def chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs to its end with a fresh profile and without a network."""
+    assert CHROMIUM is not None
+    how = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
+    how += [f"--user-data-dir={folder / 'profile'}", f"--host-resolver-rules=MAP {NOT_OURS} ~NOTFOUND"]
+    return subprocess.run(
+        [CHROMIUM, *how, f"--window-size={WIDE},{HEIGHT}", *arguments],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+
+
+def framed(name: str) -> str:
+    """The page at both widths side by side: a browser's own window does not become as narrow as a phone."""
+    frames = (f'<iframe src="{escape(name)}" width="{w}" height="{HEIGHT}"></iframe>' for w in (NARROW, WIDE))
+    return f"<!doctype html><meta charset=utf-8><script>{COLLECT}</script><body>{''.join(frames)}"
+
+
+def probed(html: str) -> str:
+    """The page with one more script, which its policy then allows by hash too."""
+    digest = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
+    allowed = html.replace("script-src ", f"script-src &#39;sha256-{digest}&#39; ")
+    return allowed.replace("</body>", f"<script>{PROBE}</script></body>")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with a figure, links, words that are long and tables that are wide."""
+    place = tmp_path_factory.mktemp("page")
+    rows = [
+        row(method=f"method_{k}", median_ms=ms, replicate=r)
+        for k, ms in enumerate((900.0, 10.0, 1234.5, 20.0))
+        for r in range(6)
+    ]
+    rows += [row(status="oom", method="method_4"), row(status="error", method="m", reason="x" * 300 + " <b>")]
+    picture = place / "picture.png"
+    Image.new("RGB", (1382, 400), "white").save(picture)
+    files = {"png": picture.read_bytes()}
+    drawing = Drawing("memory", "a setting", "memory-x", "A caption.", "24 rows", 691, files)
+    html = page_of(rows, [drawing]).html
+    (place / "page.html").write_text(html, "utf-8")
+    (place / "probed.html").write_text(probed(html), "utf-8")
+    (place / "both.html").write_text(framed("page.html"), "utf-8")
+    (place / "both_probed.html").write_text(framed("probed.html"), "utf-8")
+    return place
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> dict[int, dict[str, object]]:
+    """What the probe tells at each width."""
+    done = chromium(folder, "--virtual-time-budget=3000", "--dump-dom", (folder / "both_probed.html").as_uri())
+    found = [json.loads(unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)]
+    return {each["width"]: each for each in found}
+
+
+def test_it_opens_offline_at_both_widths_without_a_word_on_the_console_and_shows_something(folder: Path) -> None:
+    picture = folder / "screenshot.png"
+    done = chromium(
+        folder,
+        f"--screenshot={picture}",
+        f"--window-size={WIDE + NARROW + 40},{HEIGHT}",
+        (folder / "both.html").as_uri(),
+    )
+    assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+    pixels = np.asarray(Image.open(picture).convert("L"), dtype=float)
+    for left, width in ((0, NARROW), (NARROW + 10, WIDE)):
+        assert pixels[:, left : left + width].std() > 10
+
+
+def test_the_browser_tells_of_what_the_policy_forbids(folder: Path) -> None:
+    """So that the silence above means something."""
+    html = (folder / "page.html").read_text("utf-8").replace("</body>", "<script>1</script></body>")
+    (folder / "forbidden.html").write_text(html, "utf-8")
+    done = chromium(folder, "--dump-dom", (folder / "forbidden.html").as_uri())
+    assert any("CONSOLE" in line and "Content Security Policy" in line for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize("width", [NARROW, WIDE])
+def test_the_body_never_scrolls_sideways(seen: dict[int, dict[str, object]], width: int) -> None:
+    assert seen[width]["overflow"] <= 0  # type: ignore[operator]
+
+
+def test_a_column_of_numbers_sorts_by_value_in_both_directions_with_dashes_last(
+    seen: dict[int, dict[str, object]],
+) -> None:
+    dashes = ["\N{EN DASH}"] * 2
+    assert sorted(seen[WIDE]["orders"][0]) == sorted([*dashes, "10.0", "20.0", "900", "1,234"])  # type: ignore[index]
+    assert seen[WIDE]["orders"][1:] == [  # type: ignore[index]
+        ["10.0", "20.0", "900", "1,234", *dashes],
+        ["1,234", "900", "20.0", "10.0", *dashes],
+    ]
+    assert seen[WIDE]["sorts"] == [None, "ascending", "descending"]
+
+
+def test_the_keyboard_reaches_headings_each_line_once_and_first_of_all_a_way_past_the_menu(
+    seen: dict[int, dict[str, object]],
+) -> None:
+    assert seen[WIDE]["focused"]
+    assert seen[WIDE]["skip"] == "#verdict"
+    assert seen[WIDE]["tabs"] == [1] * 6

@@ -1,0 +1,450 @@
+"""What a report reads and chooses: environments, pools, provenance, anonymity, and rows of other schemas and tools."""
+
+import json
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sp_bench.report as reports
+from sp_bench import cli, results
+from sp_bench.report import Options, build, folder
+from sp_bench.report.anonymous import anonymous
+from sp_bench.report.cells import Cell, cells
+from sp_bench.report.figures.venues import VENUES
+from sp_bench.report.page.verdict import judge
+from sp_bench.report.provenance import mixing, words
+from sp_bench.report.ratios import paired_ratio
+from sp_bench.report.selection import MIXED, select
+from sp_bench.report.tables import paper_tables
+
+from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
+
+OTHER_ENV = "0000000f"
+H200 = {"device_names": ["NVIDIA H200"] * 2, "nccl": "2.28.9", "process_group": "ProcessGroupNCCL"}
+
+
+def on(name: str, *, number: int = 2, **changes: Any) -> dict[str, Any]:
+    return ENVIRONMENT | {"device_names": [name] * number} | changes
+
+
+def cells_of(*folders: Path, mix: bool = False) -> list[Cell]:
+    return cells(select(folders, mix=mix).rows)
+
+
+@pytest.fixture
+def two_environments(tmp_path: Path) -> list[Path]:
+    """The same cells, six replicates each, on a monday and, with another environment and slower, on a tuesday."""
+    made = []
+    for name, env_id, times in (("monday", ENV_ID, (10.0, 12.0)), ("tuesday", OTHER_ENV, (20.0, 24.0))):
+        methods = (("ring", times[0]), ("ulysses", times[1]))
+        rows = [
+            row(method=method, ring_degree=2, env_id=env_id, median_ms=ms + r, replicate=r)
+            for method, ms in methods
+            for r in range(6)
+        ]
+        made.append(commit(rows, tmp_path / name))
+    return made
+
+
+def test_of_a_cell_within_one_campaign_the_newest_environment_counts_and_older_ones_are_named(tmp_path: Path) -> None:
+    later = STARTED_AT + timedelta(days=1)
+    rows = [row(median_ms=1.0, replicate=r) for r in range(3)]
+    rows += [row(median_ms=5.0, env_id=OTHER_ENV, started_at=later), row(median_ms=2.0, seq_len=2048)]
+    selection = select([commit(rows, tmp_path)])
+    assert {(c.asked["seq_len"], c.median_step_ms) for c in cells(selection.rows)} == {(1024, 5.0), (2048, 2.0)}
+    assert selection.left_out == {ENV_ID: 3}
+    assert selection.env_ids == (OTHER_ENV, ENV_ID)
+
+
+def test_the_newest_environment_is_that_of_the_cell_and_not_of_the_campaign(tmp_path: Path) -> None:
+    rows = [row(env_id=OTHER_ENV, started_at=None), row(), row(seq_len=2048, env_id="ffffffff", started_at=None)]
+    selection = select([commit(rows, tmp_path)])
+    assert sorted(selection.rows["env_id"]) == [ENV_ID, "ffffffff"]
+
+
+def test_environments_of_one_setting_are_settings_of_their_own_and_say_which(two_environments: list[Path]) -> None:
+    found = cells_of(*two_environments)
+    assert {c.setting.rpartition("; ")[2] for c in found} == {f"env {ENV_ID}", f"env {OTHER_ENV}"}
+    assert all(c.over_fabrics.endswith(c.pool) for c in found)
+    assert len({c.cell_id for c in found}) == 4
+    words_of = judge(found, select(two_environments))
+    assert len(words_of.comparisons) == 2
+    assert all("1.2" in repr(lines) for lines in words_of.comparisons.values())
+    for table in paper_tables(found):
+        assert not {ENV_ID, OTHER_ENV} <= set(re.findall(r"env_id (\w+)", table.provenance))
+
+
+def test_one_environment_is_not_in_any_name(two_environments: list[Path]) -> None:
+    assert not any("env" in c.setting for c in cells_of(two_environments[0]))
+
+
+def test_mixed_environments_share_cells_and_every_provenance_says_so(two_environments: list[Path]) -> None:
+    selection = select(two_environments, mix=True)
+    found = cells(selection.rows)
+    assert [len(c.step_ms) for c in found] == [12, 12]
+    assert {c.pool for c in found} == {MIXED}
+    assert selection.mixed
+    said = "rows of 2 env_ids are mixed (--mix)"
+    assert said in words(found)
+    assert said in repr(judge(found, selection)).lower()
+    assert all(said in table.provenance for table in paper_tables(found))
+    assert mixing(cells_of(*two_environments)) == ""
+    assert mixing(cells_of(two_environments[0], mix=True)) == ""
+
+
+def test_paired_ratios_pair_replicates_of_equal_environment_and_campaign_mixed_or_not(tmp_path: Path) -> None:
+    ring = [row(median_ms=10.0, replicate=r) for r in range(6)]
+    ulysses = [row(method="ulysses", median_ms=5.0, replicate=r, env_id=OTHER_ENV) for r in range(6)]
+    same = [row(method="ulysses", median_ms=20.0, replicate=r) for r in range(6)]
+    apart = [commit(ring, tmp_path / "a"), commit(ulysses, tmp_path / "b")]
+    over, under = cells_of(*apart, mix=True)
+    assert paired_ratio(over, under) is None
+    other_campaign = [apart[0], commit(same, tmp_path / "c")]
+    assert paired_ratio(*cells_of(*other_campaign)) is None
+    over, under = cells_of(commit(same, apart[0]), apart[1], mix=True)
+    ratio = paired_ratio(under, over)
+    assert ratio is not None
+    assert (ratio.pairs, ratio.ratio) == (6, 2.0)
+
+
+def test_device_models_are_never_pooled_even_under_one_env_id(tmp_path: Path) -> None:
+    environments = (on("NVIDIA H200"), on("NVIDIA H200 NVL", number=4), None)
+    rows = [row(replicate=r, environment=environment) for r, environment in enumerate(environments)]
+    found = cells_of(commit(rows, tmp_path))
+    assert sorted(c.setting.rpartition("; ")[2] for c in found) == [
+        f"env {ENV_ID} on NVIDIA H200",
+        f"env {ENV_ID} on NVIDIA H200 NVL",
+        f"env {ENV_ID} on an unknown device",
+    ]
+
+
+def test_a_failure_without_a_record_of_its_device_stays_with_its_cell(tmp_path: Path) -> None:
+    rows = [row(environment=on("NVIDIA H200")), row(status="error", environment=None, replicate=1)]
+    (cell,) = cells_of(commit(rows, tmp_path))
+    assert cell.statuses == ["error", "ok"]
+
+
+def test_engines_never_share_a_setting(tmp_path: Path) -> None:
+    engines = ('{"engine": "torchtitan"}', '{"engine": {"name": "megatron", "options": {}}}', '{"engine": "plain"}')
+    found = cells_of(commit([row(config=engine) for engine in engines], tmp_path))
+    assert len({c.setting for c in found}) == 3
+    assert any("engine=megatron" in c.setting for c in found)
+
+
+def test_kernels_of_a_library_never_share_a_line_even_on_different_numbers_of_ranks(tmp_path: Path) -> None:
+    library = {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8"}
+    rows = [row(kernel="flash_attn", sp_size=2, **library), row(kernel="flash_attn_4", sp_size=4, **library)]
+    assert len({c.series for c in cells_of(commit(rows, tmp_path))}) == 2
+
+
+def test_versions_of_a_library_never_share_a_line(tmp_path: Path) -> None:
+    rows = [row(method="ring_flash_attn", implementation=f"ring-flash-attn==0.1.{n}", sp_size=n) for n in (2, 4)]
+    assert len({c.series for c in cells_of(commit(rows, tmp_path))}) == 2
+
+
+def test_provenance_says_where_numbers_come_from_in_one_sentence(tmp_path: Path) -> None:
+    packages = [("torch", "2.13.0"), ("flash-attn-4", "4.0"), ("deepspeed", "0.19"), ("numpy", "2.5")]
+    environment = ENVIRONMENT | H200 | {"packages": packages}
+    rows = [
+        row(kernel="flash_attn_4", environment=environment, replicate=r, git_dirty=r == 5, seq_len=n)
+        for n in (1024, 2048)
+        for r in range(6 if n == 1024 else 3)
+    ]
+    rows.append(row(kernel="flash_attn_4", environment=environment, seq_len=4096, status="oom"))
+    assert words(cells_of(commit(rows, tmp_path / "night"))) == (
+        "night: 10 rows (9 ok, 1 oom), 3 to 6 replicates a cell; median over replicates of their median steps, "
+        "order-statistic intervals of coverage 96.9%, none below 6 replicates; "
+        "git 0123456, 0123456 with uncommitted changes; 2 x NVIDIA H200; "
+        f"torch 2.13.0, flash-attn-4 4.0, NCCL 2.28.9; env_id {ENV_ID}."
+    )
+
+
+def test_provenance_of_failures_and_of_rows_without_a_record_says_only_what_is_known(tmp_path: Path) -> None:
+    rows = [row(status="unsupported", environment=None, git_sha=None, git_dirty=None)]
+    assert words(cells_of(commit(rows, tmp_path / "night"))) == (
+        f"night: 1 row (1 unsupported), none measured; env_id {ENV_ID}."
+    )
+    assert words([]) == ""
+
+
+SECRETS = (
+    *("node17", "example-lab", "alice", "bob.smith", "GPU-5f0c1b7e", "5f0c1b7e-1111-2222-3333-444455556666"),
+    *("/home/", "/scratch/", "secret_project", "10.11.12.13", "fe80::1ff:fe23", "C:\\Users", "carol"),
+    *("0123456789abcdef", "0123456", "mlx5_alice", "private checkpoint"),
+)
+REASON = (
+    "worker on node17.example-lab.edu died: File '/home/alice/private checkpoint/run.py', line 3; see "
+    "~bob.smith/notes, C:\\Users\\carol\\x.txt, -I/scratch/secret_project/include, mail bob.smith@example-lab.edu, "
+    "tcp://10.11.12.13:29500, peer 10.11.12.13:4000, [fe80::1ff:fe23%eth0]:29500, "
+    "device GPU-5f0c1b7e-1111-2222-3333-444455556666 at 0123456789abcdef0123456789abcdef01234567, "
+    "short 0123456; 3 tokens/s, forward/backward, ratio 1.5 / 2, cudnn 9.19"
+)
+REVEALING = {
+    "hostname": "node17.example-lab.edu",
+    "python": "3.12.3",
+    "packages": [("torch", "2.13.0"), ("nvidia-cudnn-cu13", "9.19.0.56")],
+    "device_names": ["NVIDIA H200", "NVIDIA H200"],
+    "device_uuids": ["5f0c1b7e-1111-2222-3333-444455556666"] * 2,
+    "cpu": "a CPU of node17",
+    "process_group": "gloo",
+    "env": [("NCCL_TOPO_FILE", "/scratch/secret_project/topo.xml"), ("NCCL_IB_HCA", "mlx5_alice"), ("USER", "alice")],
+    "topology": "GPU0 NV18 on node17 as listed in /scratch/secret_project/topo",
+}
+
+
+def revealing_rows() -> list[dict[str, Any]]:
+    config = json.dumps(
+        {"hardware": {"device": "cpu"}, "model": {"checkpoint": "/scratch/secret_project/a", "owner": "alice"}}
+    )
+    asked = {"config": config, "environment": REVEALING, "model": "alice_8b", "seq_len": 1024}
+    names = {
+        "implementation": "lib==1 from /home/alice/lib",
+        "fabric": "node17 sockets",
+        "flags": ["see /home/alice/x"],
+    }
+    rows = [row(method=m, replicate=r, **asked, **names) for m in ("ring", "/home/alice/ring") for r in range(2)]
+    rows.append(row(**asked | {"seq_len": 4096}, status="error", reason=REASON))
+    return [*rows, row(**asked | {"seq_len": 8192}, status="oom", oom_site="torch on node17", reason=REASON)]
+
+
+@pytest.fixture(scope="module")
+def revealing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("results") / "home" / "alice"
+    campaign = commit(revealing_rows(), home / "alice_on_node17")
+    (campaign / "notes of alice.txt").write_text("mine")
+    return campaign
+
+
+def readable(path: Path) -> str:
+    """All that a file holds, streams of a PDF decompressed."""
+    content = path.read_bytes()
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", content, re.DOTALL) if path.suffix == ".pdf" else ():
+        try:
+            content += zlib.decompress(stream)
+        except zlib.error:  # not every stream is compressed
+            content += stream
+    return content.decode("utf-8", "replace")
+
+
+def found_in(files: Mapping[str, str], secrets: Sequence[str]) -> set[tuple[str, str]]:
+    return {(name, secret) for name, text in files.items() for secret in secrets if secret.lower() in text.lower()}
+
+
+def test_no_file_of_an_anonymous_report_holds_a_host_user_uuid_path_address_or_commit(
+    revealing: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "page"
+    built = build([revealing], out, Options(anonymous=True))
+    files = {p.relative_to(out).as_posix(): readable(p) for p in out.rglob("*") if p.is_file()}
+    assert {Path(name).suffix for name in files} >= {".html", ".pdf", ".svg", ".png", ".csv", ".tex", ".md"}
+    assert found_in(files, SECRETS) == set()
+    assert found_in({"printed": " ".join(built.problems)}, SECRETS) == set()
+    page = files["index.html"]
+    assert all(kept in page for kept in ("3 tokens/s, forward/backward, ratio 1.5 / 2", "nvidia-cudnn-cu13 9.19.0.56"))
+
+
+def test_without_it_the_page_says_them(revealing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "draw", lambda *arguments: ([], []))
+    page = readable(build([revealing], tmp_path / "page").page)
+    assert {secret for _, secret in found_in({"page": page}, SECRETS)} >= {*SECRETS} - {"/home/", "0123456789abcdef"}
+
+
+def test_anonymous_rows_are_as_many_and_measure_the_same(revealing: Path) -> None:
+    open_rows = select([revealing])
+    hidden = anonymous(open_rows, [revealing])
+    before, after = cells(open_rows.rows), cells(hidden.rows)
+    assert sorted(c.median_step_ms or 0 for c in before) == sorted(c.median_step_ms or 0 for c in after)
+    assert len({c.series for c in after}) == len({c.series for c in before})
+
+
+def test_anonymous_campaigns_with_equal_names_stay_apart(tmp_path: Path) -> None:
+    folders = [commit([row(median_ms=ms)], tmp_path / "home" / who / "runs") for who, ms in (("al", 1.0), ("bo", 2.0))]
+    rows = [row(status="error", reason=f"/home/{who}/x", seq_len=2048) for who in ("al", "bo")]
+    commit(rows[:1], folders[0])
+    commit(rows[1:], folders[1])
+    hidden = anonymous(select(folders), folders).rows
+    assert hidden["folder"].nunique() == 2
+    assert not any(who in name.split("/") for name in hidden["folder"] for who in ("al", "bo"))
+
+
+@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=60))
+@settings(deadline=None, max_examples=50)
+def test_any_reason_can_be_made_anonymous(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
+    selection = select([commit([row()], tmp_path_factory.mktemp("rows"))])
+    rows = selection.rows.assign(reason=reason, config=json.dumps({"note": reason}))
+    hidden = anonymous(type(selection)(rows, 1, 0, {}, (reason,)), []).rows
+    assert json.loads(hidden["config"][0]).keys() == {"note"}
+
+
+def other_file(folder: Path, digit: str, **columns: Any) -> Path:
+    """A file with a row's name and these columns alone."""
+    identity = {"status": "ok", "trial_id": digit * 12, "env_id": ENV_ID, "attempt": 0}
+    path = folder / f"{digit * 12}-{ENV_ID}-0-{(identity | columns)['status'] or 'ok'}.parquet"
+    pq.write_table(pa.table({name: pa.array([value]) for name, value in (identity | columns).items()}), path)
+    return path
+
+
+def test_whatever_is_no_row_of_ours_is_named_and_skipped(tmp_path: Path) -> None:
+    commit([row()], tmp_path)
+    other_file(tmp_path, "1", median_step_ms="fast")  # wrong type
+    other_file(tmp_path, "2", comm="none")
+    other_file(tmp_path, "3", seq_len=10.5)
+    (tmp_path / f"{'4' * 12}-{ENV_ID}-0-ok.parquet").write_bytes(b"")
+    whole = other_file(tmp_path, "5").read_bytes()
+    (tmp_path / f"{'5' * 12}-{ENV_ID}-0-ok.parquet").write_bytes(whole[: len(whole) // 2])
+    pq.write_table(pa.table({"x": [1, 2]}), tmp_path / f"{'6' * 12}-{ENV_ID}-0-ok.parquet")  # another tool's
+    (tmp_path / f"{'7' * 12}-{ENV_ID}-0-ok.parquet").mkdir()
+    invalid = pa.array([b"\xff\xfe"], pa.binary()).view(pa.string())
+    table = pq.read_table(other_file(tmp_path, "8")).append_column("reason", invalid)
+    pq.write_table(table, tmp_path / f"{'8' * 12}-{ENV_ID}-0-ok.parquet")
+    (tmp_path / "notes.txt").write_text("mine")
+    selection = select([tmp_path])
+    assert len(cells(selection.rows)) == 1
+    named = {problem.split(": ")[1][:1] for problem in selection.problems}
+    assert named == {*"12345678", "n"}
+    assert all(problem.endswith("; skipped") for problem in selection.problems)
+
+
+def test_rows_of_an_older_schema_lack_columns_and_are_kept(tmp_path: Path) -> None:
+    other_file(tmp_path, "a", median_step_ms=3.0, replicate=0)
+    other_file(tmp_path, "b", status="error", reason="why")
+    found = {c.asked["trial_id"][0]: c for c in cells_of(tmp_path)}
+    assert found["a"].median_step_ms == 3.0
+    assert found["b"].statuses == ["error"]
+    assert "none measured" not in words([found["a"]])
+
+
+def test_columns_and_statuses_of_a_newer_schema_are_kept_apart_and_named(tmp_path: Path) -> None:
+    commit([row()], tmp_path)
+    other_file(tmp_path, "a", status="throttled", reason="hot", novelty=1, more=[{"deep": 2}])
+    selection = select([tmp_path])
+    (problem,) = selection.problems
+    assert "novelty" in problem
+    assert "more" in problem
+    assert sorted(selection.rows["status"]) == ["ok", "throttled"]
+
+
+@pytest.mark.parametrize("ms", [0.0, -5.0, float("nan"), float("inf"), None])
+def test_a_time_that_is_none_gives_no_number(tmp_path: Path, ms: float | None) -> None:
+    (cell,) = cells_of(commit([row() | {"median_step_ms": ms}], tmp_path))
+    assert (cell.ok, cell.step_ms, cell.interval_ms) == (False, {}, None)
+
+
+def test_a_row_on_no_ranks_has_no_rate_per_rank(tmp_path: Path) -> None:
+    (cell,) = cells_of(commit([row() | {"world_size": 0}], tmp_path))
+    assert cell.rate(1.0, per_rank=True) is None
+    assert cell.rate(1.0, per_rank=False) is not None
+
+
+def test_rows_are_the_same_whether_one_process_reads_them_or_several(tmp_path: Path, monkeypatch) -> None:
+    from concurrent.futures import ThreadPoolExecutor  # in place of processes, which would import all of this
+
+    commit([row(replicate=r) for r in range(7)], tmp_path)
+    (tmp_path / "notes.txt").write_text("mine")
+    alone, problems = results.read(tmp_path)
+    monkeypatch.setattr(results, "PART", 3)
+    heard: list[int] = []
+    with ThreadPoolExecutor(2) as executor:
+        shared, same_problems = results.read(tmp_path, executor=executor, progress=heard.append)
+    assert (shared.combine_chunks(), same_problems) == (alone.combine_chunks(), problems)
+    assert sum(heard) == 8
+
+
+def test_a_second_report_removes_what_only_the_first_had_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "page"
+    folder.write(out, {"figures/a.png": b"1", "figures/b.png": b"2", "tables/t.md": b"3", "index.html": b"4"})
+    (out / "figures" / "mine.png").write_bytes(b"kept")
+    folder.write(out, {"figures/b.png": b"5", "index.html": b"6"})
+    kept = {p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    assert kept.pop(folder.MANIFEST).decode().splitlines() == ["figures/b.png", "index.html"]
+    assert kept == {"figures/mine.png": b"kept", "figures/b.png": b"5", "index.html": b"6"}
+    assert not (out / "tables").exists()
+
+
+def test_an_interrupted_report_leaves_no_half_file_and_is_cleaned_up_by_the_next(tmp_path: Path, monkeypatch) -> None:
+    out, replace = tmp_path / "page", folder.os.replace
+
+    def interrupted(source: Path, target: Path) -> None:
+        if target.name == "b.png":
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(folder.os, "replace", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folder.write(out, {"a.png": b"1", "b.png": b"2", "index.html": b"3"})
+    assert sorted(p.name for p in out.iterdir()) == [folder.MANIFEST, "a.png"]
+    folder.write(out, {"index.html": b"4"})
+    assert sorted(p.name for p in out.iterdir()) == [folder.MANIFEST, "index.html"]
+
+
+def test_a_manifest_that_leads_out_of_the_folder_removes_nothing_there(tmp_path: Path) -> None:
+    precious, out = tmp_path / "precious.txt", tmp_path / "page"
+    precious.write_text("kept")
+    folder.write(out, {"index.html": b"1"})
+    (out / folder.MANIFEST).write_text(f"../precious.txt\n{precious}\n\nindex.html\n")
+    folder.write(out, {"index.html": b"2"})
+    assert precious.read_text() == "kept"
+
+
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str]:
+    monkeypatch.setattr("sys.argv", ["sp-bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return ended.value.code, capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("{rows}", "--venue", "nips"), f"--venue nips is not known; use one of {', '.join(VENUES)}"),
+        (("{rows}", "nowhere"), "nowhere is not a folder of results"),
+        (("{rows}/file",), "{rows}/file is not a folder of results"),
+        (("{rows}", "--out", "{rows}/page"), "--out {rows}/page lies among the rows of rows; use another folder"),
+        (("{rows}", "--out", "{rows}"), "--out {rows} lies among the rows of rows; use another folder"),
+        (("{rows}", "--out", "{other}/page"), "--out {other}/page cannot be made: other is not a folder"),
+    ],
+)
+def test_bad_input_ends_in_one_line_and_exit_code_2_before_any_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: tuple[str, ...],
+    line: str,
+) -> None:
+    monkeypatch.setattr(reports, "build", lambda *arguments, **options: pytest.fail("worked"))
+    rows, other = commit([], tmp_path / "rows"), tmp_path / "other"
+    for file in (rows / "file", other):
+        file.write_text("in the way")
+    said = run(monkeypatch, capsys, "report", *(a.format(rows=rows, other=other) for a in arguments))
+    assert said[0] == 2
+    assert said[1].startswith(f"sp-bench: {line.format(rows=rows, other=other)}")
+    assert said[1].count("\n") == 1
+
+
+def test_the_options_of_the_command_reach_the_report(tmp_path: Path, monkeypatch, capsys) -> None:
+    asked = []
+
+    def built(folders, out, options, *, executor, say):
+        asked.append((folders, out, options, executor))
+        return reports.ReportResult(out / "index.html", tuple(f"file {i}" for i in range(30)))
+
+    monkeypatch.setattr(reports, "build", built)
+    rows, out = commit([row()], tmp_path / "rows"), tmp_path / "page"
+    monkeypatch.setattr(
+        "sys.argv", ["sp-bench", "report", str(rows), "--out", str(out), "--venue", "mlsys", "--anonymous", "--mix"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
+    assert asked == [([rows], out, Options("mlsys", anonymous=True, mix=True), None)]
+    assert "10 further files are named on the page" in capsys.readouterr().out
