@@ -1,14 +1,23 @@
 """One attempt at a trial becomes one row: who it is, what was asked for, and what came of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import os
+import shutil
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sp_bench import hardware, methods, results, trial
+from sp_bench import handover, hardware, methods, results, trial
+from sp_bench.claims import Claim, Claims, LostClaim
 from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.fail_points import reach
+from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.plan import Trial, canonical
+from sp_bench.progress import Progress
+from sp_bench.storage import StorageError, keep
 
 
 @dataclass(frozen=True)
@@ -30,49 +39,147 @@ class Campaign:
         return self.env_ids[planned.config.hardware.device]
 
 
-# `run` never repeats a committed trial, so each attempt it makes is the first.
-ATTEMPT = 0
+@dataclass(frozen=True)
+class Attempt:
+    """A launch of a trial that has no row yet."""
+
+    planned: Trial
+    env_id: str
+    number: int  # launches of this trial that have rows
+
+    @property
+    def key(self) -> str:
+        return f"{self.planned.trial_id}-{self.env_id}-{self.number}"
 
 
-def launch(group: Sequence[Trial], campaign: Campaign, on_phase: trial.OnPhase) -> Iterator[str]:
-    """Run trials that share their processes, commit a row for each as it ends, and yield its status.
+@dataclass(frozen=True)
+class Driver:
+    """This process at work on a campaign, perhaps beside others."""
+
+    campaign: Campaign
+    claims: Claims
+    signals: Signals
+    progress: Progress
+    devices: tuple[str, ...]  # what its trials measure on
+
+    def claim(self, attempt: Attempt) -> Claim | None:
+        """None: another driver has this attempt, or its row is there."""
+        identity = (attempt.planned.trial_id, attempt.env_id, attempt.number)
+        return self.claims.take(attempt.key, lambda: results.is_committed(self.campaign.folder, *identity))
+
+
+def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[str | None, None, None]:
+    """Run attempts that share their processes, commit a row for each as it ends, and yield its status; None for a row
+    that was refused, since another driver had taken the claim over.
 
     Ends after the first that is not ok: its processes are gone, and the rest have not run.
+
+    Raises:
+        Interrupted: a signal came; the attempt that ran is `preempted` if it says that the machine is taken away, else
+            it has no row.
+        StorageError: the campaign cannot be written.
     """
-    trials = [
-        (planned.config, campaign.work / "trials" / f"{planned.trial_id}-{campaign.env_id(planned)}-{ATTEMPT}")
-        for planned in group
-    ]
-    outcomes = trial.run(trials, campaign.settings.deadlines, on_phase)
-    for planned, result in zip(group, outcomes, strict=False):
-        columns = dict(result.columns)
-        if "environment" not in columns:
-            variables = trial.environment(planned.config)
-            columns["environment"] = hardware.environment(planned.config.hardware.device, variables)
-        results.write(_row(planned, campaign, columns), campaign.folder)
-        yield result.status
+    watch = _Watch(driver)
+    _drop_leftovers(held, driver.campaign)
+    folders = [_folder(attempt, claim, driver.campaign) for attempt, claim in held]
+    trials = [(attempt.planned.config, folder) for (attempt, _), folder in zip(held, folders, strict=True)]
+    num_ended = 0
+    with closing(trial.run(trials, driver.campaign.settings.deadlines, watch.on_phase)) as outcomes:
+        try:
+            for result in outcomes:
+                reach("trial_ended")
+                lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
+                outcome = watch.preempted() if lost else result.columns
+                num_ended += 1
+                yield _commit(*held[num_ended - 1], driver, outcome)
+                watch.begin()
+        except Interrupted:
+            if driver.signals.taken_away and num_ended < len(held):
+                yield _commit(*held[num_ended], driver, watch.preempted())
+            raise
 
 
-def refuse(planned: Trial, campaign: Campaign) -> str:
-    """Commit the row of a trial that cannot run; nothing is launched."""
+class _Watch:
+    """What is known of the attempt that runs, should it be taken away."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.begin()
+
+    def begin(self) -> None:
+        self._phase, self._started_at, self._start = "init", datetime.now(UTC), time.monotonic()
+
+    def on_phase(self, phase: str) -> None:
+        reach("trial_launched")
+        self._phase = phase
+        self._driver.progress.enter_phase(phase)
+        self._driver.signals.check()
+
+    def preempted(self) -> dict[str, Any]:
+        return {
+            "status": "preempted",
+            "reason": f"{self._driver.signals.taken_away} in phase {self._phase}: the machine was taken away",
+            "phase": self._phase,
+            "started_at": self._started_at,
+            "duration_s": time.monotonic() - self._start,
+        }
+
+
+def refuse(attempt: Attempt, driver: Driver) -> str | None:
+    """Commit the row of a trial that cannot run; nothing is launched. None: another driver does or did so."""
+    claim = driver.claim(attempt)
+    if claim is None:
+        return None
     columns = {
         "status": "unsupported",
-        "reason": planned.unsupported_reason,
+        "reason": attempt.planned.unsupported_reason,
         "phase": "plan",
         "started_at": datetime.now(UTC),
     }
-    results.write(_row(planned, campaign, columns), campaign.folder)
-    return "unsupported"
+    return _commit(attempt, claim, driver, columns)
 
 
-def _row(planned: Trial, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _folder(attempt: Attempt, claim: Claim, campaign: Campaign) -> Path:
+    """Where the attempt's ranks work: its own, since those of a driver that was given up may still write to theirs."""
+    return campaign.work / "trials" / f"{attempt.key}.{claim.nonce}"
+
+
+def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -> None:
+    """Remove what interrupted launches of these attempts left, but for records, which a message may have named."""
+    keys = {attempt.key for attempt, _ in held}
+    parent = campaign.work / "trials"
+    for name in os.listdir(parent) if parent.exists() else ():
+        if name.partition(".")[0] in keys and not (parent / name / handover.RECORD).exists():
+            shutil.rmtree(parent / name)
+
+
+def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str, Any]) -> str | None:
+    campaign, config = driver.campaign, attempt.planned.config
+    columns = dict(outcome)
+    if "environment" not in columns and columns["phase"] != "plan":
+        columns["environment"] = hardware.environment(config.hardware.device, trial.environment(config))
+    row = _row(attempt, campaign, columns)
+    try:
+        driver.claims.commit(claim, row, campaign.folder)
+    except LostClaim:
+        return None
+    except OSError as error:
+        kept = keep(row, attempt.key, _folder(attempt, claim, campaign))
+        raise StorageError(campaign.folder, error, kept) from error
+    finally:
+        driver.claims.release(claim)
+    return columns["status"]
+
+
+def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:
+    planned = attempt.planned
     identity = {
         "campaign": campaign.settings.campaign,
         "cell_id": planned.cell_id,
         "trial_id": planned.trial_id,
-        "env_id": campaign.env_id(planned),
+        "env_id": attempt.env_id,
         "replicate": planned.replicate,
-        "attempt": ATTEMPT,
+        "attempt": attempt.number,
         "order_index": planned.order_index,
         "order_seed": campaign.settings.order_seed,
         "git_sha": campaign.git_sha,

@@ -1,58 +1,123 @@
 """A campaign: plan the points, leave out what is committed, run the rest, say where the rows and the report are."""
 
-import fcntl
-import os
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from sp_bench import attempt, hardware, plan, results
-from sp_bench.attempt import Campaign
+from sp_bench.attempt import Attempt, Campaign, Driver
+from sp_bench.claims import FOLDER, Claims
 from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.containment import require_contained
+from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.parsing import ConfigError
 from sp_bench.progress import Progress, show_plan, summary
+from sp_bench.results import RowName
+from sp_bench.storage import StorageError
 
-Launch = Callable[[Sequence[plan.Trial], Campaign, Progress], None]
+Launch = Callable[[Sequence[Attempt], Driver], Sequence[Attempt]]
 INTERRUPTED = 130  # exit code after Ctrl-C, as shells have it
+RETRIED = ("preempted", "timeout", "error")  # by `resume`: the others would end the same way
+POLL_S = 0.5  # between looks at what other runs have committed
+REPORT = "report"  # claimed by the run that makes it
 
 
 def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch) -> None:
-    """Every trial that is not committed under this environment yet leaves one row. With `plan_only`, show it instead.
+    """Every trial that is not committed under this environment yet leaves one row; other runs of the campaign may share
+    the work. With `resume`, some that are committed are tried again. With `plan_only`, show it instead.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
-        SystemExit: 130 after an interrupt; the trial that ran leaves no row, what is committed stays.
+        StorageError: the folder cannot be written any more; what is committed stays.
+        SystemExit: 130 after a signal; what is committed stays.
     """
     campaign = _describe(configs, settings)
     cuda = any(config.hardware.device == "cuda" for config in configs)
     found = hardware.gpus() if cuda else None
     trials = plan.plan(configs, settings.replicates, settings.order_seed, len(found.devices) if found else None)
-    done = {(row.trial_id, row.env_id): row.status for row in results.committed(campaign.folder)}
-    statuses = [done.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
+    latest = _latest(results.committed(campaign.folder))
+    rows = [latest.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
+    numbers = [next_attempt(row, settings) for row in rows]
     if settings.plan_only:
-        show_plan(trials, statuses)
+        show_plan(trials, [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)])
         return
-    left = [trial for trial, status in zip(trials, statuses, strict=True) if status is None]
-    with _exclusive(campaign), _termination_interrupts(), Progress(len(trials), left) as progress:
-        try:
-            for trial in left:
-                if trial.unsupported_reason:
-                    progress.finish(trial, attempt.refuse(trial, campaign))
-            launch([trial for trial in left if not trial.unsupported_reason], campaign, progress)
-        except KeyboardInterrupt:
-            interrupted = True
-        else:
-            interrupted = False
-    from sp_bench import report  # draws with matplotlib, which planning does not need
+    left = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
+    cpu = any(config.hardware.device == "cpu" for config in configs)
+    devices = ("cpu",) * cpu + tuple(gpu.uuid for gpu in (found.devices if found else ()))
+    _make_writable(campaign)
+    try:
+        with Claims(campaign.work / FOLDER) as claims:
+            if _run(left, len(trials), campaign, claims, devices, launch):
+                raise SystemExit(INTERRUPTED)
+            _report(campaign, claims)
+    except OSError as error:
+        raise StorageError(campaign.folder, error) from error
 
+
+def next_attempt(latest: RowName | None, settings: CampaignConfig) -> int | None:
+    """The number of the attempt to make at a trial, from its latest row; None: none."""
+    if latest is None:
+        return 0
+    again = settings.resume and latest.status in RETRIED and latest.attempt + 1 < settings.max_attempts
+    return latest.attempt + 1 if again else None
+
+
+def _latest(rows: Iterable[RowName]) -> dict[tuple[str, str], RowName]:
+    """By trial and environment."""
+    return {(row.trial_id, row.env_id): row for row in sorted(rows, key=lambda row: row.attempt)}
+
+
+def _run(
+    left: Sequence[Attempt],
+    num_trials: int,
+    campaign: Campaign,
+    claims: Claims,
+    devices: tuple[str, ...],
+    launch: Launch,
+) -> bool:
+    """Give every attempt its row and say what came of it; whether a signal ended that early."""
+    with Signals() as signals, Progress(num_trials, [a.planned for a in left]) as progress:
+        interrupted = False
+        try:
+            _fill(left, Driver(campaign, claims, signals, progress, devices), launch)
+        except Interrupted:
+            interrupted = True
+        except KeyboardInterrupt:  # the second Ctrl-C: at once
+            return True
     print(summary(campaign.folder, progress, _effort(campaign.folder), interrupted=interrupted))
-    if interrupted:
-        raise SystemExit(INTERRUPTED)
-    built = report.build([campaign.folder])
-    for problem in built.problems:
-        print(problem)
-    print(f"report: {built.page}")
+    return interrupted
+
+
+def _fill(attempts: Sequence[Attempt], driver: Driver, launch: Launch) -> None:
+    """What nobody has claimed is run here, for what others have claimed their rows are waited for."""
+    left = {each.key: each for each in attempts}
+    while left:
+        driver.signals.check()
+        before = len(left)
+        for each in [a for a in left.values() if a.planned.unsupported_reason]:
+            driver.signals.check()
+            if status := attempt.refuse(each, driver):
+                driver.progress.finish(each.planned, status)
+                del left[each.key]
+        for each in launch([a for a in left.values() if not a.planned.unsupported_reason], driver):
+            del left[each.key]
+        for row in results.committed(driver.campaign.folder) if left else ():
+            if each := left.pop(f"{row.trial_id}-{row.env_id}-{row.attempt}", None):
+                driver.progress.finish_elsewhere(each.planned, row.status)
+        if len(left) == before:
+            _wait(len(left), driver)
+
+
+def _wait(num_left: int, driver: Driver) -> None:
+    if holders := driver.claims.holders():
+        trials = "1 trial" if num_left == 1 else f"{num_left} trials"
+        driver.progress.note(f"waiting for {trials} of other runs: {', '.join(holders)}")
+    end = time.monotonic() + POLL_S * random.uniform(1, 2)  # not in step with a run that wants the same trial
+    while time.monotonic() < end:
+        driver.signals.check()
+        time.sleep(0.1)
 
 
 def _effort(folder: Path) -> str:
@@ -63,46 +128,34 @@ def _effort(folder: Path) -> str:
     return effort(rows.to_pylist()).summary()
 
 
+def _report(campaign: Campaign, claims: Claims) -> None:
+    from sp_bench import report  # draws with matplotlib, which planning does not need
+
+    claim = claims.take(REPORT, lambda: False)
+    if claim is None:
+        print(f"report: another run is making that of {campaign.folder}")
+        return
+    built = report.build([campaign.folder])
+    for problem in built.problems:
+        print(problem)
+    print(f"report: {built.page}")
+
+
 def _describe(configs: Sequence[TrialConfig], settings: CampaignConfig) -> Campaign:
     devices = {config.hardware.device for config in configs}
     folder = Path(settings.results_root) / settings.campaign
+    require_contained(folder)
     return Campaign(settings, folder, {device: hardware.env_id(device) for device in devices}, *hardware.git_state())
 
 
-@contextmanager
-def _exclusive(campaign: Campaign) -> Iterator[None]:
-    """The campaign's folder, made, found writable, and ours alone: two runs at once would time each other's load."""
+def _make_writable(campaign: Campaign) -> None:
+    """The campaign's folder, made and found writable."""
     folder = campaign.folder
     try:
         campaign.work.mkdir(parents=True, exist_ok=True)
-        probe = folder / f".writable.{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-        lock = open(campaign.work / "lock", "a")  # noqa: SIM115 - closed below, after the run
+        with tempfile.TemporaryFile(dir=folder):
+            pass
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {folder}: {error.strerror}; see results_root and campaign"
         ) from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"{folder} is being filled by another run; wait for it, or use another campaign"
-            ) from error
-        yield
-
-
-@contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the run as Ctrl-C does, so that no rank outlives it."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The console: `sp-bench run | plan | report | status | doctor | methods`."""
+"""The console: `sp-bench run | resume | plan | report | compare | status | doctor | methods`."""
 
 import os
 import sys
@@ -9,11 +9,16 @@ from typing import Annotated
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from sp_bench import results
-from sp_bench.parsing import ConfigError
-from sp_bench.progress import console
+from sp_bench.containment import require_contained
+from sp_bench.parsing import ConfigError, shown
+from sp_bench.progress import console, working
 
+LONGEST = 4000  # characters of a message
+SHOWN = 20  # files that were passed over
+WORSE = 1  # exit code of a comparison that fails
 BAD_INPUT = 2  # exit code of everything that the user can put right
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
@@ -48,9 +53,25 @@ def run(context: typer.Context) -> None:
 
         sp-bench run method=usp sp_size=4 --cfg job
 
-    Run it again, and what is committed is skipped. Exit codes: 0 all trials have rows, 2 bad input, 130 interrupted.
+    Run it again, and what is committed is skipped; `resume` also tries again what failed by bad luck. Run it twice at
+    once, on one machine or on two that share the folder, and the runs share the trials. Exit codes: 0 all trials have
+    rows, 2 bad input or a folder that cannot be written, 130 interrupted.
     """
     _hand_over(context.args)
+
+
+@app.command(context_settings=PASS_ON)
+def resume(context: typer.Context) -> None:
+    """Go on with a sweep: run what has no row yet, and try again what ended as preempted, timeout or error.
+
+    With the words of the run that it goes on with:
+
+        sp-bench resume sweep=smoke seq_len=1024
+
+    Each retry is an attempt of its own with its own row, one a call and at most max_attempts=3 with the first. What is
+    ok, oom, incorrect or unsupported would end the same way and is left as it is. Exit codes as of run.
+    """
+    _hand_over([*context.args, "resume=true"])
 
 
 @app.command(context_settings=PASS_ON)
@@ -67,39 +88,110 @@ def plan(context: typer.Context) -> None:
 @app.command()
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
-    out: Annotated[Path | None, typer.Option(help="Where the page goes; default: _work/report of the first")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where it is written; default: _work/report of the first campaign")
+    ] = None,
+    venue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Draw for neurips, icml, iclr, mlsys, acm or ieee")
+    ] = None,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
+    ] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments, and say so")] = False,
 ) -> None:
-    """Make the page and figures from the rows of campaigns.
+    """Make a page, figures and tables from the rows of campaigns, and from nothing else.
 
     sp-bench report results/smoke
 
-    sp-bench report results/monday results/tuesday --out page
+    Two campaigns on one page. Rows of different environments (env_id: libraries, device, measuring code) get figures
+    and tables of their own; with --mix they share them:
+
+        sp-bench report results/monday results/tuesday --out page
+
+    Figures at the width and in the fonts of a paper, without a word that says whose they are:
+
+        sp-bench report results/h200 --venue neurips --anonymous --out paper
+
+    It writes index.html, which needs no other file; figures/*.pdf, svg, png, and csv with the data of each; and
+    tables/*.tex, md, csv. Run it again, and what is no longer true is removed. Exit codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
+    from sp_bench.report.figures.venues import VENUES
 
-    built = reports.build(_existing(folders), out)
-    for problem in built.problems:
+    if venue is not None and venue not in VENUES:
+        raise ConfigError(f"--venue {venue} is not known; use one of {', '.join(VENUES)}")
+    _existing(folders)
+    if out is not None and (obstacle := reports.obstacle(out, folders)):
+        raise ConfigError(f"--out {shown(out)} {obstacle}")
+    options = reports.Options(venue, anonymous, mix)
+    with working() as say, reports.processes(folders) as executor:
+        built = reports.build(folders, out, options, executor=executor, say=say)
+    for problem in built.problems[:SHOWN]:
         print(problem)
+    if more := built.problems[SHOWN:]:
+        print(f"{len(more):,} further files are named on the page")
     print(f"report: {built.page}")
 
 
 @app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Campaign folder to compare with")],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Campaign folder that may have become slower")],
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="median:NUMBER%", help="Exit with 1 if a cell became slower by more")
+    ] = None,
+) -> None:
+    """Compare two campaigns cell by cell: paired ratios of step times, changed statuses, cells of one side only.
+
+    sp-bench compare results/before results/after
+
+    sp-bench compare results/before results/after --fail-on median:5%
+
+    A cell fails when B over A is above the bound - and, from 6 replicates of both on, the interval of that ratio
+    excludes 1 - or when more of its replicates failed than before. Exit codes: 0 fine, 1 a cell fails, 2 bad input.
+    """
+    from sp_bench.report import comparison
+    from sp_bench.report.comparison_table import show
+    from sp_bench.report.formats import counted
+
+    try:
+        bound = None if fail_on is None else comparison.fail_bound(fail_on)
+        compared = comparison.compare(*_existing([a, b]))
+    except comparison.NotComparable as error:
+        raise ConfigError(str(error)) from None
+    show(compared, console())
+    if bound is None or not (worse := compared.regressions(bound)):
+        return
+    print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'cell')}", file=sys.stderr)
+    for line in worse:
+        print(f"  {line}", file=sys.stderr)
+    raise typer.Exit(WORSE)
+
+
+@app.command()
 def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")]) -> None:
-    """Count a campaign's rows by environment and status, from file names alone.
+    """Count a campaign's rows by environment and status, from file names alone; name the files that are no rows.
 
     sp-bench status results/smoke
     """
     table = Table(box=None, pad_edge=False)
     for heading in ("campaign", "env_id", *results.STATUSES):
         table.add_column(heading, justify="left" if heading in ("campaign", "env_id") else "right")
+    passed_over: list[str] = []
     for folder in _existing(folders):
+        name = Text(shown(folder.name))  # as it stands: [ ] would be markup
         latest = {(r.trial_id, r.env_id): r for r in sorted(results.committed(folder), key=lambda r: r.attempt)}
         counts = Counter((row.env_id, row.status) for row in latest.values())
         for env_id in sorted({env_id for env_id, _ in counts}):
-            table.add_row(folder.name, env_id, *(str(counts[env_id, status]) for status in results.STATUSES))
+            table.add_row(name, env_id, *(str(counts[env_id, status]) for status in results.STATUSES))
         if not latest:
-            table.add_row(folder.name, "no rows")
+            table.add_row(name, "no rows")
+        passed_over += sorted(results.passed_over(folder))
     console().print(table)
+    for line in passed_over[:SHOWN]:
+        print(line)
+    if more := passed_over[SHOWN:]:
+        print(f"and {len(more):,} further files that are not rows")
 
 
 @app.command(context_settings=PASS_ON)
@@ -144,8 +236,15 @@ def methods() -> None:
 
 def _existing(folders: Sequence[Path]) -> list[Path]:
     for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder of results")
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:  # a name that no file system takes
+            raise ConfigError(f"{shown(folder)} cannot be read: {error.strerror}") from None
+        if not is_folder:
+            raise ConfigError(f"{shown(folder)} is not a folder of results")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise ConfigError(f"{folder} cannot be read: permission denied")
+        require_contained(folder)
     return list(folders)
 
 
@@ -164,6 +263,8 @@ def _hand_over(arguments: Sequence[str]) -> None:
         argv = ["--cfg", "job", *request.campaign, *request.cells]
     else:
         argv = ["--multirun", *request.campaign, f"hydra.sweeper.overrides={overrides.quoted_list(request.cells)}"]
+    for name in [name for name in os.environ if name.startswith("HYDRA_")]:
+        del os.environ[name]  # they change what Hydra loads and instantiates; a run is what its words say
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print, and `main` says it in one line
     sys.argv = [sys.argv[0], *argv]
     hydra.main(config_path=str(overrides.conf_folder()), config_name="config", version_base="1.3")(_unused_task)()
@@ -181,6 +282,8 @@ def main() -> None:
     try:
         app()
     except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        print(f"sp-bench: {lines[0] if lines else type(error).__name__}", file=sys.stderr)
+        text = str(error)
+        if not isinstance(error, ConfigError):  # the first of Hydra's lines; ours is one, whatever it quotes
+            text = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
+        print(f"sp-bench: {shown(text, LONGEST)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sp_bench.parsing import ConfigError, require_positive
+from sp_bench.parsing import ConfigError, require_at_most, require_positive, shown
 
+MAX_COUNT = 65_536  # heads of a model, ranks on an axis: messages that list what divides one count up to it
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -69,6 +70,7 @@ class ModelConfig:
             "head_dim",
             "vocab_size",
         )
+        require_at_most(self, MAX_COUNT, "num_heads", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
             valid = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
             raise ConfigError(
@@ -187,6 +189,7 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
+        require_at_most(self, MAX_COUNT, "sp_size", "dp_replicate_size", "dp_shard_size")
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "
@@ -237,19 +240,36 @@ class CampaignConfig:
     replicates: int  # fresh-process repetitions of every cell, in randomised complete blocks
     order_seed: int
     deadlines: DeadlinesConfig
+    resume: bool  # what ended as preempted, timeout or error is tried again
+    max_attempts: int  # launches of one trial in one environment, all runs together
     plan_only: bool
     max_points: int  # a sweep of more points is refused before it is expanded
 
     def __post_init__(self) -> None:
-        require_positive(self, "replicates", "max_points")
+        require_positive(self, "replicates", "max_attempts", "max_points")
         if not _is_plain_name(self.campaign):
             raise ConfigError(
-                f"campaign={self.campaign!r}: use letters, digits, '.', '_' and '-', at most 100, beginning with a "
-                "letter or digit"
+                f"campaign={shown(repr(self.campaign))}: use letters, digits, '.', '_' and '-', at most 100, beginning "
+                "with a letter or digit"
             )
+        if problem := _path_problem(self.results_root):
+            raise ConfigError(f"results_root={shown(repr(self.results_root))} {problem}")
 
 
 def _is_plain_name(name: str) -> bool:
     return (
         0 < len(name) <= 100 and name[0].isalnum() and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
     )
+
+
+def _path_problem(path: str) -> str | None:
+    """Why rows cannot go below that path, whatever is on the disk."""
+    if not path.strip():
+        return "is empty; use a path such as results"
+    if not path.isprintable():
+        return "has a character that cannot be printed; use plain ones"
+    if path[0] in "-~":
+        return f"begins with {path[0]!r}, which shells and tools take for something else; use ./{path[0]}... or another"
+    if len(path.encode()) > 1000 or any(len(part.encode()) > 255 for part in path.split("/")):
+        return "is longer than file systems allow: at most 255 bytes a folder, 1000 in all"
+    return None

@@ -16,12 +16,15 @@ from sp_bench.config import TrialConfig
 from sp_bench.parsing import parse
 
 TRIAL, RECORD = "trial.json", "record.json"
-PHASES = ("init", "correctness", "warmup", "measure", "ledger", "done")  # in the order a rank passes them
+RECORD_TEMPORARY = f".{RECORD}"
+# in the order a rank passes them; in `handover` the ranks' samples become one record
+PHASES = ("init", "correctness", "warmup", "measure", "ledger", "handover", "done")
 
 
 @dataclass(frozen=True)
 class Event:
-    """`name` is a phase entered, or `failed` with a status, a reason and, for oom, a site."""
+    """`name` is a phase entered; `failed` with a status, a reason and, for oom, a site; or `exited` with an exit code,
+    which the process that watches over the rank tells."""
 
     rank: int
     at: float  # seconds since the epoch
@@ -29,6 +32,7 @@ class Event:
     status: str | None = None
     reason: str | None = None
     oom_site: str | None = None
+    exit_code: int | None = None  # negative: minus a signal's number
 
 
 def write_trial(folder: Path, config: TrialConfig) -> Path:
@@ -58,17 +62,23 @@ def enter_phase(folder: Path, rank: int, name: str) -> None:
 
 def read_events(folder: Path) -> list[Event]:
     """The events of all ranks, by time. A last line without newline is still being written and is left for later."""
-    events = []
-    for path in folder.glob("rank*.events.jsonl"):
-        for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):
-                events.append(Event(**json.loads(line)))
+    events = [event for path in folder.glob("rank*.events.jsonl") for event in _events_of(path)]
     return sorted(events, key=lambda event: event.at)
+
+
+def _events_of(path: Path) -> list[Event]:
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [Event(**json.loads(line)) for line in lines if line.endswith("\n")]
+
+
+def is_done(folder: Path, rank: int) -> bool:
+    """Whether the rank has passed the last phase of the trial in `folder`."""
+    return any(event.name == PHASES[-1] for event in _events_of(folder / f"rank{rank}.events.jsonl"))
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     """Row columns of an ok trial; appears whole or not at all."""
-    temporary = folder / f".{RECORD}.{os.getpid()}"
+    temporary = folder / RECORD_TEMPORARY
     temporary.write_text(json.dumps(record))
     os.replace(temporary, folder / RECORD)
 

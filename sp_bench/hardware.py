@@ -49,6 +49,7 @@ PACKAGES = (
 DRIVER = (
     *("report", "launchers", "__main__", "cli", "overrides", "sweep", "plan", "campaign"),
     *("attempt", "trial", "outcome", "logs", "progress", "doctor"),
+    *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
 )
 
 RECORDED_VARIABLES = re.compile(

@@ -1,5 +1,6 @@
 """How a trial ended, from what it left behind: its record, its events, torchrun's summary and its logs."""
 
+import math
 import re
 import signal
 from collections.abc import Sequence
@@ -14,6 +15,10 @@ from sp_bench.logs import LAUNCHER_LOG, last_line
 FOLLOW_ON_SIGNALS = (signal.SIGTERM, signal.SIGABRT)
 
 
+# How an error reads that is the echo of a peer's end.
+LOST_PEER = re.compile(r"connection|peer|broken pipe|remote|TCPStore|abort|timed? ?out", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Ending:
     """What the parent saw."""
@@ -22,14 +27,16 @@ class Ending:
     exit_code: int | None  # of torchrun; None: the parent ended the trial
     expired: str | None  # which deadline passed
     oom_killed: bool  # the memory cgroup's oom_kill count rose meanwhile
+    ended_at: float = math.inf  # seconds since the epoch; what is told later tells of the parent's own SIGKILL
 
 
 @dataclass(frozen=True)
 class Death:
-    """A rank's end without zero, as torchrun's failure summary tells it."""
+    """A rank's end without a word of its own, by the process that watched over it, or else by torchrun's summary."""
 
     rank: int
     exit_code: int  # negative: minus a signal's number
+    at: float = math.inf  # seconds since the epoch; torchrun's summary does not tell
 
     def __str__(self) -> str:
         if self.exit_code >= 0:
@@ -47,44 +54,78 @@ def signal_name(number: int) -> str:
 def classify(folder: Path, ending: Ending) -> dict[str, Any]:
     """Status, reason, phase and, when ok, the record's columns.
 
-    In this order: a record and exit code 0 is ok; a rank killed outright (its peers' errors follow from that); the
-    earliest failure that a rank told; a deadline; an end without a word.
+    In this order: a record and exit code 0 is ok; the first failure, told or silent; a deadline; an end without a word.
     """
-    events = handover.read_events(folder)
-    phase = next((e.name for e in reversed(events) if e.name in handover.PHASES), "init")
+    events = [event for event in handover.read_events(folder) if event.at <= ending.ended_at]
+    phase = _phase(events)
     record = handover.read_record(folder)
     if ending.exit_code == 0 and record is not None:
         return {**record, "status": "ok", "phase": phase}
     told = next((e for e in events if e.name == "failed"), None)
-    deaths = read_deaths(folder)
-    silent = [d for d in deaths if not any(e.rank == d.rank and e.name == "failed" for e in events)]
-    killed = next((d for d in silent if d.exit_code < 0 and -d.exit_code not in FOLLOW_ON_SIGNALS), None)
-    if killed and not ending.expired:
-        return _killed(killed, events, ending.oom_killed)
+    deaths = _silent_deaths(folder, events)
+    death = next((d for d in deaths if _is_cause(d, told)), None)
+    if death:
+        return _died(folder, death, _phase(events, death.rank), ending.oom_killed)
     if told:
-        return {"status": told.status, "reason": told.reason, "oom_site": told.oom_site, "phase": phase}
+        own_phase = _phase([e for e in events if e.at <= told.at], told.rank)
+        return {"status": told.status, "reason": told.reason, "oom_site": told.oom_site, "phase": own_phase}
     if ending.expired:
         return {"status": "timeout", "reason": ending.expired, "phase": phase}
-    return {"status": "error", "reason": _silent_reason(folder, ending, silent, phase), "phase": phase}
+    if deaths:
+        return _died(folder, deaths[0], _phase(events, deaths[0].rank), ending.oom_killed)
+    return _launcher_died(folder, ending, phase)
 
 
-def _killed(death: Death, events: Sequence[handover.Event], oom_killed: bool) -> dict[str, Any]:
-    phase = next((e.name for e in reversed(events) if e.rank == death.rank and e.name in handover.PHASES), "init")
+def _phase(events: Sequence[handover.Event], rank: int | None = None) -> str:
+    """The phase entered last, by the rank or by any."""
+    entered = [e.name for e in events if e.name in handover.PHASES and rank in (None, e.rank)]
+    return entered[-1] if entered else handover.PHASES[0]
+
+
+def _silent_deaths(folder: Path, events: Sequence[handover.Event]) -> list[Death]:
+    """Ranks that ended without saying why, the first first; torchrun's own word counts where nobody else tells."""
+    exits = [Death(e.rank, e.exit_code, e.at) for e in events if e.exit_code is not None]
+    spoke = {e.rank for e in events if e.name == "failed"}
+    done = {e.rank for e in events if e.name == "done"}
+    silent = [d for d in exits if d.rank not in spoke and not (d.exit_code == 0 and d.rank in done)]
+    known = spoke | {d.rank for d in exits}
+    return silent + [d for d in read_deaths(folder) if d.rank not in known]
+
+
+def _is_cause(death: Death, told: handover.Event | None) -> bool:
+    """Whether the death came first: it did, unless it is of the kind that follows from a peer's, or a failure that is
+    no echo was told before."""
+    if -death.exit_code == signal.SIGTERM:
+        return False
+    if math.isinf(death.at):  # by torchrun's word: a signal tells more than an exit code that a message explains
+        return death.exit_code < 0 and -death.exit_code not in FOLLOW_ON_SIGNALS
+    if told is None or death.at <= told.at:
+        return True
+    # The echo of a peer's end may be stamped first, since the watching process has to wake up.
+    is_echo = told.status == "error" and LOST_PEER.search(told.reason or "") is not None
+    return is_echo and -death.exit_code not in FOLLOW_ON_SIGNALS
+
+
+def _died(folder: Path, death: Death, phase: str, oom_killed: bool) -> dict[str, Any]:
     reason = f"{death} in phase {phase}"
     if oom_killed and death.exit_code == -signal.SIGKILL:
         return {"status": "oom", "oom_site": "host", "reason": f"{reason}: out of host memory", "phase": phase}
+    if death.exit_code >= 0:
+        line = last_line(handover.log_path(folder, death.rank)) or last_line(folder / LAUNCHER_LOG)
+        reason = f"{reason}: {line or 'no output'}"
     return {"status": "error", "reason": reason, "phase": phase}
 
 
-def _silent_reason(folder: Path, ending: Ending, deaths: Sequence[Death], phase: str) -> str:
-    if ending.exit_code == 0:
-        return f"every rank exited with code 0, but rank 0 left no record; last phase {phase}"
-    if deaths:
-        line = last_line(handover.log_path(folder, deaths[0].rank)) or last_line(folder / LAUNCHER_LOG)
-        return f"{deaths[0]} in phase {phase}: {line or 'no output'}"
+def _launcher_died(folder: Path, ending: Ending, phase: str) -> dict[str, Any]:
     code = ending.exit_code or 0
-    how = f"died with {signal_name(-code)}" if code < 0 else f"exited with code {code}"
-    return f"the launcher {how} in phase {phase}: {last_line(folder / LAUNCHER_LOG) or 'no output'}"
+    if ending.exit_code == 0:
+        reason = f"every rank exited with code 0, but rank 0 left no record; last phase {phase}"
+    else:
+        how = f"died with {signal_name(-code)}" if code < 0 else f"exited with code {code}"
+        reason = f"the launcher {how} in phase {phase}: {last_line(folder / LAUNCHER_LOG) or 'no output'}"
+    if ending.oom_killed and code == -signal.SIGKILL:
+        return {"status": "oom", "oom_site": "host", "reason": f"{reason}; out of host memory", "phase": phase}
+    return {"status": "error", "reason": reason, "phase": phase}
 
 
 def read_deaths(folder: Path) -> list[Death]:

@@ -27,8 +27,9 @@ from hydra.core.override_parser.types import (
 from hydra.errors import HydraException
 
 from sp_bench.config import CampaignConfig, TrialConfig
-from sp_bench.parsing import ConfigError
+from sp_bench.parsing import ConfigError, shown
 
+MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
 GROUPS = ("method", "kernel", "model", "workload", "fabric", "hardware", "sweep")
 _KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
@@ -84,16 +85,20 @@ def read_arguments(arguments: Sequence[str]) -> Request:
                 raise ConfigError(f"{argument} shows the composed config; use {argument} job")
             show_config = True
         elif argument.startswith("-"):
-            raise ConfigError(f"{argument} is not a flag of run; flags: -m, --multirun, --cfg job, --help")
+            raise ConfigError(f"{shown(argument)} is not a flag of run; flags: -m, --multirun, --cfg job, --help")
         else:
             overrides.append(argument)
     parsed = {override.key_or_group: override for override in parse_overrides(overrides)}  # the last one counts
     campaign = [override for key, override in parsed.items() if key in CAMPAIGN_KEYS]
     for override in campaign:
         if override.is_sweep_override():
-            raise ConfigError(f"{override.input_line}: one {override.key_or_group} a run; sweep over fields of a trial")
+            raise ConfigError(f"{_line(override)}: one {override.key_or_group} a run; sweep over fields of a trial")
     cells = [override for key, override in parsed.items() if key in CELL_KEYS]
     return Request(_lines(campaign), _lines(cells), show_config)
+
+
+def _line(override: Override) -> str:
+    return shown(override.input_line)
 
 
 def _lines(overrides: Iterable[Override]) -> list[str]:
@@ -112,8 +117,9 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
         _check_line(line)
         try:
             override = parser.parse_override(line)
-        except HydraException as error:
-            raise ConfigError(f"{line}: {str(error).splitlines()[0].partition(' expecting ')[0]}") from error
+        except (HydraException, ValueError, RecursionError) as error:  # of a number, or brackets, without end
+            reason = (str(error).splitlines() or [type(error).__name__])[0].partition(" expecting ")[0]
+            raise ConfigError(f"{shown(line)}: {shown(reason)}") from error
         if override.key_or_group in GROUPS:
             _check_choice(override)
         parsed.append(override)
@@ -121,25 +127,28 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
 
 
 def _check_line(line: str) -> None:
+    text = shown(line)
+    if len(line) > MAX_LINE:
+        raise ConfigError(f"{text}: an override has at most {MAX_LINE:,}; use range(start,stop,step), or several runs")
     if line.startswith(("+", "~")):
-        raise ConfigError(f"{line}: keys cannot be added or deleted; set one with key=value")
+        raise ConfigError(f"{text}: keys cannot be added or deleted; set one with key=value")
     if line.startswith("hydra"):
         raise ConfigError(
-            f"{line}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
+            f"{text}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
         )
     match = _KEY_VALUE.fullmatch(line)
     if not match:
-        raise ConfigError(f"{line}: expected key=value, such as method=ring or seq_len=2048,4096")
+        raise ConfigError(f"{text}: expected key=value, such as method=ring or seq_len=2048,4096")
     if "$" in match["value"] or "_target_" in line:
-        raise ConfigError(f"{line}: values are plain; no interpolation ($) and no _target_")
+        raise ConfigError(f"{text}: values are plain; no interpolation ($) and no _target_")
     key, known = match["key"], (*CELL_KEYS, *CAMPAIGN_KEYS)
     if key.startswith("fabric.env"):
-        raise ConfigError(f"{line}: a fabric is known by its name; give these variables a file in conf/fabric")
+        raise ConfigError(f"{text}: a fabric is known by its name; give these variables a file in conf/fabric")
     if key in known:
         return
     if key.endswith(".name") and key.removesuffix(".name") in GROUPS:
-        raise ConfigError(f"{line}: choose it with {key.removesuffix('.name')}={match['value']}")
-    raise ConfigError(f"{key} is not a field; {_nearest(key, known)}sp-bench run --cfg job shows them all")
+        raise ConfigError(f"{text}: choose it with {key.removesuffix('.name')}={shown(match['value'])}")
+    raise ConfigError(f"{shown(key)} is not a field; {_nearest(key, known)}sp-bench run --cfg job shows them all")
 
 
 def _nearest(name: str, valid: Sequence[str]) -> str:
@@ -150,20 +159,20 @@ def _nearest(name: str, valid: Sequence[str]) -> str:
 def _check_choice(override: Override) -> None:
     group = override.key_or_group
     if isinstance(override.value(), RangeSweep | IntervalSweep):
-        raise ConfigError(f"{override.input_line}: give names; {group} is one of {', '.join(choices(group))}")
+        raise ConfigError(f"{_line(override)}: give names; {group} is one of {', '.join(choices(group))}")
     for choice in values(override):
         if choice not in choices(group):
             hint = _nearest(choice, choices(group))
-            raise ConfigError(f"{group}={choice}: {hint}{group} is one of {', '.join(choices(group))}")
+            raise ConfigError(f"{group}={shown(choice)}: {hint}{group} is one of {', '.join(choices(group))}")
 
 
 def count_values(override: Override) -> int:
     """How many values the override sweeps over, without expanding them."""
     value = override.value()
     if isinstance(value, IntervalSweep):
-        raise ConfigError(f"{override.input_line}: an interval has no points; list values or use range(start,stop)")
+        raise ConfigError(f"{_line(override)}: an interval has no points; list values or use range(start,stop)")
     if isinstance(value, RangeSweep):
-        return _range_length(value, str(override.input_line))
+        return _range_length(value, _line(override))
     return len(value.list) if isinstance(value, ChoiceSweep) else len(list(values(override)))
 
 

@@ -4,18 +4,37 @@
 """
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
+SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+MAX_INT = 2**63 - 1  # what a row's column holds
 
 
 class ConfigError(ValueError):
     """A value that no trial can have; the message names the field, the value and the way out."""
+
+
+def shown(text: object, limit: int = 200) -> str:
+    """Text from outside as part of one line: what would move a terminal's cursor is escaped, and a long one cut."""
+    characters = str(text)
+    plain = "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in characters[: limit + 1]
+    )
+    return plain if len(plain) <= limit else f"{plain[: limit // 2]}... ({len(characters):,} characters)"
+
+
+def require_at_most(config: Any, limit: int, *names: str) -> None:
+    """No named field is above `limit`: far more than any machine has, and little enough to count up to."""
+    for name in names:
+        if (value := getattr(config, name)) > limit:
+            raise ConfigError(f"{_dotted(config, name)}={value} is more than {limit}; use less")
 
 
 def require_positive(config: Any, *names: str) -> None:
@@ -23,14 +42,22 @@ def require_positive(config: Any, *names: str) -> None:
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:
-            prefix = type(config).__name__.removesuffix("Config").lower()
-            dotted = name if prefix in ("trial", "campaign") else f"{prefix}.{name}"
-            raise ConfigError(f"{dotted}={value} must be positive")
+            raise ConfigError(f"{_dotted(config, name)}={value} must be positive")
+
+
+def _dotted(config: Any, name: str) -> str:
+    prefix = type(config).__name__.removesuffix("Config").lower()
+    return name if prefix in ("trial", "campaign") else f"{prefix}.{name}"
 
 
 @cache
 def _schema(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+@cache
+def _required(cls: Any) -> list[str]:
+    return [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
 
 
 def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
@@ -45,12 +72,8 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
         if key not in schema:
             near = difflib.get_close_matches(str(key), schema, n=1)
             hint = f"did you mean {prefix}{near[0]}? " if near else ""
-            raise ConfigError(f"{prefix}{key} is not a field; {hint}fields: {', '.join(schema)}")
-    missing = [
-        prefix + f.name
-        for f in fields(cls)  # pyright: ignore[reportArgumentType]
-        if f.name not in mapping and f.default is MISSING and f.default_factory is MISSING
-    ]
+            raise ConfigError(f"{prefix}{shown(key)} is not a field; {hint}fields: {', '.join(schema)}")
+    missing = [prefix + name for name in _required(cls) if name not in mapping]
     if missing:
         raise ConfigError(f"missing: {', '.join(missing)}")
     return cls(**{key: _value(schema[key], value, prefix + key) for key, value in mapping.items()})
@@ -58,27 +81,39 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
 
 def _value(kind: Any, value: Any, path: str) -> Any:
     """`value` as the annotated `kind`, or ConfigError naming `path`."""
+    if kind in SCALARS:  # first: nearly all are, and a large sweep has a million of them
+        return _scalar(kind, value, path)
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):  # Literal | None reads back as Optional
         return None if value is None else _value(typing.get_args(kind)[0], value, path)
-    if is_dataclass(kind) and isinstance(kind, type):
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{path}={value!r} must be a group of fields")
-        return parse(kind, value, path)
     if origin is Literal:
         valid = typing.get_args(kind)
         if value not in valid:
             near = difflib.get_close_matches(str(value), map(str, valid), n=1)
             hint = f"did you mean {near[0]}? " if near else ""
-            raise ConfigError(f"{path}={value!r}: {hint}use one of {', '.join(map(str, valid))}")
+            raise ConfigError(f"{path}={shown(repr(value))}: {hint}use one of {', '.join(map(str, valid))}")
         return value
     if origin is Mapping:
         if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-            raise ConfigError(f"{path}={value!r} must map names to strings")
+            raise ConfigError(f"{path}={shown(repr(value))} must map names to strings")
         return dict(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{path}={shown(repr(value))} must be a group of fields")
+    return parse(kind, value, path)
+
+
+def _scalar(kind: type, value: Any, path: str) -> Any:
+    if type(value) is int and abs(value) > MAX_INT:
+        raise ConfigError(f"{path}={_digits(value)} does not fit into 64 bits; use less")
+    if type(value) is float and not math.isfinite(value):
+        raise ConfigError(f"{path}={value} must be a finite number")
+    if type(value) is kind:
+        return value
+    if kind is float and type(value) is int:
         return float(value)
-    if type(value) is not kind:
-        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-        raise ConfigError(f"{path}={value!r} must be {names[kind]}")
-    return value
+    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}")
+
+
+def _digits(value: int) -> str:
+    """A whole number in decimal; Python refuses to print one of more than 4,300 digits."""
+    return str(value) if value.bit_length() < 500 else f"(a number of {value.bit_length():,} bits)"

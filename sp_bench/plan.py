@@ -9,6 +9,10 @@ from typing import Any
 
 from sp_bench import kernels, messages, methods
 from sp_bench.config import TrialConfig
+from sp_bench.parsing import ConfigError
+
+MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
+MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ def canonical(config: TrialConfig) -> str:
 
 def _given(value: Any) -> Any:
     """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if is_dataclass(value):
         value = vars(value)
     if isinstance(value, Mapping):
@@ -91,7 +97,7 @@ def _peer_access_reason(config: TrialConfig) -> str | None:
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     needed = config.world_size
     if config.hardware.device == "cpu":
-        return None
+        return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
     if num_gpus is None:
         return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here; use hardware=cpu"
     if num_gpus < needed:
@@ -113,12 +119,20 @@ def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_g
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
     Equal configs are one cell, whatever the blocks of the sweep that they come from.
+
+    Raises:
+        ConfigError: more than MAX_TRIALS trials, or options of a method that no shape could make valid.
     """
     cells: dict[str, tuple[TrialConfig, str | None]] = {}
     for config in configs:
         cell = cell_id(config)
         if cell not in cells:
             cells[cell] = (config, unsupported_reason(config, num_gpus))
+    if len(cells) * replicates > MAX_TRIALS:
+        raise ConfigError(
+            f"replicates={replicates} of {len(cells)} cells are {len(cells) * replicates:,} trials, more than "
+            f"{MAX_TRIALS:,}; use fewer replicates, or several campaigns"
+        )
     order = random.Random(order_seed)
     trials: list[Trial] = []
     for replicate in range(replicates):

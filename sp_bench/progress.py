@@ -2,14 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from sp_bench.plan import Trial
@@ -64,6 +64,17 @@ def composing(points: Sequence[Any]) -> Iterator[Any]:
             yield point
 
 
+@contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """A function that says on stderr what is being done; nothing where no person watches."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield lambda words: None
+        return
+    with stderr.status("") as status:
+        yield status.update
+
+
 def counts_text(counts: Counter[str]) -> str:
     failed = sum(counts[status] for status in FAILURES)
     parts = [f"{counts['ok']} ok", f"{counts['unsupported']} unsupported", f"{counts['oom']} oom", f"{failed} failed"]
@@ -84,18 +95,20 @@ class Progress:
     def __init__(self, planned: int, left: Sequence[Trial]) -> None:
         self.planned, self.skipped = planned, planned - len(left)
         self.counts: Counter[str] = Counter()
+        self.elsewhere = 0  # of these, by other runs
         self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
         self._launched_s: list[float] = []
         self._current: Trial | None = None
         self._phase, self._since = "", 0.0
+        self._noted: set[str] = set()
         self._console = console()
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
             self._live.start()
-        elif self.skipped:
-            print(f"{self.skipped} of {self.planned} trials are committed already", flush=True)
+        if self.skipped:
+            self.note(f"{self.skipped} of {self.planned} trials are committed already")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -128,9 +141,36 @@ class Progress:
             self._current = None
         self.counts[status] += 1
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        line = f"[{self.done}/{self.planned}] {status}{took}: {label(trial)}"
+        self._tell(f"{status}{took}: {label(trial)}", STYLES.get(status, "red"))
+
+    def finish_elsewhere(self, trial: Trial, status: str) -> None:
+        """Another run has committed the trial's row."""
+        self.counts[status] += 1
+        self.elsewhere += 1
+        self._to_launch -= not trial.unsupported_reason
+        self._tell(f"{status} by another run: {label(trial)}", STYLES.get(status, "red"))
+
+    def refuse(self, trial: Trial) -> None:
+        """The row of the trial that ran was not taken."""
+        self._current = None
+        self.note(
+            f"another run took this trial over while this one stood still, so its row is refused here: {label(trial)}"
+        )
+
+    def note(self, words: str) -> None:
+        """A line for what is said once a run, however often it happens."""
+        if words in self._noted:
+            return
+        self._noted.add(words)
         if self._console.is_terminal:
-            self._console.print(Text(line, STYLES.get(status, "red")))
+            self._console.print(Text(words, "dim"))
+        else:
+            print(words, flush=True)
+
+    def _tell(self, words: str, style: str) -> None:
+        line = f"[{self.done}/{self.planned}] {words}"
+        if self._console.is_terminal:
+            self._console.print(Text(line, style))
         else:
             eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
             print(f"{line} ({counts_text(self.counts)}, {self.planned - self.done} left{eta})", flush=True)
@@ -149,39 +189,70 @@ def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool)
     """The one line that a run ends with. `effort`: how much of the time was measurement, or nothing."""
     ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
     before = f"{progress.skipped} committed before; " if progress.skipped else ""
+    others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
     stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
     spent = f"{effort}; " if effort else ""
-    return f"{progress.planned} trials: {ran}{before}{stop}{spent}rows: {folder}"
+    return f"{progress.planned} trials: {ran}{others}{before}{stop}{spent}rows: {folder}"
+
+
+PLAN_HEADINGS = (
+    "#",
+    "method",
+    "layout",
+    "kernel",
+    "workload",
+    "fabric",
+    "model",
+    "dtype",
+    "seq_len",
+    "sp",
+    "dp",
+    "rep",
+)
+PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
 
 
 def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
-    """Every trial in the order of the run: to run, done, or unsupported and why; then the counts."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("#", "method", "layout", "kernel", "workload", "fabric", "model", "dtype"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("seq_len", "sp", "dp", "rep"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("state", overflow="fold")
-    for trial, status in zip(trials, statuses, strict=True):
-        config = trial.config
-        state = _state(trial, status)
-        cells = [
-            *(str(trial.order_index), config.method.name, _layout(trial), config.kernel.name),
-            *(
-                f"{config.workload.name}/{config.workload.pass_kind}",
-                config.fabric.name,
-                config.model.name,
-                config.dtype,
-            ),
-            *(str(config.seq_len), str(config.sp_size), str(config.dp_replicate_size * config.dp_shard_size)),
-            str(trial.replicate),
-        ]
-        table.add_row(*cells, Text(state, STYLES.get(state.partition(":")[0], "dim")))
+    """Every trial in the order of the run: to run, done, or unsupported and why; then the counts.
+
+    Without rich's table, which takes a minute for 20,000 trials.
+    """
     output = console()
-    output.print(table)
-    states = Counter(_state(trial, status).partition(":")[0] for trial, status in zip(trials, statuses, strict=True))
-    counts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
-    output.print(f"{len(trials)} trials: {counts}; nothing was launched", highlight=False)
+    states = [_state(trial, status) for trial, status in zip(trials, statuses, strict=True)]
+    kinds = Counter(state.partition(":")[0] for state in states)
+    paint = {kind: _painter(output, STYLES.get(kind, "dim")) for kind in kinds}
+    rows = [PLAN_HEADINGS, *map(_plan_cells, trials)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if heading in PLAN_NUMBERS else cell.ljust(width)
+            for heading, cell, width in zip(PLAN_HEADINGS, cells, widths, strict=True)
+        )
+        for cells in rows
+    ]
+    print(f"{aligned[0]}  state")
+    for cells, state in zip(aligned[1:], states, strict=True):
+        print(f"{cells}  {paint[state.partition(':')[0]](state)}")
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"{len(trials)} trials: {counts}; nothing was launched")
+
+
+def _plan_cells(trial: Trial) -> tuple[str, ...]:
+    config = trial.config
+    workload = f"{config.workload.name}/{config.workload.pass_kind}"
+    return (
+        *(str(trial.order_index), config.method.name, _layout(trial), config.kernel.name, workload),
+        *(config.fabric.name, config.model.name, config.dtype, str(config.seq_len), str(config.sp_size)),
+        *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
+    )
+
+
+def _painter(output: Console, style: str) -> Callable[[str], str]:
+    """Text in that style, where the output has any; rendered once."""
+    with output.capture() as captured:
+        output.print(Text("x", style), end="")
+    before, _, after = captured.get().partition("x")
+    return lambda text: f"{before}{text}{after}"
 
 
 def _state(trial: Trial, status: str | None) -> str:

@@ -1,4 +1,4 @@
-"""The row: its schema (the only place that names, types, units and explains a column), atomic write, and read.
+"""The row (schema.py has its columns): atomic write, listing by name, and read.
 
 One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Whatever is not a row
 lies under results/<campaign>/_work/, which pandas and this reader ignore.
@@ -6,187 +6,37 @@ lies under results/<campaign>/_work/, which pandas and this reader ignore.
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import stat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-SCHEMA_VERSION = 1
-WORK = "_work"
+from sp_bench.containment import WORK as WORK
+from sp_bench.containment import stays
+from sp_bench.fail_points import reach
+from sp_bench.parsing import shown
+from sp_bench.schema import SCHEMA, SCHEMA_VERSION
+
+UNCOMMITTED = "row.parquet"  # a row's file inside its claim
 STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preempted")
 
-
-class Column(NamedTuple):
-    name: str
-    type: pa.DataType
-    unit: str
-    doc: str
-
-
-TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
-PER_RANK_INT, PER_RANK_REAL, PER_RANK_STEP = pa.list_(INT), pa.list_(REAL), pa.list_(pa.list_(REAL))
-TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
-COMM = pa.list_(
-    pa.struct([("phase", TEXT), ("op", TEXT), ("calls", INT), ("predicted_bytes", REAL), ("counted_bytes", REAL)])
-)
-DEVICE_STATE = pa.list_(
-    pa.struct(
-        [
-            ("sm_clock_mhz", INT),
-            ("memory_clock_mhz", INT),
-            ("power_w", REAL),
-            ("temperature_c", INT),
-            ("throttle_reasons", pa.list_(TEXT)),
-        ]
-    )
-)
-CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
-ENVIRONMENT = pa.struct(
-    [
-        ("hostname", TEXT),
-        ("python", TEXT),
-        ("packages", pa.map_(TEXT, TEXT)),
-        ("cpu", TEXT),
-        ("cpu_cores", INT),
-        ("device_names", pa.list_(TEXT)),
-        ("device_uuids", pa.list_(TEXT)),
-        ("driver", TEXT),
-        ("cuda", TEXT),
-        ("cudnn", TEXT),
-        ("nccl", TEXT),
-        ("process_group", TEXT),
-        ("env", pa.map_(TEXT, TEXT)),
-        ("topology", TEXT),
-    ]
-)
-
-COLUMNS = (
-    # what happened
-    Column("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
-    Column("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
-    Column("phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, done"),
-    Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
-    Column("flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch"),
-    # identity
-    Column("schema_version", INT, "", "version of these columns"),
-    Column("campaign", TEXT, "", "folder of the row"),
-    Column("cell_id", TEXT, "", "hash of the semantic config; equal for the replicates of a cell"),
-    Column("trial_id", TEXT, "", "hash of cell and replicate"),
-    Column("env_id", TEXT, "", "hash of package versions, device model and the measuring source"),
-    Column("replicate", INT, "", "fresh-process repetition, from 0"),
-    Column("attempt", INT, "", "launches of this trial, from 0"),
-    Column("order_index", INT, "", "place in the campaign's randomised order"),
-    Column("order_seed", INT, "", "seed of that order"),
-    # what was asked for
-    Column("method", TEXT, "", "sequence-parallel method"),
-    Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
-    Column("primitive", TEXT, "", "collective that moves the attention tensors"),
-    Column("layout", TEXT, "", "contiguous | zigzag | striped"),
-    Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
-    Column("dkv_dtype", TEXT, "", "dtype that dK/dV travel in"),
-    Column("merge_dtype", TEXT, "", "ring, usp: dtype that partial outputs and dQ are summed in"),
-    Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
-    Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
-    Column("kernel", TEXT, "", "local attention kernel"),
-    Column("workload", TEXT, "", "attention | train_step | parity | collective"),
-    Column("pass_kind", TEXT, "", "forward | forward_backward | step | exchange"),
-    Column("model", TEXT, "", "published shape the heads and layers come from"),
-    Column("fabric", TEXT, "", "transport of the process group"),
-    Column("hardware", TEXT, "", "kind of device asked for"),
-    Column("device_memory_gib", REAL, "GiB", "emulated device size; null: the whole device"),
-    Column("batch_size", INT, "sequences", "per data-parallel rank"),
-    Column("seq_len", INT, "tokens", "global tokens of one sequence"),
-    Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
-    Column("sp_size", INT, "ranks", "ranks that share one sequence"),
-    Column("ulysses_degree", INT, "ranks", "ranks that exchange heads"),
-    Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
-    Column("dp_replicate_size", INT, "ranks", "replicas of the sharded parameters"),
-    Column("dp_shard_size", INT, "ranks", "data-parallel ranks that shard parameters (with the sp ranks)"),
-    Column("world_size", INT, "ranks", "all ranks of the trial"),
-    Column("num_layers", INT, "", "decoder layers; null for attention"),
-    Column("num_heads", INT, "heads", "query heads"),
-    Column("num_kv_heads", INT, "heads", "key/value heads"),
-    Column("head_dim", INT, "", "size of one head"),
-    Column("causal", FLAG, "", "causal mask"),
-    Column("dtype", TEXT, "", "dtype of activations and attention"),
-    Column("isolation", TEXT, "", "trial: fresh processes | group: a warm process group shared with other trials"),
-    Column("config", TEXT, "JSON", "the whole trial config, canonical"),
-    # time
-    Column("warmup_steps", INT, "steps", "untimed steps before the timed ones"),
-    Column("timed_steps", INT, "steps", "timed steps, the same on every rank"),
-    Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
-    Column("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step"),
-    Column("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps"),
-    Column("median_step_ms", REAL, "ms", "median of step_ms"),
-    Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
-    Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
-    # where the time goes: the same step in the same processes, right after the timed one
-    Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
-    Column("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: attention kernels left out"),
-    Column("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms"),
-    Column("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic"),
-    # the collective workload: the method's primitive over message sizes
-    Column("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks"),
-    Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
-    Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
-    # work
-    Column(
-        "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
-    ),
-    Column("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
-    Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
-    Column("hfu", REAL, "", "the same of hardware_flops"),
-    Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
-    # memory
-    Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
-    Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
-    Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
-    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device by NVML; null on CPU"),
-    Column("allocator_retries", PER_RANK_INT, "", "per rank; more than 0: the step ran at the brink"),
-    Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
-    Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
-    # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell
-    Column("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps"),
-    Column("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps"),
-    Column("launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention, of one profiled, untimed step"),
-    # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
-    Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
-    Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
-    Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
-    Column("comm", COMM, "bytes", "by phase and op"),
-    # correctness, at the reduced length unless said
-    Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),
-    Column("rel_error_output", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dq", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dk", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
-    Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
-    Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
-    Column("sampled_rel_error", REAL, "", "64 query rows of the timed length against fp32 (fp64 on CPU)"),
-    Column("rel_error_loss", REAL, "", "train_step: relative L2 over the tokens' losses of step 0 against one process"),
-    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
-    Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
-    Column("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step"),
-    Column("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step"),
-    # provenance
-    Column("started_at", TIME, "UTC", "when the attempt was launched"),
-    Column("duration_s", REAL, "s", "launch to exit"),
-    Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
-    Column("git_sha", TEXT, "", "commit of the working tree"),
-    Column("git_dirty", FLAG, "", "uncommitted changes outside results/"),
-    Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
-)
-
-SCHEMA = pa.schema(
-    [pa.field(c.name, c.type, metadata={"unit": c.unit, "doc": c.doc}) for c in COLUMNS],
-    metadata={"sp_bench.schema_version": str(SCHEMA_VERSION)},
-)
-
+IDENTITY = ("status", "trial_id", "env_id", "attempt")  # what a file's name says of its row
+PART = 200  # files that are read as one piece
+FOREIGN = "not a row (its name has another form)"
+LEADS_OUT = "a link that leads out of the results"
+NO_FILE = "not a file"
+MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
+MAX_VALUES = 2**22  # in one column of a row: a few bytes of a file can claim any number
+# With any status: those of a newer schema are read too.
 _FILE = re.compile(
-    rf"(?P<trial_id>[0-9a-f]{{12}})-(?P<env_id>[0-9a-f]{{8}})-(?P<attempt>\d+)-(?P<status>{'|'.join(STATUSES)})\.parquet"
+    r"(?P<trial_id>[0-9a-f]{12})-(?P<env_id>[0-9a-f]{8})-(?P<attempt>0|[1-9][0-9]{0,8})-(?P<status>[a-z_]+)\.parquet"
 )
 
 
@@ -206,19 +56,73 @@ class RowName:
 
 def committed(folder: Path) -> Iterator[RowName]:
     """The rows of a campaign, from file names alone; other files are passed over."""
+    return (row for _, row in _listing(folder) if isinstance(row, RowName))
+
+
+def passed_over(folder: Path) -> Iterator[str]:
+    """One line for each file among the rows that is none by its name, or leads elsewhere; none is opened."""
+    return (f"{shown(name)}: {problem}; skipped" for name, problem in _listing(folder) if isinstance(problem, str))
+
+
+def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
+    """(file name, what it says of its row or why it is none). Nothing for a folder that is not there."""
     if not folder.is_dir():
         return
-    for entry in os.scandir(folder):
-        if match := _FILE.fullmatch(entry.name):
-            yield RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"])
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] in "._":
+                continue
+            row = _row_name(entry.name)
+            if row is None:
+                yield entry.name, FOREIGN
+            elif row.status not in STATUSES:
+                yield entry.name, f"not a row that this version knows (status {row.status})"
+            elif entry.is_symlink() and not stays(Path(entry), folder.parent):
+                yield entry.name, LEADS_OUT
+            elif not entry.is_file():  # asks the disk for a link only
+                yield entry.name, NO_FILE
+            else:
+                yield entry.name, row
 
 
-def write(row: Mapping[str, Any], folder: Path) -> Path:
+def _row_name(file_name: str) -> RowName | None:
+    match = _FILE.fullmatch(file_name)
+    return RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"]) if match else None
+
+
+def is_committed(folder: Path, trial_id: str, env_id: str, attempt: int) -> bool:
+    """Whether `committed` would list a row of that attempt, without listing thousands of names.
+
+    The folder is opened for that: an NFS client then forgets which files it thought absent.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        names = (RowName(trial_id, env_id, attempt, status).file_name for status in STATUSES)
+        return any(_is_row(folder, name, descriptor) for name in names)
+    finally:
+        os.close(descriptor)
+
+
+def _is_row(folder: Path, name: str, descriptor: int) -> bool:
+    try:
+        mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISLNK(mode):
+        return stays(folder / name, folder.parent) and (folder / name).is_file()
+    return stat.S_ISREG(mode)
+
+
+def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> Path:
     """Commit one row atomically: temp file, fsync, rename, fsync of the folder.
+
+    `within`: a directory of the same file system for the temp file; while it is there the row may be committed
+    (see claims.py).
 
     Raises:
         ValueError: unknown column, unknown status, or a status and reason that do not fit each other.
-        OSError: the folder cannot be written.
+        FileNotFoundError: `within` is gone, or `folder`; nothing is committed.
+        OSError: the folder cannot be written; a row that is there is whole.
     """
     unknown = sorted(set(row) - set(SCHEMA.names))
     if unknown:
@@ -227,58 +131,147 @@ def write(row: Mapping[str, Any], folder: Path) -> Path:
         raise ValueError(f"status {row['status']!r}; use one of {', '.join(STATUSES)}")
     if (row["status"] == "ok") != (row.get("reason") is None):
         raise ValueError(f"status {row['status']} with reason {row.get('reason')!r}: a reason is given when not ok")
-    table = pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION}], schema=SCHEMA)
+    table = _table(row)
     name = RowName(row["trial_id"], row["env_id"], row["attempt"], row["status"])
     target = folder / name.file_name
-    temporary = folder / f".{name.file_name}.{os.getpid()}"
+    temporary = within / UNCOMMITTED if within else folder / f".{name.file_name}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:
             # dictionaries and statistics of a single value are larger than the value
             pq.write_table(table, file, use_dictionary=False, write_statistics=False)
             file.flush()
+            reach("row_written")
             os.fsync(file.fileno())
+        reach("row_synced")
         os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+        reach("row_replaced")
+    except BaseException:
+        with suppress(OSError):  # what stopped the writing counts; the file is in nobody's way
+            os.unlink(temporary)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)  # not `within`: at worst a crash brings back a file that nobody commits
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    reach("row_committed")
     return target
 
 
-def read(folder: Path, columns: Sequence[str] = SCHEMA.names) -> tuple[pa.Table, list[str]]:
+def _table(row: Mapping[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION}], schema=SCHEMA)
+
+
+def read(
+    folder: Path,
+    columns: Sequence[str] = SCHEMA.names,
+    *,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] = lambda num_files: None,
+) -> tuple[pa.Table, list[str]]:
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
-    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named.
-    `columns`: only these are read; without the raw samples thousands of rows take half the time.
+    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named. Only
+    `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder of results")
     schema = pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
-    tables, problems = [], []
-    for path in sorted(p for p in folder.iterdir() if p.name[0] not in "._"):
-        if not _FILE.fullmatch(path.name):
-            problems.append(f"{path.name}: not a row (its name has another form); skipped")
-            continue
+    paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
+    parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
+    tables, problems = [schema.empty_table()], []
+    read_parts = (executor.map if executor else map)(partial(_read_part, schema), parts)
+    for part, (table, lines) in zip(parts, read_parts, strict=True):
+        tables.append(table)
+        problems += lines
+        progress(len(part))
+    return pa.concat_tables(tables), problems
+
+
+def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
+    """The rows of some files as one table: as many small ones take ten times its memory."""
+    tables, problems = [schema.empty_table()], []
+    for path in paths:
         try:
-            file = pq.ParquetFile(path)
-            if unknown := sorted(set(file.schema_arrow.names) - set(SCHEMA.names)):
-                problems.append(f"{path.name}: columns of another schema left out: {', '.join(unknown)}")
-            tables.append(_conform(file.read(columns=schema.names, use_threads=False), schema))
-        except (pa.ArrowException, OSError) as error:
-            problems.append(f"{path.name}: {str(error).splitlines()[0]}; skipped")
-    return (pa.concat_tables(tables) if tables else schema.empty_table()), problems
+            table, unknown = _read_file(path, schema)
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problems.append(f"{shown(path.name)}: {shown((reason or type(error).__name__).splitlines()[0])}; skipped")
+        else:
+            tables.append(table)
+            left_out = shown(", ".join(unknown))
+            problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
+    return pa.concat_tables(tables).combine_chunks(), problems
+
+
+def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    """The row of a file, and columns that it has and we do not know."""
+    name = _row_name(path.name)
+    if name is None:
+        raise ValueError(FOREIGN)
+    file = pq.ParquetFile(pa.BufferReader(_bytes(path)), pre_buffer=False)
+    columns = set(file.schema_arrow.names)
+    if absent := [column for column in IDENTITY if column not in columns]:
+        raise ValueError(f"not a row (it has no {', '.join(absent)})")
+    _check_sizes(file.metadata)
+    wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
+    table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
+    table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
+    says = RowName(*(table[column][0].as_py() for column in ("trial_id", "env_id", "attempt", "status")))
+    if says != name:
+        raise ValueError(f"not a row of this name (its columns say {shown(says.file_name)})")
+    return _conform(table, schema), sorted(columns - set(SCHEMA.names))
+
+
+def _bytes(path: Path) -> bytes:
+    """A row's file, opened without waiting for the other end of a pipe, and only as large as a row can be."""
+    if path.is_symlink() and not stays(path, path.parent.parent):
+        raise ValueError(LEADS_OUT)
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        found = os.fstat(file.fileno())
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(NO_FILE)
+        if found.st_size > MAX_ROW_BYTES:
+            raise ValueError(f"not a row ({found.st_size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
+        return file.read(found.st_size)
+
+
+def _check_sizes(metadata: pq.FileMetaData) -> None:
+    """What the file claims to hold, before anything is made room for."""
+    if (metadata.num_rows, metadata.num_row_groups) != (1, 1):
+        raise ValueError(f"not a row (it has {metadata.num_rows:,} of them in {metadata.num_row_groups:,} groups)")
+    group = metadata.row_group(0)
+    largest = max(group.column(i).num_values for i in range(group.num_columns))
+    if largest > MAX_VALUES or group.total_byte_size > MAX_ROW_BYTES:
+        raise ValueError(f"not a row ({largest:,} values in a column, {group.total_byte_size:,} bytes)")
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     if table.schema.equals(schema):  # casting column by column takes longer than reading the file
         return table
-    columns = [
-        table[f.name].cast(f.type) if f.name in table.column_names else pa.nulls(table.num_rows, f.type) for f in schema
-    ]
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table[field.name]
+        if column.type != field.type and not _same_kind(column.type, field.type):
+            raise ValueError(f"not a row (its {field.name} is {shown(column.type)}, not {field.type})")
+        columns.append(column.cast(field.type))
     return pa.table(columns, schema=schema)
+
+
+def _same_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning: of a number's width or a time's unit, and of what a newer schema adds."""
+    kinds = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+        pa.types.is_timestamp,
+        pa.types.is_map,
+        pa.types.is_struct,
+        lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+        lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
+    )
+    return pa.types.is_null(found) or any(of_kind(found) and of_kind(wanted) for of_kind in kinds)

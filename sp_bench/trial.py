@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,15 +18,16 @@ from typing import Any
 
 import psutil
 
-from sp_bench import handover
+from sp_bench import handover, owner
 from sp_bench.config import DeadlinesConfig, TrialConfig
 from sp_bench.logs import LAUNCHER_LOG, bound_logs
 from sp_bench.outcome import Ending, classify, oom_kills
 
-TOKEN = "SP_BENCH_TRIAL"  # marks every process of a trial: torchrun gives each rank a session of its own
+TOKEN = "SP_BENCH_TRIAL"  # marks every process of a trial, driver first: torchrun gives each rank its own session
 POLL_S = 0.1
 FAILURE_GRACE_S = 10.0  # for the peers of a failed rank to write their logs and leave
 KILL_LIMIT_S = 30.0
+TORCHRUN_FILES = "torchrun"  # else it makes a temporary folder that nobody removes
 
 OnPhase = Callable[[str], None]
 
@@ -44,6 +45,7 @@ def torchrun(world_size: int, folders: Sequence[Path]) -> list[str]:
     return [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes=1", f"--nproc-per-node={world_size}", "--max-restarts=0"),
+        f"--log-dir={folders[0] / TORCHRUN_FILES}",
         *("--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0", f"--rdzv-id={folders[0].name}-{secrets.token_hex(4)}"),
         *("-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)),
     ]
@@ -62,15 +64,16 @@ def run(
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
     command: Sequence[str] | None = None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Launch trials in one set of processes, each with its new folder, and yield what became of each, in order.
 
-    Ends after the first that is not ok: the processes are gone with it. Leaves no process behind, whatever ends this
-    generator, an interrupt too. `command` stands in for torchrun. All trials have one world size and one environment.
+    Ends after the first that is not ok, since the processes are gone with it, and before one that no rank has begun.
+    Leaves no process behind, whatever ends this generator, an interrupt too. `command` stands in for torchrun. All
+    trials have one world size and one environment.
     """
     trials = [(config, _prepare(config, folder.resolve())) for config, folder in trials]
     first = trials[0][0]
-    token = secrets.token_hex(16)
+    token = f"{owner.this_process()}.{secrets.token_hex(16)}"
     started = _clocks()
     command = command or torchrun(first.world_size, [folder for _, folder in trials])
     process = _start(command, first, [folder for _, folder in trials], token)
@@ -79,18 +82,28 @@ def run(
             oom_before = oom_kills()
             is_last = folder == trials[-1][1]
             exit_code, expired = _watch(process, config, folder, deadlines, on_phase, to_its_exit=is_last)
+            ended_at = time.time()
             if expired or is_last or process.poll() is not None:
                 kill_all(token)
+            if exit_code is not None and folder != trials[0][1] and not _begun(folder):
+                return
             bound_logs(folder)
-            ending = Ending(config.world_size, exit_code, expired, oom_killed=(oom_kills() or 0) > (oom_before or 0))
+            oom_killed = (oom_kills() or 0) > (oom_before or 0)
+            ending = Ending(config.world_size, exit_code, expired, oom_killed, ended_at)
             result = _result(folder, ending, *started)
             yield result
             if result.status != "ok":
                 return
             started = _clocks()
     finally:
-        kill_all(token)
+        try:
+            kill_all(token)
+        except KeyboardInterrupt:  # a second Ctrl-C: at once, but the processes first
+            kill_all(token)
+            raise
         process.wait()
+        for _, folder in trials:
+            _tidy(folder)
 
 
 def _clocks() -> tuple[datetime, float]:
@@ -102,6 +115,19 @@ def _prepare(config: TrialConfig, folder: Path) -> Path:
     folder.mkdir(parents=True)
     handover.write_trial(folder, config)
     return folder
+
+
+def _begun(folder: Path) -> bool:
+    return any(event.name in handover.PHASES for event in handover.read_events(folder))
+
+
+def _tidy(folder: Path) -> None:
+    """Bound what the last processes still wrote, and remove what only they needed."""
+    bound_logs(folder)
+    if (folder / handover.RECORD_TEMPORARY).exists():  # rank 0 was killed while it wrote
+        (folder / handover.RECORD_TEMPORARY).unlink()
+    if (folder / TORCHRUN_FILES).exists():
+        shutil.rmtree(folder / TORCHRUN_FILES)
 
 
 def _start(command: Sequence[str], config: TrialConfig, folders: Sequence[Path], token: str) -> subprocess.Popen[bytes]:
@@ -159,7 +185,11 @@ class PhaseClock:
 
     def __init__(self, world_size: int, deadlines: DeadlinesConfig) -> None:
         self._world_size = world_size
-        self._limit_s = vars(deadlines) | {"ledger": deadlines.measure, "done": deadlines.init}
+        self._limit_s = vars(deadlines) | {
+            "ledger": deadlines.measure,
+            "handover": deadlines.init,
+            "done": deadlines.init,
+        }
         self._mark: tuple[str, float] = ("init", 0.0)
         self._since: float | None = None
         self._failed_since: float | None = None
@@ -170,8 +200,9 @@ class PhaseClock:
 
     def expired(self, events: Sequence[handover.Event], now: float) -> str | None:
         """What is overdue at monotonic time `now`, or None."""
-        self._failed_since = self._failed_since or (now if any(e.name == "failed" for e in events) else None)
-        if self._failed_since and now - self._failed_since > FAILURE_GRACE_S:
+        if self._failed_since is None and _any_rank_failed(events):
+            self._failed_since = now
+        if self._failed_since is not None and now - self._failed_since > FAILURE_GRACE_S:
             return f"the other ranks did not end within {FAILURE_GRACE_S:.0f} s of the first failure"
         entered = dict.fromkeys(range(self._world_size), ("init", 0.0))
         entered |= {e.rank: (e.name, e.at) for e in events if e.name in handover.PHASES}
@@ -185,6 +216,12 @@ class PhaseClock:
         behind = [str(rank) for rank, (name, _) in entered.items() if name == lowest]
         ranks = f"ranks {', '.join(behind)}" if len(behind) > 1 else f"rank {behind[0]}"
         return f"phase {lowest} passed its deadline of {self._limit_s[lowest]:g} s in {ranks}"
+
+
+def _any_rank_failed(events: Sequence[handover.Event]) -> bool:
+    """One has said so, or ended before it was done: torchrun, too, waits for ever for peers of a rank that exits 0."""
+    done = {e.rank for e in events if e.name == "done"}
+    return any(e.name == "failed" or (e.name == "exited" and e.rank not in done) for e in events)
 
 
 def kill_all(token: str) -> None:

@@ -2,10 +2,13 @@
 initialises torch.distributed.
 
 A trial ends in one of two ways: rank 0 hands over a record, or a rank says how it failed and leaves at once, because
-after one rank has failed its peers may wait in a collective for ever.
+after one rank has failed its peers may wait in a collective for ever. A rank that can say nothing any more - killed, or
+gone with a library's exit() - is told of by the process that it is a child of.
 """
 
 import os
+import resource
+import signal
 import sys
 import time
 import traceback
@@ -14,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sp_bench import handover
+from sp_bench import faults, handover
 from sp_bench.config import TrialConfig
 
 if TYPE_CHECKING:
@@ -25,7 +28,30 @@ if TYPE_CHECKING:
     Options = Backend.Options
 
 
-def main(trials: Sequence[Path]) -> None:
+def watch_over(trials: Sequence[Path]) -> NoReturn:
+    """Run the rank in a child, tell how that ended, and end the same way.
+
+    torchrun tells of no exit with code 0, and of a killed rank only if it looks before the peers' errors; here each end
+    is known at once, so that the first failure is told from its echoes.
+    """
+    rank = int(os.environ["RANK"])
+    child = os.fork()  # before torch is imported: no threads, no device
+    if child == 0:
+        main(trials)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the group, and so to the child as well
+    exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    unfinished = [trial.parent for trial in trials if not handover.is_done(trial.parent, rank)]
+    folder = unfinished[0] if unfinished else trials[-1].parent
+    handover.send_event(folder, handover.Event(rank, time.time(), "exited", exit_code=exit_code))
+    if exit_code < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child's core file, if any, is enough
+        if -exit_code != signal.SIGKILL:
+            signal.signal(-exit_code, signal.SIG_DFL)
+        os.kill(os.getpid(), -exit_code)
+    os._exit(exit_code)
+
+
+def main(trials: Sequence[Path]) -> NoReturn:
     """Run the trials one after another in this process; the first that fails ends it."""
     rank = int(os.environ["RANK"])
     for trial in trials:
@@ -39,12 +65,13 @@ def main(trials: Sequence[Path]) -> None:
 def _prove_and_measure(trial: Path, rank: int) -> None:
     folder = trial.parent
     _log_to(handover.log_path(folder, rank))
-    handover.enter_phase(folder, rank, "init")
     try:
+        _enter_phase(folder, rank, "init")
         record = _run(handover.read_trial(trial), folder, rank)
     except BaseException as error:
+        failed_at = time.time()
         traceback.print_exc()
-        handover.send_event(folder, _failure(rank, error))
+        handover.send_event(folder, _failure(rank, failed_at, error))
         _leave(1)
     if rank == 0:
         handover.write_record(folder, record)
@@ -77,16 +104,24 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
         dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
-    job = workloads.Job(config, _mesh(config), device, partial(handover.enter_phase, folder, rank))
+    job = workloads.Job(config, _mesh(config), device, partial(_enter_phase, folder, rank))
     with library_state.of_one_trial(device):
         measurement = workloads.get(config.workload.name).run(job)
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
+    _enter_phase(folder, rank, "handover")
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
     captured = environment.capture(device)
     own = methods.get(config.method.name).IMPLEMENTATION == "sp_bench"
     columns = record.assemble(config, gathered, environment.device_name(device), own=own)
+    if faults.VARIABLE in os.environ:
+        columns["flags"].append(faults.FLAG)
     return columns | {"environment": captured}
+
+
+def _enter_phase(folder: Path, rank: int, name: str) -> None:
+    handover.enter_phase(folder, rank, name)
+    faults.strike(name, rank)
 
 
 def _device(config: TrialConfig) -> "torch.device":
@@ -144,23 +179,37 @@ def _backends(device: str) -> "dict[int | str, str | Options | tuple[str, Option
     return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in ("ring", "ulysses")}
 
 
-def _failure(rank: int, error: BaseException) -> handover.Event:
-    import torch
+MAX_REASON = 2000  # characters
+HOST_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch's MemoryError on the host is a RuntimeError
 
+
+def _failure(rank: int, at: float, error: BaseException) -> handover.Event:
     from sp_bench.workloads import Incorrect
 
-    status, site, text = "error", None, str(error).strip() or "no message"
+    text = str(error).strip() or "no message"
     if isinstance(error, Incorrect):
-        status = "incorrect"
-    elif isinstance(error, torch.OutOfMemoryError):
-        status, site = "oom", "torch"
-    elif isinstance(error, MemoryError):
-        status, site = "oom", "host"
-    elif isinstance(error, RuntimeError) and "NCCL" in text and "out of memory" in text.lower():
-        status, site = "oom", "nccl"
-    reason = text if status == "incorrect" else f"rank {rank}: {type(error).__name__}: {text}"
-    return handover.Event(rank, time.time(), "failed", status, reason[:2000], site)
+        return handover.Event(rank, at, "failed", "incorrect", text[:MAX_REASON])
+    site = _oom_site(error, text)
+    reason = f"rank {rank}: {type(error).__name__}: {text}"[:MAX_REASON]
+    return handover.Event(rank, at, "failed", "oom" if site else "error", reason, site)
+
+
+def _oom_site(error: BaseException, text: str) -> str | None:
+    """Whose memory ran out, or None: it did not."""
+    if isinstance(error, MemoryError):
+        return "host"
+    if not isinstance(error, RuntimeError):
+        return None
+    if HOST_ALLOCATOR in text:
+        return "host"
+    if "out of memory" not in text.lower():
+        return None
+    if "NCCL" in text:
+        return "nccl"
+    # Before torch was imported it cannot have run out; what its allocator did not ask for, the driver tells.
+    torch = sys.modules.get("torch")
+    return "torch" if torch and (isinstance(error, torch.OutOfMemoryError) or "CUDA error" in text) else None
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    watch_over([Path(argument) for argument in sys.argv[1:]])

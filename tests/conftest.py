@@ -1,6 +1,10 @@
 """What several kinds of tests share."""
 
+import os
+import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,13 @@ from sp_bench.parsing import parse
 
 def _file(group: str, name: str) -> dict[str, Any]:
     return yaml.safe_load((conf_folder() / group / f"{name}.yaml").read_text())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where runs lock the machine's devices: another run of the tests would wait for this one's trials."""
+    folder = str(tmp_path_factory.mktemp("tmp"))
+    os.environ["TMPDIR"] = tempfile.tempdir = folder
 
 
 @pytest.fixture(scope="session")
@@ -45,3 +56,19 @@ def make_config() -> Callable[..., TrialConfig]:
         return parse(TrialConfig, mapping)
 
     return make
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew from what reports say now")
+    parser.addoption(
+        "--write-reliability", action="store_true", help="write docs/RELIABILITY.md from this run; with -m faults"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("write_reliability"):
+        return
+    sys.path.insert(0, str(Path(__file__).parent / "faults"))
+    from reliability import Reliability
+
+    config.pluginmanager.register(Reliability(config.rootpath / "docs" / "RELIABILITY.md"))

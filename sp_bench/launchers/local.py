@@ -1,25 +1,51 @@
 """Runs trials on this machine, one after another: two at once would disturb each other's times."""
 
 from collections.abc import Sequence
-from itertools import takewhile
+from contextlib import closing
 
-from sp_bench import attempt
-from sp_bench.plan import Trial, process_key
-from sp_bench.progress import Progress
-
-
-def launch(trials: Sequence[Trial], campaign: attempt.Campaign, progress: Progress) -> None:
-    """Each trial in order; whatever becomes of one, the next follows, in fresh processes if its own are gone."""
-    left = list(trials)
-    while left:
-        progress.start(left[0])
-        for status in attempt.launch(_sharing_processes(left), campaign, progress.enter_phase):
-            progress.finish(left.pop(0), status)
-            if status == "ok" and left:
-                progress.start(left[0])  # in the same processes, or next
+from sp_bench import attempt, machine, orphans
+from sp_bench.attempt import Attempt, Driver
+from sp_bench.claims import Claim
+from sp_bench.plan import process_key
 
 
-def _sharing_processes(trials: Sequence[Trial]) -> list[Trial]:
-    """The first trials, which may run in one set of processes; the first alone unless it allows that."""
-    key = process_key(trials[0].config)
-    return list(takewhile(lambda planned: process_key(planned.config) == key, trials)) if key else [trials[0]]
+def launch(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
+    """Run the first of the attempts that no other driver has, with those that may share its processes; those that got a
+    row. Empty: others have them all.
+
+    Whatever becomes of one, the next call goes on, in fresh processes if its own are gone.
+    """
+    progress, done = driver.progress, []
+    with machine.reserved(driver.devices, driver.signals.check, progress.note):
+        held = _claim(left, driver)
+        if not held:
+            return []
+        orphans.end()
+        progress.start(held[0][0].planned)
+        try:
+            with closing(attempt.launch(held, driver)) as statuses:
+                # statuses first: it must hear that there are no more, to end what is left of the processes
+                for status, (current, _), (following, _) in zip(statuses, held, [*held[1:], held[-1]], strict=False):
+                    if status is None:
+                        progress.refuse(current.planned)
+                    else:
+                        progress.finish(current.planned, status)
+                        done.append(current)
+                    if following is not current:
+                        progress.start(following.planned)  # in the same processes, if they are left
+        finally:
+            for _, claim in held:
+                driver.claims.release(claim)
+    return done
+
+
+def _claim(left: Sequence[Attempt], driver: Driver) -> list[tuple[Attempt, Claim]]:
+    """The first attempt to be had, and those that follow it and may run in its processes."""
+    held: list[tuple[Attempt, Claim]] = []
+    for current in left:
+        key = process_key(current.planned.config)
+        if held and (not key or key != process_key(held[0][0].planned.config)):
+            break
+        if claim := driver.claim(current):
+            held.append((current, claim))
+    return held

@@ -1,4 +1,3 @@
-import fcntl
 import os
 import re
 import signal
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
-import pytest
 
 from sp_bench import results
 
@@ -103,40 +101,33 @@ def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on
     assert table["environment"].to_pylist()[0]["cpu"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_the_trial_commits_no_row_for_it_and_says_so(tmp_path, number):
-    run = start(tmp_path, "method=ring", "seq_len=96", *SMALL)
+def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command, tmp_path):
+    words = ("method=ring", "seq_len=96", *SMALL)
+    run = start(tmp_path, *words)
     deadline = time.monotonic() + 60
     while not list((tmp_path / "results").glob("default/_work/trials/*/rank0.events.jsonl")):
         assert run.poll() is None, run.stderr.read() if run.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.1)
-    run.send_signal(number)
+    run.send_signal(signal.SIGTERM)
     printed, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
-    assert "interrupted, 1 left" in printed
-    assert list(results.committed(tmp_path / "results" / "default")) == []
+    assert "interrupted, 0 left" in printed
     assert trial_processes(tmp_path) == []
+    resumed = command("resume", *words)
+    assert resumed.returncode == 0, resumed.stderr
+    rows = results.committed(tmp_path / "results" / "default")
+    assert sorted((row.attempt, row.status) for row in rows) == [(0, "preempted"), (1, "ok")]
 
 
-def test_two_campaigns_started_in_the_same_second_do_not_collide(tmp_path):
-    runs = [start(tmp_path, *SINGLE, f"campaign={name}") for name in ("one", "two")]
+def test_two_runs_of_one_campaign_share_its_trials(tmp_path):
+    runs = [start(tmp_path, *SINGLE[:2], "seq_len=96,97", *SMALL) for _ in range(2)]
     for run in runs:
-        _, errors = run.communicate(timeout=300)
+        printed, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors
-    for name in ("one", "two"):
-        assert [row.status for row in results.committed(tmp_path / "results" / name)] == ["ok"]
-
-
-def test_a_campaign_that_another_run_fills_is_left_alone(command, tmp_path):
-    work = tmp_path / "results" / "default" / results.WORK
-    work.mkdir(parents=True)
-    with open(work / "lock", "a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        done = command("run", *SINGLE)
-    assert done.returncode == 2
-    assert "being filled by another run" in done.stderr
-    assert list(results.committed(work.parent)) == []
+        assert "2 trials: 2 ok" in printed
+    assert [row.status for row in results.committed(tmp_path / "results" / "default")] == ["ok"] * 2
+    assert len(list((tmp_path / "results" / "default" / "_work" / "trials").iterdir())) == 2
 
 
 def test_a_results_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from sp_bench import kernels, methods, results
 
 
-@pytest.mark.parametrize("verb", ["run", "plan", "report", "status", "doctor", "methods"])
+@pytest.mark.parametrize("verb", ["run", "resume", "plan", "report", "compare", "status", "doctor", "methods"])
 def test_the_help_of_each_verb_teaches_by_example(command, verb):
     done = command(verb, "--help")
     assert done.returncode == 0

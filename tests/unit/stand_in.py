@@ -35,7 +35,7 @@ def die_as_torchrun_tells(exit_code: int) -> None:
 
 enter("init")
 if behaviour == "ok":
-    enter("correctness", "warmup", "measure", "ledger", "done")
+    enter("correctness", "warmup", "measure", "ledger", "handover", "done")
     handover.write_record(folder, {"median_step_ms": 1.5})
 elif behaviour == "ok_with_sleeper":
     leave_sleeper()
@@ -72,6 +72,11 @@ elif behaviour == "import_error":
     die_as_torchrun_tells(1)
 elif behaviour == "launcher_killed":
     enter("warmup")
+    os.kill(os.getpid(), signal.SIGKILL)
+elif behaviour == "killed_while_writing":
+    enter("measure")
+    (folder / handover.RECORD_TEMPORARY).write_text('{"step_m')
+    (folder / "torchrun").mkdir()
     os.kill(os.getpid(), signal.SIGKILL)
 elif behaviour == "chatty":
     with open(handover.log_path(folder, 0), "ab") as log:

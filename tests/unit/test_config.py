@@ -16,6 +16,8 @@ CAMPAIGN = {
     "replicates": 1,
     "order_seed": 0,
     "deadlines": {"init": 1, "correctness": 1, "warmup": 1, "measure": 1},
+    "resume": False,
+    "max_attempts": 3,
     "plan_only": False,
     "max_points": 10,
 }

@@ -88,10 +88,10 @@ def test_only_listed_variables_are_recorded():
 def test_the_environment_of_a_failed_trial_fits_its_column(make_config):
     import pyarrow as pa
 
-    from sp_bench import results
+    from sp_bench import schema
 
     captured = hardware.environment("cpu", {"NCCL_DEBUG": "INFO"})
-    (stored,) = pa.array([captured], type=results.ENVIRONMENT).to_pylist()
+    (stored,) = pa.array([captured], type=schema.ENVIRONMENT).to_pylist()
     assert stored["cpu"] == hardware.cpu_model()
     assert stored["packages"] == list(hardware.package_versions().items())
     assert stored["env"] == [("NCCL_DEBUG", "INFO")]

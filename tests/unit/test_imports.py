@@ -14,8 +14,12 @@ OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transform
 NO_TORCH = (
     *("config", "costs", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
     *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
+    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "fail_points"),
 )
-DRIVER = {"plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"}
+DRIVER = {
+    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
+    *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
+}
 
 
 def sources() -> list[Path]:

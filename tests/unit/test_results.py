@@ -7,36 +7,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import attempt, plan, results
+from sp_bench import attempt, plan, results, schema
+from sp_bench.claims import Claims
 from sp_bench.config import CampaignConfig, DeadlinesConfig
+from sp_bench.interrupts import Signals
+from sp_bench.progress import Progress
 
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
 
 
 def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
     samples = {
-        results.TEXT: "text",
-        results.INT: 2**40,
-        results.REAL: 1.5,
-        results.FLAG: True,
-        results.TIME: datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
-        pa.list_(results.TEXT): ["a", "b"],
-        pa.list_(results.REAL): [1.0, 2.0],
-        results.PER_RANK_INT: [1, 2],
-        results.PER_RANK_STEP: [[1.0, 2.0], [3.0]],
-        results.TENSOR_ERRORS: {"output": 1e-7, "dq": 1e-7, "dk": None, "dv": 0.5},
-        results.COMM: [
+        schema.TEXT: "text",
+        schema.INT: 2**40,
+        schema.REAL: 1.5,
+        schema.FLAG: True,
+        schema.TIME: datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC),
+        pa.list_(schema.TEXT): ["a", "b"],
+        pa.list_(schema.REAL): [1.0, 2.0],
+        schema.PER_RANK_INT: [1, 2],
+        schema.PER_RANK_STEP: [[1.0, 2.0], [3.0]],
+        schema.TENSOR_ERRORS: {"output": 1e-7, "dq": 1e-7, "dk": None, "dv": 0.5},
+        schema.COMM: [
             {"phase": "forward", "op": "send", "calls": 3, "predicted_bytes": 16 / 3, "counted_bytes": 16 / 3}
         ],
-        results.CURVE: [{"message_bytes": 65536, "ms": 0.02}],
-        results.DEVICE_STATE: [
-            {field.name: None for field in results.DEVICE_STATE.value_type}
+        schema.CURVE: [{"message_bytes": 65536, "ms": 0.02}],
+        schema.DEVICE_STATE: [
+            {field.name: None for field in schema.DEVICE_STATE.value_type}
             | {"sm_clock_mhz": 1980, "power_w": 612.5, "throttle_reasons": ["sw_power_cap"]},
         ],
-        pa.map_(results.TEXT, results.REAL): [("init", 1.0)],
-        results.ENVIRONMENT: {field.name: None for field in results.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
+        pa.map_(schema.TEXT, schema.REAL): [("init", 1.0)],
+        schema.ENVIRONMENT: {field.name: None for field in schema.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
     }
-    row = {column.name: samples[column.type] for column in results.COLUMNS} | ROW | {"reason": None}
+    row = {column.name: samples[column.type] for column in schema.COLUMNS} | ROW | {"reason": None}
     results.write(row, tmp_path)
     table, problems = results.read(tmp_path)
     assert problems == []
@@ -54,11 +57,11 @@ def test_pandas_reads_a_campaigns_folder_with_its_work_beside_the_rows(tmp_path)
 
 
 def test_every_column_has_a_doc_and_the_schema_its_version(tmp_path):
-    assert all(column.doc for column in results.COLUMNS)
-    assert len({column.name for column in results.COLUMNS}) == len(results.COLUMNS)
-    schema = pq.read_schema(results.write(ROW, tmp_path))
-    assert schema.metadata[b"sp_bench.schema_version"] == str(results.SCHEMA_VERSION).encode()
-    assert schema.field("median_step_ms").metadata[b"unit"] == b"ms"
+    assert all(column.doc for column in schema.COLUMNS)
+    assert len({column.name for column in schema.COLUMNS}) == len(schema.COLUMNS)
+    written = pq.read_schema(results.write(ROW, tmp_path))
+    assert written.metadata[b"sp_bench.schema_version"] == str(results.SCHEMA_VERSION).encode()
+    assert written.field("median_step_ms").metadata[b"unit"] == b"ms"
 
 
 @given(
@@ -123,9 +126,13 @@ def test_an_interrupted_write_leaves_no_row_and_no_litter(tmp_path, monkeypatch)
 def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why_not(make_config, tmp_path, workload):
     config = make_config(method="usp", workload=workload, sp_size=3, method__ulysses_degree=2)
     (planned,) = plan.plan([config], 1, 7, None)
-    settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 1)
+    settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 3, False, 1)
     campaign = attempt.Campaign(settings, tmp_path, {"cpu": "01234567"}, "f" * 40, True)
-    assert attempt.refuse(planned, campaign) == "unsupported"
+    with Claims(campaign.work / "claims") as claims:
+        driver = attempt.Driver(campaign, claims, Signals(), Progress(1, [planned]), ())
+        refused = attempt.Attempt(planned, "01234567", 0)
+        assert attempt.refuse(refused, driver) == "unsupported"
+        assert attempt.refuse(refused, driver) is None  # it has its row
     ((row,), problems) = (results.read(tmp_path)[0].to_pylist(), results.read(tmp_path)[1])
     assert problems == []
     assert (row["status"], row["phase"], row["trial_id"]) == ("unsupported", "plan", planned.trial_id)

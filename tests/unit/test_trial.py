@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
@@ -241,6 +242,103 @@ def test_an_abort_that_follows_a_peers_error_does_not_hide_it(tmp_path):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((0, 1), (1, -signal.SIGABRT)))
     handover.send_event(tmp_path, handover.Event(0, 1.0, "failed", "error", "rank 0: ValueError: the cause"))
     assert outcome.classify(tmp_path, outcome.Ending(2, 1, None, False))["reason"] == "rank 0: ValueError: the cause"
+
+
+def ended(folder, *events, exit_code=1, expired=None, ended_at=math.inf):
+    """The verdict on a trial of two ranks that told this: (rank, at, exit code, or what it said of its failure)."""
+    for rank in (0, 1):
+        handover.send_event(folder, handover.Event(rank, 1.0, "measure"))
+    for rank, at, what in events:
+        told = (
+            {"exit_code": what} if isinstance(what, int) else {"status": what[0], "reason": f"rank {rank}: {what[1]}"}
+        )
+        handover.send_event(folder, handover.Event(rank, at, "exited" if isinstance(what, int) else "failed", **told))
+    verdict = outcome.classify(folder, outcome.Ending(2, exit_code, expired, False, ended_at))
+    assert verdict["phase"] == "measure"
+    return verdict["status"], verdict["reason"]
+
+
+ECHO = ("error", "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
+
+
+def test_a_rank_that_leaves_with_code_0_is_the_cause_and_not_its_peers_lost_connection(tmp_path):
+    handover.log_path(tmp_path, 1).write_text("exit() was called\n")
+    verdict = ended(tmp_path, (1, 2.0, 0), (0, 2.1, ECHO), (0, 2.2, 1))
+    assert verdict == ("error", "rank 1 exited with code 0 in phase measure: exit() was called")
+
+
+def test_a_killed_rank_is_the_cause_even_if_the_echo_has_the_earlier_time(tmp_path):
+    verdict = ended(tmp_path, (0, 2.0, ECHO), (1, 2.1, -signal.SIGKILL), (0, 2.2, 1))
+    assert verdict == ("error", "rank 1 died with SIGKILL in phase measure")
+
+
+def test_what_a_rank_told_first_is_the_cause_and_not_the_crash_of_its_peer(tmp_path):
+    oom = ("oom", "OutOfMemoryError: 2 GiB")
+    assert ended(tmp_path, (0, 2.0, oom), (1, 2.1, -signal.SIGSEGV)) == ("oom", "rank 0: OutOfMemoryError: 2 GiB")
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"), [(1.9, "rank 1 died with SIGABRT in phase measure"), (2.1, "rank 0: " + ECHO[1])]
+)
+def test_an_abort_is_the_cause_only_if_it_came_first(tmp_path, at, reason):
+    assert ended(tmp_path, (0, 2.0, ECHO), (1, at, -signal.SIGABRT)) == ("error", reason)
+
+
+def test_ranks_that_torchrun_ended_are_not_the_cause(tmp_path):
+    told = ("error", "ValueError: first")
+    verdict = ended(tmp_path, (1, 2.0, told), (0, 1.9, -signal.SIGTERM))
+    assert verdict == ("error", "rank 1: ValueError: first")
+
+
+def test_ranks_that_were_killed_for_a_deadline_are_a_timeout(tmp_path):
+    late = [(rank, 5.0 + rank, -signal.SIGKILL) for rank in (0, 1)]
+    verdict = ended(tmp_path, *late, exit_code=None, expired="phase measure passed its deadline", ended_at=4.9)
+    assert verdict == ("timeout", "phase measure passed its deadline")
+
+
+def test_a_killed_rank_whose_peers_hang_is_an_error_and_no_timeout(tmp_path):
+    expired = "the other ranks did not end within 10 s of the first failure"
+    verdict = ended(tmp_path, (1, 2.0, -signal.SIGKILL), exit_code=None, expired=expired, ended_at=12.0)
+    assert verdict == ("error", "rank 1 died with SIGKILL in phase measure")
+
+
+@pytest.mark.parametrize("exit_code", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
+def test_how_a_rank_ends_is_told_by_its_watcher_which_ends_alike(tmp_path, exit_code):
+    script = (
+        "import os, sys\nfrom pathlib import Path\nfrom sp_bench import worker\n"
+        "code = int(sys.argv[2])\n"
+        "worker.main = lambda trials: os._exit(code) if code >= 0 else os.kill(os.getpid(), -code)\n"
+        "worker.watch_over([Path(sys.argv[1])])\n"
+    )
+    (tmp_path / "trial").mkdir()
+    arguments = [str(tmp_path / "trial" / handover.TRIAL), str(exit_code)]
+    done = subprocess.run([sys.executable, "-c", script, *arguments], env={**os.environ, "RANK": "1"}, cwd=tmp_path)
+    assert done.returncode == exit_code
+    [event] = handover.read_events(tmp_path / "trial")
+    assert (event.rank, event.name, event.exit_code) == (1, "exited", exit_code)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["rank1.events.jsonl", "trial"]
+
+
+def test_a_rank_that_left_before_it_was_done_starts_the_clock_of_its_peers():
+    watch = clock()
+    left = [event(1, 5, "init"), handover.Event(1, 6, "exited", exit_code=0)]
+    assert watch.expired(left, 6) is None
+    assert "did not end within 10 s of the first failure" in str(watch.expired(left, 6.1 + trial.FAILURE_GRACE_S))
+    assert clock().expired([event(0, 6, "done"), handover.Event(0, 7, "exited", exit_code=0)], 9) is None
+
+
+def test_processes_that_end_after_an_ok_trial_end_the_group_without_a_word_on_the_next(make_config, tmp_path):
+    folders = [tmp_path / "first", tmp_path / "second"]
+    command = [sys.executable, str(STAND_IN), "ok", str(folders[0])]
+    results = list(trial.run([(make_config(), folder) for folder in folders], LONG, lambda phase: None, command))
+    assert [result.status for result in results] == ["ok"]
+
+
+def test_what_a_killed_rank_0_was_writing_is_removed(launch):
+    _, folder, _ = launch("killed_while_writing")
+    assert sorted(path.name for path in folder.iterdir()) == [
+        *(logs.LAUNCHER_LOG, "rank0.events.jsonl", "rank1.events.jsonl", handover.TRIAL)
+    ]
 
 
 def test_an_event_that_is_still_being_written_is_left_for_later(tmp_path):

@@ -1,0 +1,100 @@
+"""Faults that tests strike a rank with: SP_BENCH_FAULT=<kind>:<rank|all>:<phase>. Never set in a measurement."""
+
+import ctypes
+import os
+import resource
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+VARIABLE = "SP_BENCH_FAULT"
+FLAG = "fault_injected"  # of a row whose trial lived through a fault
+PHASES = ("init", "correctness", "warmup", "measure", "handover")
+SLOW_S = 2.0
+
+
+def strike(phase: str, rank: int, environment: Mapping[str, str] = os.environ) -> None:
+    """Do to this process what the variable says for this phase and rank; nothing without the variable.
+
+    Raises:
+        ValueError: the variable has another form.
+        Exception: the fault itself, where its kind is one that Python tells.
+    """
+    if VARIABLE not in environment:
+        return
+    kind, where, when = _parse(environment[VARIABLE])
+    if when != phase or where not in ("all", str(rank)):
+        return
+    print(f"fault injected: {kind} in phase {phase}", flush=True)
+    KINDS[kind]()
+
+
+def _parse(fault: str) -> tuple[str, str, str]:
+    kind, where, when = [*fault.split(":"), "", ""][:3]
+    if fault.count(":") != 2 or kind not in KINDS or when not in PHASES or not (where == "all" or where.isdecimal()):
+        raise ValueError(
+            f"{VARIABLE}={fault!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(KINDS)} "
+            f"and a phase of {', '.join(PHASES)}"
+        )
+    return kind, where, when
+
+
+def _torch_oom() -> NoReturn:
+    import torch
+
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (injected)")
+
+
+def _nccl_oom() -> NoReturn:
+    import torch.distributed as dist
+
+    raise dist.DistBackendError(  # as NCCL 2.27 and torch 2.11 word it
+        "NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:77, unhandled cuda error (run with "
+        "NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA function failed.\n"
+        "Last error:\nCuda failure 2 'out of memory'"
+    )
+
+
+def _host_oom() -> None:
+    bytearray(2**60)  # more than any address space: the allocator itself refuses
+
+
+def _exception() -> NoReturn:
+    raise RuntimeError("injected exception")
+
+
+def _hang() -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as a rank deep inside a driver call: only SIGKILL ends it
+    while True:
+        time.sleep(60)
+
+
+def _segfault() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core file would be litter
+    ctypes.string_at(0)
+
+
+def _sigkill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _slow() -> None:
+    time.sleep(SLOW_S)
+
+
+def _exit() -> NoReturn:
+    os._exit(0)
+
+
+KINDS: Mapping[str, Callable[[], None]] = {
+    "torch_oom": _torch_oom,
+    "nccl_oom": _nccl_oom,
+    "host_oom": _host_oom,
+    "exception": _exception,
+    "hang": _hang,
+    "segfault": _segfault,
+    "sigkill": _sigkill,
+    "slow": _slow,
+    "exit": _exit,
+}

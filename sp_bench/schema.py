@@ -1,0 +1,160 @@
+"""The row's schema: the only place that names, types, units and explains a column. No torch."""
+
+from typing import NamedTuple
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+
+class Column(NamedTuple):
+    name: str
+    type: pa.DataType
+    unit: str
+    doc: str
+
+
+TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
+PER_RANK_INT, PER_RANK_REAL, PER_RANK_STEP = pa.list_(INT), pa.list_(REAL), pa.list_(pa.list_(REAL))
+TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
+COMM = pa.list_(
+    pa.struct([("phase", TEXT), ("op", TEXT), ("calls", INT), ("predicted_bytes", REAL), ("counted_bytes", REAL)])
+)
+DEVICE_STATE = pa.list_(
+    pa.struct(
+        [
+            *(("sm_clock_mhz", INT), ("memory_clock_mhz", INT), ("power_w", REAL), ("temperature_c", INT)),
+            ("throttle_reasons", pa.list_(TEXT)),
+        ]
+    )
+)
+CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
+ENVIRONMENT = pa.struct(
+    [
+        *(("hostname", TEXT), ("python", TEXT), ("packages", pa.map_(TEXT, TEXT)), ("cpu", TEXT), ("cpu_cores", INT)),
+        *(("device_names", pa.list_(TEXT)), ("device_uuids", pa.list_(TEXT)), ("driver", TEXT), ("cuda", TEXT)),
+        *(("cudnn", TEXT), ("nccl", TEXT), ("process_group", TEXT), ("env", pa.map_(TEXT, TEXT)), ("topology", TEXT)),
+    ]
+)
+
+COLUMNS = (
+    # what happened
+    Column("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
+    Column("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
+    Column("phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, done"),
+    Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
+    Column("flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch"),
+    # identity
+    Column("schema_version", INT, "", "version of these columns"),
+    Column("campaign", TEXT, "", "folder of the row"),
+    Column("cell_id", TEXT, "", "hash of the semantic config; equal for the replicates of a cell"),
+    Column("trial_id", TEXT, "", "hash of cell and replicate"),
+    Column("env_id", TEXT, "", "hash of package versions, device model and the measuring source"),
+    Column("replicate", INT, "", "fresh-process repetition, from 0"),
+    Column("attempt", INT, "", "launches of this trial, from 0"),
+    Column("order_index", INT, "", "place in the campaign's randomised order"),
+    Column("order_seed", INT, "", "seed of that order"),
+    # what was asked for
+    Column("method", TEXT, "", "sequence-parallel method"),
+    Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
+    Column("primitive", TEXT, "", "collective that moves the attention tensors"),
+    Column("layout", TEXT, "", "contiguous | zigzag | striped"),
+    Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
+    Column("dkv_dtype", TEXT, "", "dtype that dK/dV travel in"),
+    Column("merge_dtype", TEXT, "", "ring, usp: dtype that partial outputs and dQ are summed in"),
+    Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
+    Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
+    Column("kernel", TEXT, "", "local attention kernel"),
+    Column("workload", TEXT, "", "attention | train_step | parity | collective"),
+    Column("pass_kind", TEXT, "", "forward | forward_backward | step | exchange"),
+    Column("model", TEXT, "", "published shape the heads and layers come from"),
+    Column("fabric", TEXT, "", "transport of the process group"),
+    Column("hardware", TEXT, "", "kind of device asked for"),
+    Column("device_memory_gib", REAL, "GiB", "emulated device size; null: the whole device"),
+    Column("batch_size", INT, "sequences", "per data-parallel rank"),
+    Column("seq_len", INT, "tokens", "global tokens of one sequence"),
+    Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
+    Column("sp_size", INT, "ranks", "ranks that share one sequence"),
+    Column("ulysses_degree", INT, "ranks", "ranks that exchange heads"),
+    Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
+    Column("dp_replicate_size", INT, "ranks", "replicas of the sharded parameters"),
+    Column("dp_shard_size", INT, "ranks", "data-parallel ranks that shard parameters (with the sp ranks)"),
+    Column("world_size", INT, "ranks", "all ranks of the trial"),
+    Column("num_layers", INT, "", "decoder layers; null for attention"),
+    Column("num_heads", INT, "heads", "query heads"),
+    Column("num_kv_heads", INT, "heads", "key/value heads"),
+    Column("head_dim", INT, "", "size of one head"),
+    Column("causal", FLAG, "", "causal mask"),
+    Column("dtype", TEXT, "", "dtype of activations and attention"),
+    Column("isolation", TEXT, "", "trial: fresh processes | group: a warm process group shared with other trials"),
+    Column("config", TEXT, "JSON", "the whole trial config, canonical"),
+    # time
+    Column("warmup_steps", INT, "steps", "untimed steps before the timed ones"),
+    Column("timed_steps", INT, "steps", "timed steps, the same on every rank"),
+    Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
+    Column("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step"),
+    Column("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps"),
+    Column("median_step_ms", REAL, "ms", "median of step_ms"),
+    Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
+    Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
+    # where the time goes: the same step in the same processes, right after the timed one
+    Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
+    Column("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: attention kernels left out"),
+    Column("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms"),
+    Column("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic"),
+    # the collective workload: the method's primitive over message sizes
+    Column("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks"),
+    Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
+    Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
+    # work
+    Column(
+        "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
+    ),
+    Column("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
+    Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
+    Column("hfu", REAL, "", "the same of hardware_flops"),
+    Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
+    # memory
+    Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
+    Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
+    Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
+    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device by NVML; null on CPU"),
+    Column("allocator_retries", PER_RANK_INT, "", "per rank; more than 0: the step ran at the brink"),
+    Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
+    Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
+    # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell
+    Column("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps"),
+    Column("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps"),
+    Column("launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention, of one profiled, untimed step"),
+    # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
+    Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
+    Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
+    Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
+    Column("comm", COMM, "bytes", "by phase and op"),
+    # correctness, at the reduced length unless said
+    Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),
+    Column("rel_error_output", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dq", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dk", REAL, "", "relative L2 against the reference"),
+    Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
+    Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
+    Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
+    Column("sampled_rel_error", REAL, "", "64 query rows of the timed length against fp32 (fp64 on CPU)"),
+    Column("rel_error_loss", REAL, "", "train_step: relative L2 over the tokens' losses of step 0 against one process"),
+    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
+    Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
+    Column("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step"),
+    Column("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step"),
+    # provenance
+    Column("started_at", TIME, "UTC", "when the attempt was launched"),
+    Column("duration_s", REAL, "s", "launch to exit"),
+    Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
+    Column("git_sha", TEXT, "", "commit of the working tree"),
+    Column("git_dirty", FLAG, "", "uncommitted changes outside results/"),
+    Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
+)
+
+SCHEMA = pa.schema(
+    [pa.field(c.name, c.type, metadata={"unit": c.unit, "doc": c.doc}) for c in COLUMNS],
+    metadata={"sp_bench.schema_version": str(SCHEMA_VERSION)},
+)

@@ -1,0 +1,189 @@
+"""docs/RELIABILITY.md, written by the run that it tells of: `pytest -m faults --write-reliability`."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from expected import EXPECTED, MATRIX, RANKS, Cell
+
+from sp_bench import faults, hardware
+
+# By file and name, the first that fits; with --write-reliability all of these count as marked `faults`.
+SECTIONS = {
+    "Fault matrix": r"faults/test_faults(?!.*(one_fault_of_each|trial_after_all))",  # which the matrix has, too
+    "Logs": r"faults/test_logs",
+    "Hostile input": r"test_hostile",
+    "Load": r"test_load|20_?000_rows",
+    "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
+    "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",
+    "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
+    "Resume": r"test_drivers|test_campaign|second_run_does|machine_taken_away",
+}
+MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
+PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
+
+
+@dataclass
+class Outcome:
+    """One test as it ended; `tried` counts the cases inside it."""
+
+    section: str
+    name: str  # without parameters
+    passed: bool
+    skipped: bool
+    seconds: float
+    tried: int
+    message: str  # of the failure
+    properties: dict[str, Any] = field(default_factory=dict)
+
+
+class Reliability:
+    """A pytest plugin: picks the tests, keeps what became of them, and writes it down."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._outcomes: dict[str, Outcome] = {}
+        self._start = time.monotonic()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: Sequence[pytest.Item]) -> None:
+        for item in items:
+            if _section(item.nodeid):
+                item.add_marker(pytest.mark.faults)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        report: pytest.TestReport = yield  # type: ignore[misc]
+        section = _section(item.nodeid)
+        if section and (report.when == "call" or report.outcome != "passed"):
+            message = str(call.excinfo.value).splitlines()[0] if call.excinfo and str(call.excinfo.value) else ""
+            properties = dict(report.user_properties)
+            self._outcomes[item.nodeid] = Outcome(
+                section,
+                item.nodeid.split("::")[-1].split("[")[0],
+                report.passed,
+                report.skipped,
+                call.duration,
+                int(properties.get("tried", 1)),
+                message,
+                properties,
+            )
+        # hypothesis says after the test how many examples it made
+        examples = re.findall(r"(\d+) passing examples", getattr(item, "hypothesis_statistics", ""))
+        if examples and item.nodeid in self._outcomes:
+            self._outcomes[item.nodeid].tried = sum(map(int, examples))
+        return report  # type: ignore[return-value]
+
+    def pytest_sessionfinish(self) -> None:
+        if self._outcomes:
+            self._path.write_text(page(self._outcomes, time.monotonic() - self._start))
+
+
+def _section(nodeid: str) -> str | None:
+    return next((name for name, pattern in SECTIONS.items() if re.search(pattern, nodeid)), None)
+
+
+def page(outcomes: dict[str, Outcome], seconds: float) -> str:
+    sha, dirty = hardware.git_state()
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    parts = [
+        "# Reliability",
+        "Written by `pytest -m faults --write-reliability`: what was tried, how often, and what came of it.",
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds / 60:.0f} min; commit "
+        f"{(sha or 'unknown')[:12]}{' with uncommitted changes' if dirty else ''}; "
+        f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
+        f"{versions}.",
+        _summary(outcomes),
+        *_matrix({key: o for key, o in outcomes.items() if o.name == MATRIX_TEST}),
+    ]
+    for section in SECTIONS:
+        chosen = [o for o in outcomes.values() if o.section == section and o.name != MATRIX_TEST]
+        parts += [f"## {section}" if section != "Fault matrix" else "### Beside the matrix", _tests(chosen)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(outcomes: dict[str, Outcome]) -> str:
+    lines = ["| section | tests | cases tried | passed | failed | skipped |", "|---|--:|--:|--:|--:|--:|"]
+    for section in SECTIONS:
+        chosen = [o for o in outcomes.values() if o.section == section]
+        passed, skipped = sum(o.passed for o in chosen), sum(o.skipped for o in chosen)
+        counts = (len(chosen), sum(o.tried for o in chosen), passed, len(chosen) - passed - skipped, skipped)
+        lines.append(f"| {section} | {' | '.join(f'{count:,}' if chosen else 'not run' for count in counts)} |")
+    return "\n".join(lines)
+
+
+def _tests(outcomes: Sequence[Outcome]) -> str:
+    if not outcomes:
+        return "Not run."
+    lines = ["| what is true | cases tried | outcome | seconds |", "|---|--:|---|--:|"]
+    for name in dict.fromkeys(o.name for o in outcomes):
+        chosen = [o for o in outcomes if o.name == name]
+        bad = [o for o in chosen if not o.passed]
+        failed = [o for o in bad if not o.skipped]
+        outcome = f"{len(failed)} of {len(chosen)} failed: {_cell(failed[0].message)}" if failed else "holds"
+        if bad and not failed:
+            outcome = "skipped"
+        words = name.removeprefix("test_").replace("_", " ")
+        tried, seconds = sum(o.tried for o in chosen), sum(o.seconds for o in chosen)
+        lines.append(f"| {words} | {tried:,} | {outcome} | {seconds:.1f} |")
+    return "\n".join(lines)
+
+
+def _cell(text: str) -> str:
+    return text[:200].replace("|", r"\|")
+
+
+def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
+    by_cell = {key.split("[")[1].rstrip("]"): outcome for key, outcome in outcomes.items()}
+    ran = [cell for cell in MATRIX if str(cell) in by_cell]
+    as_expected = sum(by_cell[str(cell)].passed for cell in ran)
+    followed = sum(by_cell[str(cell)].properties.get("next") == "ok" for cell in ran)
+    yield "## Fault matrix"
+    yield (
+        f"{len(EXPECTED)} kinds of fault x {len(RANKS)} choices of the two ranks x {len(faults.PHASES)} phases, each "
+        "injected once into a real trial: torchrun, two gloo ranks, one campaign for all. A cell is as expected if its "
+        "status, site and reason are those of the first failure, not of its echo on the peer; the trial ended within "
+        "its phase's deadline plus 10 s; and no process of its sessions, no lock, no claim and no temporary file was "
+        "left. After each cell a trial without a fault ran in the same campaign.\n\n"
+        f"**{as_expected} of {len(MATRIX)} cells ended as expected, {len(ran) - as_expected} otherwise, "
+        f"{len(MATRIX) - len(ran)} were not run. The next trial was ok {followed} of {len(ran)} times.**"
+    )
+    yield "\n".join(_kinds(by_cell))
+    yield "\n".join(_cells(by_cell))
+
+
+def _kinds(by_cell: dict[str, Outcome]) -> Iterator[str]:
+    yield "| fault | must end in | as expected | ended at most s after the fault | reason, such as |"
+    yield "|---|---|--:|--:|---|"
+    for kind, expected in EXPECTED.items():
+        chosen = [by_cell[str(cell)] for cell in MATRIX if cell.kind == kind and str(cell) in by_cell]
+        must = f"{expected.status} ({expected.oom_site})" if expected.oom_site else expected.status
+        seconds = max((o.properties["after_s"] for o in chosen if "after_s" in o.properties), default=None)
+        told = next((o.properties["reason"] for o in chosen if o.properties.get("reason")), "")
+        example = _cell(" ".join(told.split())[:120])
+        took = "" if seconds is None else f"{seconds:.1f}"
+        yield f"| {kind} | {must} | {sum(o.passed for o in chosen)} of {len(chosen)} | {took} | {example} |"
+
+
+def _cells(by_cell: dict[str, Outcome]) -> Iterator[str]:
+    yield f"| fault | ranks | {' | '.join(faults.PHASES)} |"
+    yield "|---|---|" + "---|" * len(faults.PHASES)
+    for kind in EXPECTED:
+        for ranks in RANKS:
+            entries = [_entry(by_cell.get(str(Cell(kind, ranks, phase)))) for phase in faults.PHASES]
+            yield f"| {kind} | {ranks} | {' | '.join(entries)} |"
+
+
+def _entry(outcome: Outcome | None) -> str:
+    if outcome is None:
+        return "not run"
+    status = outcome.properties.get("status", "no row")
+    return status if outcome.passed else f"**{status}, not as expected: {_cell(outcome.message)}**"

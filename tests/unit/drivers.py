@@ -1,0 +1,113 @@
+"""Real driver processes with cheap stand-ins for their trials: `python drivers.py <spec>`.
+
+The spec is JSON: `configs`, the trials, each of one rank; `folder`, where all happens; `stages`, which run one after
+another, each a list of drivers that run at once. Of a driver, all optional: `behaviour` of its trials, `resume`,
+`env_id`, `fail_point`, `errno` of its disk, `second`: it begins when a trial has been launched, as if elsewhere.
+Prints the exit codes of each stage's drivers. One process imports everything once and forks the drivers.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
+
+from sp_bench import campaign, claims, fail_points, hardware, parsing, trial
+from sp_bench.config import CampaignConfig, DeadlinesConfig, TrialConfig
+from sp_bench.launchers import local
+
+OK = """
+for folder in "$@"; do
+    basename "$folder" >> "$LAUNCHES"
+    printf '{"rank": 0, "at": 1.0, "name": "done"}\\n' > "$folder/rank0.events.jsonl"
+    printf '{"median_step_ms": 1.5}' > "$folder/record.json"
+done
+"""
+TRIALS = {
+    "ok": OK,
+    "exit": 'basename "$1" >> "$LAUNCHES"; echo no luck; exit 7',
+    "hang": 'basename "$1" >> "$LAUNCHES"; sleep 600',
+    "delete": OK + 'rm -r "$CAMPAIGN"',
+}
+
+
+def main(spec: dict[str, Any]) -> None:
+    trial.POLL_S = 0.02
+    claims.STALE_S = 5.0
+    campaign._effort = lambda folder: ""
+    hardware.git_state = lambda: (None, None)
+    page = types.SimpleNamespace(page="page", problems=())
+    sys.modules["sp_bench.report"] = types.SimpleNamespace(build=lambda folders: page)  # type: ignore[assignment]
+    configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
+    codes = []
+    for stage, drivers in enumerate(spec["stages"]):
+        pids = [_fork(configs, Path(spec["folder"]), f"{stage}-{n}", driver) for n, driver in enumerate(drivers)]
+        codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
+    print(json.dumps(codes))
+
+
+def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str, Any]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    output = os.open(folder / f"{name}.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.environ["LAUNCHES"] = str(folder / "launches.txt")
+    os.environ["CAMPAIGN"] = str(folder / "results" / "c")
+    if driver.get("second"):
+        while not (folder / "launches.txt").exists():
+            time.sleep(0.05)
+        tempfile.tempdir = tempfile.mkdtemp(dir=folder)
+    if driver.get("fail_point"):
+        os.environ[fail_points.VARIABLE] = driver["fail_point"]
+    script = TRIALS[driver.get("behaviour", "ok")]
+    trial.torchrun = lambda world_size, folders: ["sh", "-c", script, "sh", *map(str, folders)]
+    if number := driver.get("errno"):
+        os.replace = _refuse_row(number, os.replace)
+    if env_id := driver.get("env_id"):
+        hardware.env_id = lambda device: env_id
+    settings = CampaignConfig(
+        campaign="c",
+        results_root=str(folder / "results"),
+        replicates=1,
+        order_seed=0,
+        deadlines=DeadlinesConfig(60, 60, 60, 60),
+        resume=driver.get("resume", False),
+        max_attempts=3,
+        plan_only=False,
+        max_points=100,
+    )
+    code = 1
+    try:
+        campaign.run(configs, settings, local.launch)
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except parsing.ConfigError as error:
+        print(f"sp-bench: {error}", flush=True)
+        code = 2
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def _refuse_row(number: int, replace: Callable[..., None]) -> Callable[..., None]:
+    """As a disk that gives out: the second row, the first that a trial has run for, cannot be written."""
+
+    def refuse(source: Any, target: Any) -> None:
+        if str(target).endswith("-ok.parquet"):
+            raise OSError(number, os.strerror(number), str(source))
+        replace(source, target)
+
+    return refuse
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,92 @@
+import itertools
+import os
+import signal
+import tempfile
+
+import pytest
+
+from sp_bench import campaign, machine
+from sp_bench.config import CampaignConfig, DeadlinesConfig
+from sp_bench.interrupts import Interrupted, Signals
+from sp_bench.results import STATUSES, RowName
+
+
+def settings(**changes):
+    default = {"campaign": "c", "results_root": "r", "replicates": 1, "order_seed": 0, "max_points": 1}
+    default |= {"deadlines": DeadlinesConfig(1, 1, 1, 1), "plan_only": False, "resume": True, "max_attempts": 3}
+    return CampaignConfig(**default | changes)
+
+
+def row(status, attempt=0):
+    return RowName("a" * 12, "0" * 8, attempt, status)
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_resume_retries_preempted_timeout_and_error_and_run_nothing(status):
+    again = 1 if status in ("preempted", "timeout", "error") else None
+    assert campaign.next_attempt(row(status), settings()) == again
+    assert campaign.next_attempt(row(status), settings(resume=False)) is None
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_has_no_row_is_attempt_0(resume):
+    assert campaign.next_attempt(None, settings(resume=resume)) == 0
+
+
+def test_attempts_are_bounded():
+    numbers = [campaign.next_attempt(row("error", n), settings(max_attempts=4)) for n in range(5)]
+    assert numbers == [1, 2, 3, None, None]
+
+
+def test_the_latest_attempt_speaks_for_its_trial():
+    rows = [row("timeout"), row("error", 2), row("preempted", 1)]
+    for order in itertools.permutations(rows):
+        (latest,) = campaign._latest(order).values()
+        assert latest == row("error", 2)
+
+
+def test_the_first_signal_waits_until_it_is_asked_for_and_ctrl_c_after_it_does_not():
+    before = signal.getsignal(signal.SIGINT)
+    with Signals() as signals:
+        signals.check()
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.taken_away == "SIGTERM"
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            signals.check()
+        if before is not signal.SIG_IGN:
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            signals.check()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+class Enough(Exception):
+    pass
+
+
+def stop():
+    raise Enough
+
+
+def test_a_device_is_measured_on_by_one_run_at_a_time_and_who_waits_says_so_and_can_be_stopped(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said = []
+    with machine.reserved(["cpu"], stop, said.append):
+        assert said == []
+        with pytest.raises(Enough), machine.reserved(["gpu1", "cpu"], stop, said.append):
+            pytest.fail("reserved twice")
+        assert "another run is measuring on this machine" in said[0]
+        with machine.reserved(["gpu1", "gpu0"], stop, said.append):
+            pass
+    with machine.reserved(["cpu"], stop, said.append):
+        assert len(said) == 1

@@ -1,0 +1,59 @@
+"""What a rank says of its own failure."""
+
+import pytest
+import torch
+
+from sp_bench import worker
+from sp_bench.workloads import Incorrect
+
+
+def raised(what) -> BaseException:
+    with pytest.raises(BaseException) as caught:  # noqa: PT011 - whichever the library raises
+        what()
+    return caught.value
+
+
+def failure(error: BaseException) -> tuple[str | None, str | None]:
+    event = worker._failure(1, 5.0, error)
+    assert (event.rank, event.at, event.name) == (1, 5.0, "failed")
+    return event.status, event.oom_site
+
+
+@pytest.mark.parametrize("allocate", [lambda: bytearray(2**60), lambda: torch.empty(2**60)])
+def test_an_allocation_that_the_host_refuses_is_out_of_host_memory(allocate):
+    assert failure(raised(allocate)) == ("oom", "host")
+
+
+@pytest.mark.parametrize(
+    ("error", "site"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "torch"),
+        (RuntimeError("CUDA error: out of memory"), "torch"),  # of the driver: a library's own allocation
+        (RuntimeError("NCCL error in: NCCLUtils.cpp:77\nLast error:\nCuda failure 2 'out of memory'"), "nccl"),
+    ],
+)
+def test_out_of_device_memory_names_whose_allocation_failed(error, site):
+    assert failure(error) == ("oom", site)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("CUDA error: an illegal memory access was encountered"),
+        RuntimeError("NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error"),
+        ValueError("out of memory"),
+        KeyboardInterrupt(),
+    ],
+)
+def test_other_failures_are_errors(error):
+    assert failure(error) == ("error", None)
+
+
+def test_a_failure_names_its_rank_and_type_and_incorrect_speaks_for_itself():
+    assert worker._failure(3, 0.0, ValueError("P=3")).reason == "rank 3: ValueError: P=3"
+    assert worker._failure(3, 0.0, Incorrect("dq is 3.0e-2 off")).reason == "dq is 3.0e-2 off"
+    assert worker._failure(3, 0.0, Incorrect("dq is off")).status == "incorrect"
+
+
+def test_a_reason_is_at_most_2000_characters():
+    assert len(worker._failure(0, 0.0, ValueError("x" * 10_000)).reason or "") == worker.MAX_REASON
