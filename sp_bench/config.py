@@ -220,7 +220,8 @@ class TrialConfig:
 
 @dataclass(frozen=True)
 class DeadlinesConfig:
-    """Seconds that each phase of a trial may take before the trial is ended as `timeout`."""
+    """Seconds that each phase of a trial may take before the trial is ended as `timeout`. The ledger's step has
+    those of `measure`; the hand-over and the end have those of `init`."""
 
     init: float
     correctness: float

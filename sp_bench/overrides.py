@@ -30,6 +30,7 @@ from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.parsing import ConfigError, shown
 
 MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
+MAX_BRACKETS = 20  # sort(shuffle(range(...))) has three; Hydra's grammar takes seconds for thousands
 GROUPS = ("method", "kernel", "model", "workload", "fabric", "hardware", "sweep")
 _KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
@@ -139,6 +140,8 @@ def _check_line(line: str) -> None:
     match = _KEY_VALUE.fullmatch(line)
     if not match:
         raise ConfigError(f"{text}: expected key=value, such as method=ring or seq_len=2048,4096")
+    if sum(map(match["value"].count, "([{")) > MAX_BRACKETS:
+        raise ConfigError(f"{text}: more than {MAX_BRACKETS} brackets; no override needs so many")
     if "$" in match["value"] or "_target_" in line:
         raise ConfigError(f"{text}: values are plain; no interpolation ($) and no _target_")
     key, known = match["key"], (*CELL_KEYS, *CAMPAIGN_KEYS)

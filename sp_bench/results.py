@@ -33,7 +33,8 @@ FOREIGN = "not a row (its name has another form)"
 LEADS_OUT = "a link that leads out of the results"
 NO_FILE = "not a file"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
-MAX_VALUES = 2**22  # in one column of a row: a few bytes of a file can claim any number
+MAX_VALUES = 2**22  # in one column of a row
+MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
 _FILE = re.compile(
     r"(?P<trial_id>[0-9a-f]{12})-(?P<env_id>[0-9a-f]{8})-(?P<attempt>0|[1-9][0-9]{0,8})-(?P<status>[a-z_]+)\.parquet"
@@ -79,7 +80,7 @@ def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
                 yield entry.name, f"not a row that this version knows (status {row.status})"
             elif entry.is_symlink() and not stays(Path(entry), folder.parent):
                 yield entry.name, LEADS_OUT
-            elif not entry.is_file():  # asks the disk for a link only
+            elif not (entry.is_file(follow_symlinks=False) or os.path.isfile(entry)):  # asks the disk for links only
                 yield entry.name, NO_FILE
             else:
                 yield entry.name, row
@@ -214,7 +215,7 @@ def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
     columns = set(file.schema_arrow.names)
     if absent := [column for column in IDENTITY if column not in columns]:
         raise ValueError(f"not a row (it has no {', '.join(absent)})")
-    _check_sizes(file.metadata)
+    _check_claims(file)
     wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
     table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
     table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
@@ -228,23 +229,33 @@ def _bytes(path: Path) -> bytes:
     """A row's file, opened without waiting for the other end of a pipe, and only as large as a row can be."""
     if path.is_symlink() and not stays(path, path.parent.parent):
         raise ValueError(LEADS_OUT)
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        if not stat.S_ISREG(found.st_mode):
-            raise ValueError(NO_FILE)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise ValueError(NO_FILE)
+    with open(descriptor, "rb") as file:
         if found.st_size > MAX_ROW_BYTES:
             raise ValueError(f"not a row ({found.st_size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
         return file.read(found.st_size)
 
 
-def _check_sizes(metadata: pq.FileMetaData) -> None:
-    """What the file claims to hold, before anything is made room for."""
+def _check_claims(file: pq.ParquetFile) -> None:
+    """What the file says of itself, before anything is made room for."""
+    metadata = file.metadata
     if (metadata.num_rows, metadata.num_row_groups) != (1, 1):
         raise ValueError(f"not a row (it has {metadata.num_rows:,} of them in {metadata.num_row_groups:,} groups)")
     group = metadata.row_group(0)
+    if group.total_byte_size > MAX_ROW_BYTES:
+        raise ValueError(f"not a row (it unpacks to {group.total_byte_size:,} bytes; at most {MAX_ROW_BYTES:,})")
+    if MARK in (metadata.metadata or {}):
+        return
+    # Of another tool: a few bytes of it may stand for a billion values. Read through first, in little memory, which
+    # raises an error where a column's metadata is damaged; pyarrow 26 ends the process when asked for such metadata.
+    file.scan_contents()
     largest = max(group.column(i).num_values for i in range(group.num_columns))
-    if largest > MAX_VALUES or group.total_byte_size > MAX_ROW_BYTES:
-        raise ValueError(f"not a row ({largest:,} values in a column, {group.total_byte_size:,} bytes)")
+    if largest > MAX_VALUES:
+        raise ValueError(f"not a row (it has {largest:,} values in a column; at most {MAX_VALUES:,})")
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

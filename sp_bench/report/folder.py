@@ -16,7 +16,10 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
     for campaign in (campaign.resolve() for campaign in campaigns):
         if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (results.WORK,):
             return f"lies among the rows of {campaign.name}; use another folder, or leave it away"
-    nearest = next(path for path in (target, *target.parents) if path.exists())
+    try:
+        nearest = next(path for path in (target, *target.parents) if path.exists())
+    except OSError as error:  # a name that no file system takes
+        return f"cannot be written: {error.strerror}"
     if not nearest.is_dir():
         return f"cannot be made: {nearest.name} is not a folder"
     return None if os.access(nearest, os.W_OK | os.X_OK) else f"cannot be written: no permission in {nearest.name}"

@@ -17,6 +17,7 @@ from sp_bench.report.selection import select
 
 from ..unit.rows import row, splits
 
+pytestmark = pytest.mark.load
 ROWS = 5000
 PROGRAM = """
 import json, resource, sys, time

@@ -20,12 +20,12 @@ from sp_bench import faults, hardware
 SECTIONS = {
     "Fault matrix": r"faults/test_faults(?!.*(one_fault_of_each|trial_after_all))",  # which the matrix has, too
     "Logs": r"faults/test_logs",
-    "Hostile input": r"test_hostile",
+    "Hostile input": r"test_hostile\.py",
     "Load": r"test_load|20_?000_rows",
     "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
     "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",
     "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
-    "Resume": r"test_drivers|test_campaign|second_run_does|machine_taken_away",
+    "Resume": r"test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
 }
 MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
 PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
@@ -77,7 +77,7 @@ class Reliability:
                 properties,
             )
         # hypothesis says after the test how many examples it made
-        examples = re.findall(r"(\d+) passing examples", getattr(item, "hypothesis_statistics", ""))
+        examples = re.findall(r"(\d+) passing", getattr(item, "hypothesis_statistics", ""))
         if examples and item.nodeid in self._outcomes:
             self._outcomes[item.nodeid].tried = sum(map(int, examples))
         return report  # type: ignore[return-value]

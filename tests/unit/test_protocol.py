@@ -184,7 +184,9 @@ def enter(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_1000_random_kills_lose_double_and_tear_nothing_and_leave_no_claim(tmp_path, given_up, monkeypatch):
+def test_1000_random_kills_lose_double_and_tear_nothing_and_leave_no_claim(
+    tmp_path, given_up, monkeypatch, record_property
+):
     kills = refused = 0
     for seed in range(SCENARIOS // 2):
         folder = tmp_path / str(seed)
@@ -209,5 +211,6 @@ def test_1000_random_kills_lose_double_and_tear_nothing_and_leave_no_claim(tmp_p
         assert sorted(row.trial_id for row in results.committed(folder)) == [key[:12] for key in KEYS], seed
         assert os.listdir(folder / results.WORK / claims.FOLDER) == [], seed
         assert len(os.listdir(folder)) == len(KEYS) + 1, seed
+    record_property("tried", kills)
     assert kills >= SCENARIOS // 4
     assert (refused > 0) == given_up

@@ -1,0 +1,51 @@
+"""How long the console takes over a campaign of 20,000 rows, before anything is launched; the issue allows 5 s each."""
+
+import subprocess
+import sys
+
+import pytest
+
+from sp_bench import campaign
+
+from ..unit.test_load import ROWS, full, settings
+
+pytestmark = pytest.mark.load
+__all__ = ["full"]  # a fixture
+POINTS = f"seq_len=range(8,{8 * (ROWS // 10 + 1)},8)"
+
+
+@pytest.fixture
+def timed(benchmark, full):
+    """`timed("plan", ...)` times that command where the campaign is."""
+
+    def run(*words):
+        return benchmark.pedantic(
+            subprocess.run,
+            ([sys.executable, "-m", "sp_bench", *words],),
+            {"cwd": full[0], "capture_output": True, "text": True, "check": True},
+            rounds=3,
+        )
+
+    return run
+
+
+def test_status_of_20_000_rows(timed):
+    assert "4000" in timed("status", "full").stdout
+
+
+def test_plan_of_20_000_rows(timed):
+    words = ("method=ring", "kernel=math", POINTS, "replicates=10", "campaign=full", "results_root=.")
+    assert timed("plan", *words).stdout.splitlines()[-1].startswith("20000 trials: 20000 done")
+
+
+def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full):
+    root, configs = full
+
+    def resume():
+        def launch(left, driver):
+            raise KeyboardInterrupt
+
+        with pytest.raises(SystemExit):
+            campaign.run(configs, settings(root, resume=True, plan_only=False), launch)
+
+    benchmark.pedantic(resume, rounds=3)

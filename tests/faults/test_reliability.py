@@ -1,0 +1,52 @@
+"""What the run writes of itself in docs/RELIABILITY.md."""
+
+from expected import MATRIX
+from reliability import MATRIX_TEST, SECTIONS, Outcome, page
+
+
+def outcome(passed=True, tried=1, section="Fault matrix", name=MATRIX_TEST, **properties):
+    message = "" if passed else "assert 'timeout' == 'error'"
+    return Outcome(section, name, passed, False, 1.0, tried, message, properties)
+
+
+def line(text: str, beginning: str) -> str:
+    [found] = [line for line in text.splitlines() if line.startswith(beginning)]
+    return found
+
+
+def test_a_cell_that_ended_otherwise_is_counted_and_shown_with_what_it_was():
+    right = {f"test[{cell}]": outcome(status=cell.expected.status, next="ok", after_s=2.0) for cell in MATRIX}
+    wrong = {"test[exit-1-warmup]": outcome(passed=False, status="timeout", reason="init | late", after_s=9.0)}
+    written = page(right | wrong, 60)
+    assert f"**{len(MATRIX) - 1} of {len(MATRIX)} cells ended as expected, 1 otherwise, 0 were not run." in written
+    assert f"The next trial was ok {len(MATRIX) - 1} of {len(MATRIX)} times.**" in written
+    assert line(written, "| exit | 1 |").split(" | ")[2:5] == [
+        *("error", "error", "**timeout, not as expected: assert 'timeout' == 'error'**")
+    ]
+    assert line(written, "| exit | error |") == r"| exit | error | 14 of 15 | 9.0 | init \| late |"
+    assert line(written, "| hang | all |") == "| hang | all | timeout | timeout | timeout | timeout | timeout |"
+
+
+def test_what_was_not_run_is_said_to_be_so():
+    written = page({"test[slow-0-init]": outcome(status="ok")}, 60)
+    assert f"1 of {len(MATRIX)} cells ended as expected, 0 otherwise, {len(MATRIX) - 1} were not run" in written
+    assert line(written, "| slow | 0 |") == "| slow | 0 | ok | not run | not run | not run | not run |"
+    assert written.count("\n\nNot run.\n") == len(SECTIONS)
+
+
+def test_cases_inside_a_test_and_its_parameters_are_counted_together():
+    outcomes = {
+        "a": outcome(section="Load", name="test_it_is_fast", tried=500),
+        "b": outcome(section="Load", name="test_it_is_fast", tried=300),
+        "c": outcome(section="Load", name="test_it_is_small", passed=False),
+    }
+    written = page(outcomes, 60)
+    assert "| it is fast | 800 | holds | 2.0 |" in written
+    assert "| it is small | 1 | 1 of 1 failed: assert 'timeout' == 'error' | 1.0 |" in written
+    assert line(written, "| Load |") == "| Load | 3 | 801 | 2 | 1 | 0 |"
+
+
+def test_no_host_is_named():
+    import socket
+
+    assert socket.gethostname() not in page({"test[slow-0-init]": outcome(status="ok")}, 60)

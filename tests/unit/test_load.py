@@ -1,0 +1,84 @@
+"""20,000 rows in one campaign: what is done before a launch goes by file names, and opens no row."""
+
+import os
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from sp_bench import campaign, cli, hardware, plan, results
+from sp_bench.config import CampaignConfig, DeadlinesConfig
+
+ROWS = 20_000
+STATUSES = ("ok", "oom", "timeout", "error", "unsupported")  # of the rows, in turn
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory, make_config):
+    """A results root whose campaign `full` has a row of every trial, none of which can be read; and the configs."""
+    root = tmp_path_factory.mktemp("results")
+    folder = root / "full"
+    folder.mkdir()
+    garbage = root / "garbage"
+    garbage.write_bytes(b"no parquet")
+    base = make_config(method="ring", kernel="math")
+    configs = [replace(base, seq_len=8 * n) for n in range(1, ROWS // 10 + 1)]
+    env_id = hardware.env_id("cpu")
+    for index, trial in enumerate(plan.plan(configs, 10, 0, None)):
+        name = results.RowName(trial.trial_id, env_id, 0, STATUSES[index % len(STATUSES)])
+        os.link(garbage, folder / name.file_name)
+    return root, configs
+
+
+def settings(root, **changes) -> CampaignConfig:
+    base = CampaignConfig("full", str(root), 10, 0, DeadlinesConfig(1, 1, 1, 1), False, 3, True, ROWS)
+    return replace(base, **changes)
+
+
+def never(*arguments):
+    raise AssertionError("nothing is to be launched")
+
+
+@pytest.fixture
+def unopened(monkeypatch):
+    """Any attempt to open a row fails the test."""
+    monkeypatch.setattr(results.pq, "ParquetFile", never)
+    monkeypatch.setattr(results, "_bytes", never)
+
+
+def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unopened, capsys):
+    root, configs = full
+    campaign.run(configs, settings(root), never)
+    *lines, counts = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + ROWS
+    assert counts == "20000 trials: 20000 done; nothing was launched"
+    assert Counter(line.rpartition("done: ")[2] for line in lines[1:]) == dict.fromkeys(STATUSES, ROWS // 5)
+
+
+def test_a_plan_to_resume_them_has_those_again_that_may_end_otherwise(full, unopened, capsys):
+    root, configs = full
+    campaign.run(configs, settings(root, resume=True), never)
+    counts = capsys.readouterr().out.splitlines()[-1]
+    assert counts == "20000 trials: 12000 done, 8000 to run; nothing was launched"
+
+
+def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unopened, capsys):
+    root, configs = full
+    attempts = []
+
+    def launch(left, driver):
+        attempts.extend(left)
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit, match="130"):
+        campaign.run(configs, settings(root, resume=True, plan_only=False), launch)
+    assert len(attempts) == 8000
+    assert {attempt.number for attempt in attempts} == {1}
+    assert "12000 of 20000 trials are committed already" in capsys.readouterr().out
+
+
+def test_status_counts_them_without_opening_one(full, unopened, capsys):
+    cli.status([full[0] / "full"])
+    heading, line = capsys.readouterr().out.splitlines()
+    counts = dict(zip(heading.split(), line.split(), strict=True))
+    assert {status: counts[status] for status in STATUSES} == dict.fromkeys(STATUSES, str(ROWS // 5))
