@@ -41,9 +41,13 @@ COLUMNS = (
     # what happened
     Column("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
     Column("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
-    Column("phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, done"),
+    Column(
+        "phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, handover, done"
+    ),
     Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
-    Column("flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch"),
+    Column(
+        "flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch, fault_injected (tests only)"
+    ),
     # identity
     Column("schema_version", INT, "", "version of these columns"),
     Column("campaign", TEXT, "", "folder of the row"),
