@@ -121,6 +121,27 @@ def test_git_state_ignores_results_and_is_null_outside_a_checkout(monkeypatch, t
     assert hardware.git_state() == (commit, True)
 
 
+def test_an_unpacked_archive_knows_its_commit(monkeypatch, tmp_path):
+    checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
+    checkout.mkdir()
+    unpacked.mkdir()
+    for name in (".gitattributes", ".git_archival.txt"):
+        (checkout / name).write_bytes((hardware.PACKAGE.parent / name).read_bytes())
+    (checkout / "sp_bench").mkdir()
+    (checkout / "sp_bench" / "a.py").write_text("1")
+    git(checkout, "init", "-q")
+    git(checkout, "add", ".")
+    git(checkout, "commit", "-q", "-m", "one")
+    monkeypatch.setattr(hardware, "PACKAGE", checkout / "sp_bench")
+    commit, _ = hardware.git_state()
+    git(checkout, "archive", "-o", str(tmp_path / "a.tar"), "HEAD")
+    subprocess.run(["tar", "-xf", tmp_path / "a.tar", "-C", unpacked], check=True)
+    monkeypatch.setattr(hardware, "PACKAGE", unpacked / "sp_bench")
+    assert hardware.git_state() == (commit, None), "whether it was edited since, nothing tells"
+    (unpacked / ".git_archival.txt").write_text("node: $Format:%H$\n")
+    assert hardware.git_state() == (None, None)
+
+
 FakeGpu = namedtuple("FakeGpu", "name uuid")
 
 
