@@ -190,7 +190,8 @@ def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> di
 
 # What asks for attention: null where the workload is the exchange alone.
 _OF_ATTENTION = (
-    *("layout", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
+    *("layout", "variant", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len"),
+    "padded_seq_len",
     *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "merge_dtype", "head_chunks"),
 )
 
@@ -210,6 +211,7 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "implementation": method.IMPLEMENTATION,
         "primitive": methods.primitive(config.method),
         "layout": config.method.layout,
+        "variant": config.method.variant,
         "placement": config.method.placement,
         "dkv_dtype": config.method.dkv_dtype,
         "merge_dtype": config.method.merge_dtype,

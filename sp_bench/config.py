@@ -21,6 +21,7 @@ class MethodConfig:
 
     name: str
     layout: Literal["contiguous", "zigzag", "striped"] = "contiguous"
+    variant: str | None = None  # of an adapter's library: which of its own patterns; the adapter names them
     ulysses_degree: int | None = None  # usp: ranks that exchange heads; ring_degree is sp_size / ulysses_degree
     placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp: which group holds adjacent ranks
     dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype

@@ -114,7 +114,7 @@ def show_methods() -> None:
             support = [method_support(name, heads, size) for size in SP_SIZES]
             marks = ["-" if reason else "yes" for reason in support]
             kind = f"{heads[0]} {heads[1]}/{heads[2]}"
-            table.add_row(name, method.IMPLEMENTATION, method.PRIMITIVE, kind, *marks)
+            table.add_row(name, method.IMPLEMENTATION, methods.primitive(default_options(name)), kind, *marks)
             for reason in filter(None, support):
                 examples.setdefault(name, reason)
     output = console()

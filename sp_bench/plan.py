@@ -65,6 +65,7 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
         ConfigError: options of the method that no shape could make valid.
     """
     method = methods.get(config.method.name)
+    methods.primitive(config.method)
     layout = method.layout(config.method, config.sp_size)
     if reason := _peer_access_reason(config):
         return reason

@@ -6,7 +6,7 @@ parametrised tests. Module level imports no torch: planning reads `unsupported_r
 
 import difflib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
@@ -41,7 +41,7 @@ class Method(Protocol):
     """A module of this package."""
 
     IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
-    PRIMITIVE: str  # the collective that moves the attention tensors
+    PRIMITIVE: str | Mapping[str, str]  # the collective that moves the attention tensors; of each variant, if several
 
     @staticmethod
     def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -89,8 +89,18 @@ def missing_library_reason(method: str, extra: str, *packages: str) -> str | Non
 
 
 def primitive(method: MethodConfig) -> str:
-    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives."""
+    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives.
+
+    Raises:
+        ConfigError: a variant that the method does not have.
+    """
     own = get(method.name).PRIMITIVE
+    if isinstance(own, str) and method.variant is not None:
+        raise ConfigError(f"method.variant={method.variant}: {method.name} has no variants; leave it away")
+    if not isinstance(own, str):
+        if method.variant is None or method.variant not in own:
+            raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
+        own = own[method.variant]
     return f"{own} by copy engines" if method.exchange == "copy_engines" else own
 
 

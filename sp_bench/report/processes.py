@@ -17,7 +17,7 @@ MOST = 8  # processes; each takes about 300 MB
 def processes(folders: Sequence[Path]) -> Iterator[Executor | None]:
     """For the rows of these campaigns; None where there are few. Spawned, so a script that asks for them must guard its
     own work with `if __name__ == "__main__"`."""
-    number = min(os.cpu_count() or 1, MOST)
+    number = min(len(os.sched_getaffinity(0)), MOST)
     if number == 1 or sum(1 for folder in folders for _ in results.committed(folder)) < MANY:
         yield None
         return

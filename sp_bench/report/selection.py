@@ -18,7 +18,7 @@ from sp_bench import results
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "placement", "dkv_dtype"),
+    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
     *(
         "head_stride",
         "head_chunks",

@@ -109,16 +109,16 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
 
 
 def _base_series(cells: pd.DataFrame) -> list[str]:
-    """method, layout, placement, and whose code it is unless it is ours. A layout says nothing where no KV travels
-    around a ring: it is left out there. The exchange alone is named by its primitive."""
+    """method, variant, layout, placement, and whose code it is unless it is ours. A layout says nothing where no KV
+    travels around a ring: it is left out there. The exchange alone is named by its primitive."""
     rings = (cells["ring_degree"].fillna(2) > 1) | (cells["layout"].fillna("contiguous") != "contiguous")
     with_ring = set(cells["method"][rings])
     names = []
-    asked = cells[["method", "layout", "placement", "implementation"]]
+    asked = cells[["method", "variant", "layout", "placement", "implementation"]]
     asked = asked.assign(method=cells["method"].mask(cells["workload"] == EXCHANGE, cells["primitive"]))
-    for method, layout, placement, code in asked.itertuples(index=False):
+    for method, variant, layout, placement, code in asked.itertuples(index=False):
         whose = None if pd.isna(code) or code == OWN_CODE else f"({code.replace('==', ' ')})"
-        parts = [_text(method), layout if method in with_ring else None, placement, whose]
+        parts = [_text(method), variant, layout if method in with_ring else None, placement, whose]
         names.append(" ".join(str(part) for part in parts if not pd.isna(part)))
     return names
 

@@ -22,7 +22,8 @@ from sp_bench.report.selection import COLUMNS, Selection
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
 ASKED = (  # what makes two rows the same cell
-    *("method", "implementation", "primitive", "layout", "placement", "dkv_dtype", "head_stride", "head_chunks"),
+    *("method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype", "head_stride"),
+    "head_chunks",
     *("kernel", "workload", "pass_kind", "model", "isolation"),
     *("fabric", "hardware", "device_memory_gib", "batch_size", "seq_len", "sp_size", "ulysses_degree", "ring_degree"),
     *("dp_replicate_size", "dp_shard_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),

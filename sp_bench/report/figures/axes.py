@@ -77,7 +77,9 @@ def scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float =
         bottom, top = low / 1.5, 1.5 * high
         set_scale("log")
         set_limits(bottom, bottom * (top / bottom) ** (1 / room))
-        along.set_major_locator(LogLocator(10, subs=(1,) if high > DECADES_RATIO * low else (1, 2, 5)))
+        labelled, unlabelled = ((1,), (2, 5)) if high > DECADES_RATIO * low else ((1, 2, 5), ())
+        along.set_major_locator(LogLocator(10, subs=labelled))
+        along.set_minor_locator(LogLocator(10, subs=unlabelled) if unlabelled else NullLocator())
     elif axis == "x" and is_close(positive):
         margin = 0.15 * max(high - low, 0.1 * high)
         top = high + margin

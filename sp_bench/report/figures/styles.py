@@ -43,6 +43,7 @@ MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "d", "*", "p", "h")  # t
 
 RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
+    "axes.titley": 1.0,
     "font.size": 8.5,
     "axes.labelsize": 8.5,
     "axes.titlesize": 8.5,
