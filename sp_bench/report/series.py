@@ -80,7 +80,7 @@ def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> lis
     for column in extra:
         mixed = _mixed(cells.assign(name=names), ["name"], column)
         pairs = zip(names, cells[column], strict=True)
-        names = [f"{name}; {column}={_text(value)}" if name in mixed else name for name, value in pairs]
+        names = [f"{name}; {_given(column, value)}" if name in mixed else name for name, value in pairs]
     mixed = _mixed(cells.assign(name=names), ["name"], "pool")
     return [f"{name}; {pool}" if name in mixed else name for name, pool in zip(names, cells["pool"], strict=True)]
 
@@ -151,6 +151,12 @@ def _separate(cells: pd.DataFrame, within: list[str], columns: Sequence[str]) ->
         name = column.rpartition(".")[2]
         pairs = zip(cells["series"], cells[column], strict=True)
         cells["series"] = [f"{series}{_option(name, value)}" if series in mixed else series for series, value in pairs]
+
+
+def _given(column: str, value: Any) -> str:
+    """What the config says there, in words; a variable goes by its own name."""
+    name = column.removeprefix("fabric.env.")
+    return f"{name} not set" if pd.isna(value) else f"{name}={_text(value)}"
 
 
 def _option(name: str, value: Any) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import psutil
+import pytest
 
 from sp_bench import results
 
@@ -29,11 +30,11 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def trial_processes(folder: Path) -> list[psutil.Process]:
-    """Processes that work below `folder`."""
+    """Processes that work in `folder`."""
     found = []
     for process in psutil.process_iter():
         try:
-            if folder in Path(process.cwd()).parents and process.status() != psutil.STATUS_ZOMBIE:
+            if Path(process.cwd()).is_relative_to(folder) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -101,14 +102,19 @@ def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on
     assert table["environment"].to_pylist()[0]["cpu"]
 
 
-def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command, tmp_path):
-    words = ("method=ring", "seq_len=96", *SMALL)
-    run = start(tmp_path, *words)
+def started(run: subprocess.Popen[str], folder: Path) -> None:
+    """Wait until a rank of the trial is at work."""
     deadline = time.monotonic() + 60
-    while not list((tmp_path / "results").glob("default/_work/trials/*/rank0.events.jsonl")):
+    while not list((folder / "results").glob("default/_work/trials/*/rank0.events.jsonl")):
         assert run.poll() is None, run.stderr.read() if run.stderr else ""
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command, tmp_path):
+    words = ("method=ring", "seq_len=96", *SMALL)
+    run = start(tmp_path, *words)
+    started(run, tmp_path)
     run.send_signal(signal.SIGTERM)
     printed, errors = run.communicate(timeout=60)
     assert run.returncode == 130, errors
@@ -118,6 +124,23 @@ def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command
     assert resumed.returncode == 0, resumed.stderr
     rows = results.committed(tmp_path / "results" / "default")
     assert sorted((row.attempt, row.status) for row in rows) == [(0, "preempted"), (1, "ok")]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_ends_the_running_trial_says_what_is_left_and_leaves_nothing_behind(tmp_path, times):
+    run = start(tmp_path, "method=ring", "seq_len=96,192", *SMALL)
+    started(run, tmp_path)
+    for _ in range(times):
+        run.send_signal(signal.SIGINT)
+    printed, errors = run.communicate(timeout=60)
+    assert run.returncode == 130, errors
+    assert "Traceback" not in errors
+    if times == 1:
+        assert "interrupted, 2 left" in printed
+    folder = tmp_path / "results" / "default"
+    assert trial_processes(tmp_path) == []
+    assert list(results.committed(folder)) == []
+    assert list((folder / "_work").glob("claims/*")) == []
 
 
 def test_two_runs_of_one_campaign_share_its_trials(tmp_path):

@@ -65,7 +65,7 @@ def draw(
     every, found = plotted(cells), places(cells)
     shown = foremost(every, found)
     settings = {setting: list(group) for setting, group in groupby(shown, key=lambda c: c.setting)}
-    kept = _largest(settings)
+    kept = _largest({name: group for name, group in settings.items() if len(group) > 1} or settings)
     style = styles(every, {c.series for setting in kept for c in reduced(settings[setting])[0]})
     parts = {name: list(group) for name, group in groupby(attributions(cells), key=lambda a: a.cell.setting)}
     fabrics = by_figure(found)
@@ -133,5 +133,8 @@ def _slower_fabrics(every: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
 def _undrawn(num_settings: int) -> list[str]:
     if not num_settings:
         return []
-    words = f"Figures are drawn for the {MAX_SETTINGS} settings with the most cells; {counted(num_settings, 'setting')}"
-    return [f"{words} more are in the tables only."]
+    verb = "is" if num_settings == 1 else "are"
+    words = (
+        f"Figures are drawn for at most {MAX_SETTINGS} settings, those with the most cells, and not for a single cell"
+    )
+    return [f"{words}; {counted(num_settings, 'setting')} more {verb} in the tables only."]

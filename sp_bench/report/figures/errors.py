@@ -23,10 +23,10 @@ from sp_bench.report.gradient_errors import Point, compared, point
 
 CAPTION = (
     "Largest relative L2 error of dq, dk and dv against the reference, over the replicates, measured at the reduced "
-    "length ({proven}). Above: over sp_size, of the cells of a series the most wrong; series of one sp_size are set "
-    "slightly apart. {speed}{budget}{hollow}"
+    "length ({proven}). {sizes}{speed}{budget}{hollow}"
 )
-SPEED = "Below: over speed at {seq_len} tokens, from the median step time; lower right is better. "
+SIZES = "Over sp_size: of the cells of a series the most wrong; series of one sp_size are set slightly apart. "
+SPEED = "Over speed: at {seq_len} tokens, from the median step time; lower right is better. "
 PANEL_IN = 1.8  # least width of a panel with its labels
 BUDGET: dict[str, Any] = {"color": "0.55", "lw": 1.4}
 MAX_TICKS = 8
@@ -41,14 +41,16 @@ def draw_errors(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | Non
         return None
     names, unnamed = fullest((p.cell.series for p in points), style)
     points = [p for p in points if p.cell.series in names]
-    worst = _worst(points)
     speeds = _speeds(cells, points)
+    several_sizes = len({p.cell.asked["sp_size"] for p in points}) > 1
+    worst = _worst(points) if several_sizes or not speeds else []
     shown = [*worst, *speeds]
     proven = sorted(
         {row["correctness_seq_len"] for p in shown for row in p.cell.measured if row["correctness_seq_len"]}
     )
     caption = CAPTION.format(
         proven=f"{', '.join(map(whole, proven))} tokens" if proven else "not known",
+        sizes=SIZES if worst else "",
         speed=SPEED.format(seq_len=whole(speeds[0].cell.asked["seq_len"])) if speeds else "",
         budget=_budget_words(shown),
         hollow=" Hollow markers are single replicates." if any(len(p.cell.step_ms) == 1 for p in shown) else "",
@@ -88,22 +90,25 @@ def _figure(
 ) -> Figure:
     sizes = sorted({p.cell.asked["sp_size"] for p in speeds})
     budget = _near_budget([*worst, *speeds])
-    figure = Figure(figsize=(width_in(), 5.0 if sizes else 2.7), layout="constrained")
-    grid = figure.add_gridspec(2 if sizes else 1, max(len(sizes), 1))
-    upper = figure.add_subplot(grid[0, :])
-    _over_sizes(upper, worst, names, style)
-    panels = [upper]
+    num_rows = bool(worst) + bool(sizes)
+    figure = Figure(figsize=(width_in(), 0.4 + 2.3 * num_rows), layout="constrained")
+    grid = figure.add_gridspec(num_rows, max(len(sizes), 1))
+    panels: list[Axes] = []
+    if worst:
+        panels.append(figure.add_subplot(grid[0, :]))
+        _over_sizes(panels[0], worst, names, style)
     for column, size in enumerate(sizes):
-        panel = figure.add_subplot(grid[1, column], sharex=panels[-1] if column else None, sharey=upper)
+        shared = {"sharex": panels[-1] if column else None, "sharey": panels[0] if panels else None}
+        panel = figure.add_subplot(grid[num_rows - 1, column], **shared)
         _over_speed(panel, [p for p in speeds if p.cell.asked["sp_size"] == size], style)
         panel.tick_params(labelleft=column == 0)
         panels.append(panel)
     for panel in panels:
         if budget:
             panel.axhline(budget, **BUDGET)
-    for panel in panels[:2]:
+    for panel in panels[:num_rows]:  # the first of each row
         panel.set_ylabel("largest gradient error\n(relative L2)")
-    _scale(upper, [*(p.error for p in (*worst, *speeds)), *([budget] if budget else [])])
+    _scale(panels[0], [*(p.error for p in (*worst, *speeds)), *([budget] if budget else [])])
     handles = [*series_handles(names, style, joined=False), *([Line2D([], [], **BUDGET)] if budget else [])]
     legend(figure, handles, [*names, *(["budget"] if budget else [])], 3)
     return figure

@@ -19,6 +19,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.figures.styles import OOM_ELSEWHERE, OOM_MARKERS, Style
 
 LINE = 0.17  # inches of a line of a legend
+TIED = "\N{NO-BREAK SPACE}"
 LEADING = 1.25  # of the font size, from line to line
 MAX_LINES = 4  # of a wrapped name
 _LARGE = 100.0  # points
@@ -50,7 +51,7 @@ def _points_wide(line: str, families: tuple[str, ...], size: float) -> float:
 def printable(text: str) -> str:
     """One line, without what the fonts cannot show: those characters become the replacement character."""
     known = _characters(tuple(rcParams["font.family"]))
-    return "".join(c if ord(c) in known else "\N{REPLACEMENT CHARACTER}" for c in re.sub(r"\s+", " ", text))
+    return "".join(c if ord(c) in known else "\N{REPLACEMENT CHARACTER}" for c in re.sub(rf"[^\S{TIED}]+", " ", text))
 
 
 @cache
@@ -75,22 +76,24 @@ def wrapped(name: str, inches: float, parameter: FontSize = "font.size") -> str:
 
 
 def balanced(text: str, inches: float, parameter: FontSize = "font.size") -> str:
-    """Wrapped to lines of about the same length: on no more of them than `inches` take."""
-    best = wrapped(text, inches, parameter)
+    """Wrapped to lines of about the same length: on no more of them than `inches` take. `batch 1` is not broken, where
+    a comma is near enough."""
+    phrases = ", ".join(phrase.replace(" ", TIED) for phrase in printable(text).split(", "))
+    best = wrapped(phrases, inches, parameter)
     for share in range(95, 50, -5):
-        narrower = wrapped(text, inches * share / 100, parameter)
+        narrower = wrapped(phrases, inches * share / 100, parameter)
         if narrower.count("\n") > best.count("\n"):
             break
         best = narrower
-    return best
+    return best.replace(TIED, " ")
 
 
 def _pieces(name: str, inches: float, parameter: FontSize) -> list[str]:
     """What a line may end after; each fits a line."""
     made: list[str] = []
-    for word in re.findall(r"\S+\s*|\s+", name):
+    for word in re.findall(r"[^ ]+ *| +", name):
         fits = text_inches(word, parameter) <= inches
-        parts = [word] if fits else re.findall(r"[^_=/.,:-]+[_=/.,:-]*|[_=/.,:-]+", word)
+        parts = [word] if fits else re.findall(rf"[^{TIED}_=/.,:-]+[{TIED}_=/.,:-]*|[{TIED}_=/.,:-]+", word)
         for part in parts:
             made += [part] if text_inches(part, parameter) <= inches else list(part)
     return made

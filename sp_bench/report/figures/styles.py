@@ -40,6 +40,7 @@ WANTED = {  # (method, layout, placement) -> marker, the same on every page
     ("usp", "zigzag", "ring_inner"): "X",
 }
 MARKERS = ("o", "^", "s", "D", "v", "P", "X", "<", ">", "d", "*", "p", "h")  # those most alike last
+ALIKE = ("oph", "^v<>", "sDd", "PX*")  # at print size
 
 RC: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
@@ -106,6 +107,10 @@ def styles(cells: Sequence[Cell], drawn: Collection[str] = ()) -> dict[str, Styl
             taken = [*given.values(), *(m for other, m in wanted.items() if m and other not in given)]
             alike = [m for other, m in given.items() if lines[other] == lines[name]]
             own = [m for other, m in given.items() if split[other][0] == split[name][0]]
-            marker = min(MARKERS, key=lambda m: (own.count(m), alike.count(m), taken.count(m)))
+            near = ["".join(other for other in ALIKE if str(m) in other) for m in own]
+            marker = min(
+                MARKERS,
+                key=lambda m: (own.count(m), sum(m in group for group in near), alike.count(m), taken.count(m)),
+            )
         given[name] = marker
     return {name: Style(order, colours[split[name][0]], given[name], lines[name]) for order, name in enumerate(ordered)}
