@@ -150,13 +150,17 @@ def compare(
     A cell fails when B over A is above the bound - and, from 6 replicates of both on, the interval of that ratio
     excludes 1 - or when more of its replicates failed than before. Exit codes: 0 fine, 1 a cell fails, 2 bad input.
     """
+    from sp_bench import report as reports
     from sp_bench.report import comparison
     from sp_bench.report.comparison_table import show
     from sp_bench.report.formats import counted
 
     try:
         bound = None if fail_on is None else comparison.fail_bound(fail_on)
-        compared = comparison.compare(*_existing([a, b]))
+        folder_a, folder_b = folders = _existing([a, b])
+        with working() as say, reports.processes(folders) as executor:
+            say("reading both campaigns")
+            compared = comparison.compare(folder_a, folder_b, executor)
     except comparison.NotComparable as error:
         raise ConfigError(str(error)) from None
     show(compared, console())
@@ -224,14 +228,18 @@ def doctor(
 
 
 @app.command()
-def methods() -> None:
+def methods(
+    write: Annotated[Path | None, typer.Option(help="Put the table into this file, between its two markers")] = None,
+) -> None:
     """Show which method can split which heads over how many ranks, and why not where it cannot.
 
     sp-bench methods
     """
-    from sp_bench import doctor as examination
+    from sp_bench import support_table
 
-    examination.show_methods()
+    support_table.show()
+    if write:
+        support_table.write_into(write)
 
 
 def _existing(folders: Sequence[Path]) -> list[Path]:

@@ -7,6 +7,7 @@ between a version and the next. Ratios are B over A of step times: above 1, B is
 import re
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -152,14 +153,14 @@ def fail_bound(text: str) -> float:
     return float(match[1]) / 100
 
 
-def compare(folder_a: Path, folder_b: Path) -> Comparison:
-    """Compare two campaigns, of each cell the newest environment.
+def compare(folder_a: Path, folder_b: Path, executor: Executor | None = None) -> Comparison:
+    """Compare two campaigns, of each cell the newest environment. `executor`: processes that share the reading.
 
     Raises:
         NotComparable: a folder without rows, or no cell in common.
         OSError: a folder cannot be read.
     """
-    a, b = _sides(folder_a, folder_b)
+    a, b = _sides(folder_a, folder_b, executor)
     common = [(a.cells[cell_id], b.cells[cell_id]) for cell_id in a.cells if cell_id in b.cells]
     if not common:
         raise NotComparable(_nothing_in_common(a, b))
@@ -192,9 +193,9 @@ def _listed_one(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def _sides(folder_a: Path, folder_b: Path) -> tuple[Side, Side]:
+def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[Side, Side]:
     """Both campaigns, their cells under the names that they have among the cells of both."""
-    selections = [select([folder]) for folder in (folder_a, folder_b)]
+    selections = [select([folder], executor=executor) for folder in (folder_a, folder_b)]
     for folder, selection in zip((folder_a, folder_b), selections, strict=True):
         if selection.rows.empty:
             raise NotComparable(f"{folder} has no rows to compare")
