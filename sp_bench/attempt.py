@@ -13,6 +13,7 @@ from typing import Any
 from sp_bench import handover, hardware, methods, results, trial
 from sp_bench.claims import Claim, Claims, LostClaim
 from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.engines import support
 from sp_bench.fail_points import reach
 from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.plan import Trial, canonical
@@ -220,6 +221,9 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "kernel": config.kernel.name,
         "workload": workload.name,
         "pass_kind": workload.pass_kind,
+        "engine": config.engine.name if workload.pass_kind == "step" else None,
+        "engine_implementation": support.implementation(config.engine) if workload.pass_kind == "step" else None,
+        "optimizer_offload": config.engine.optimizer_offload,
         "model": model.name,
         "fabric": config.fabric.name,
         "hardware": config.hardware.name,

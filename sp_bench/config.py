@@ -36,6 +36,18 @@ class MethodConfig:
 
 
 @dataclass(frozen=True)
+class EngineConfig:
+    """What trains the decoder of train_step and parity. None: the engine has no such option."""
+
+    name: Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer"] = "fsdp2"
+    # deepspeed, hf_deepspeed, hf_trainer: fp32 parameters and moments in host memory, and whose Adam steps them there;
+    # None: on the device
+    optimizer_offload: Literal["deepspeed_cpu_adam", "torch_adamw"] | None = None
+    # hf_deepspeed, hf_trainer: the attention is told that the length may change from batch to batch
+    variable_seq_len: bool | None = None
+
+
+@dataclass(frozen=True)
 class KernelConfig:
     """The local attention kernel; the same one serves every method."""
 
@@ -187,6 +199,7 @@ class TrialConfig:
     seed: int
     # trial: fresh processes; group: trials of one world size, fabric and hardware share warm ones, for quick surveys
     isolation: Literal["trial", "group"] = "trial"
+    engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
@@ -195,6 +208,16 @@ class TrialConfig:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "
                 f"{self.workload.name} workload has no data parallelism; use 1 and 1, or workload=train_step"
+            )
+        if self.workload.pass_kind != "step" and self.engine != EngineConfig():
+            raise ConfigError(
+                f"engine={self.engine.name}: the {self.workload.name} workload trains nothing; use engine=fsdp2, the "
+                "default, or workload=train_step"
+            )
+        if self.engine.optimizer_offload is not None and self.workload.optimizer != "adamw":
+            raise ConfigError(
+                f"engine.optimizer_offload={self.engine.optimizer_offload} is an Adam, not {self.workload.optimizer}; "
+                "use workload.optimizer=adamw, or engine.optimizer_offload=null"
             )
         if self.workload.pass_kind == "step" and self.model.vocab_size < 256:
             raise ConfigError(f"model.vocab_size={self.model.vocab_size} is below 256: the training text is bytes")

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,12 @@ import yaml
 from rich.table import Table
 from rich.text import Text
 
-from sp_bench import hardware, kernels, methods, results
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench import hardware, kernels, results
+from sp_bench.config import AttentionShape
 from sp_bench.overrides import choices, conf_folder, parse_overrides, read_arguments
-from sp_bench.parsing import ConfigError, parse
+from sp_bench.parsing import ConfigError
 from sp_bench.progress import console
-
-HEADS = (("MHA", 32, 32), ("GQA", 32, 8), ("MQA", 32, 1))  # kind, query heads, key/value heads
-SP_SIZES = (1, 2, 3, 4, 8, 16, 64)
-COMMON_KERNEL = "flash_attn"  # the one that every method takes: some libraries bring it along
+from sp_bench.support import Support, all_methods
 
 # In a process of its own: the driver imports no torch.
 _PROBE = """
@@ -44,25 +41,18 @@ def probe_torch() -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def default_options(name: str) -> MethodConfig:
-    """The options of a method as conf/method/<name>.yaml has them."""
-    return parse(MethodConfig, yaml.safe_load((conf_folder() / "method" / f"{name}.yaml").read_text()), "method")
-
-
-def _shape(num_heads: int, num_kv_heads: int, dtype: str) -> AttentionShape:
-    return AttentionShape(1, 8192, num_heads, num_kv_heads, 128, True, dtype)
-
-
 def kernel_support(device: str) -> dict[str, str | None]:
     """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
-    shape = _shape(32, 8, "bfloat16")
+    shape = AttentionShape(1, 8192, 32, 8, 128, True, "bfloat16")
     return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.NAMES}
 
 
-def method_support(name: str, heads: tuple[str, int, int], sp_size: int) -> str | None:
-    """Why the method, with its default options, cannot split these heads over sp_size ranks, or None."""
-    shape = _shape(*heads[1:], "bfloat16")
-    return methods.get(name).unsupported_reason(default_options(name), COMMON_KERNEL, shape, sp_size)
+def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
+    """Whether a method runs here on any of those kernels, or why not."""
+    runs_on = [name for name in supported.kernels if name in usable_kernels]
+    return supported.missing_library or (
+        f"usable on {', '.join(runs_on)}" if runs_on else f"takes {', '.join(supported.kernels)}; none is usable here"
+    )
 
 
 def show() -> None:
@@ -76,13 +66,15 @@ def show() -> None:
     _pairs(torch)
     output.print("[bold]libraries[/]")
     _pairs({name: versions.get(name, "not installed") for name in hardware.PACKAGES})
+    usable: set[str] = set()
     for device in ("cpu", "cuda"):
         output.print(f"[bold]kernels on {device}[/]")
         absent = "no CUDA device here" if device == "cuda" and not (found and found.devices) else None
-        _pairs({name: absent or reason or "usable" for name, reason in kernel_support(device).items()})
-    output.print("[bold]methods[/] (sp_size=2, or 1 for single; 32/8 heads)")
-    sizes = {name: 1 if name == "single" else 2 for name in methods.NAMES}
-    _pairs({name: method_support(name, HEADS[1], size) or "usable" for name, size in sizes.items()})
+        reasons = {name: absent or reason for name, reason in kernel_support(device).items()}
+        _pairs({name: reason or "usable" for name, reason in reasons.items()})
+        usable.update(name for name, reason in reasons.items() if not reason)
+    output.print("[bold]methods[/] (sp-bench methods says which heads over how many ranks)")
+    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()})
 
 
 def _gpu_text(found: hardware.Gpus | None) -> str:
@@ -98,29 +90,6 @@ def _pairs(pairs: dict[str, Any]) -> None:
     for name, value in pairs.items():
         table.add_row(f"  {name}", Text(str(value)))
     console().print(table)
-
-
-def show_methods() -> None:
-    """One line a method and kind of heads, one column a number of ranks; below it, one reason a method."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("method", "by", "moves KV with", "heads"):
-        table.add_column(heading, no_wrap=True)
-    for size in SP_SIZES:
-        table.add_column(f"P={size}", justify="center")
-    examples: dict[str, str] = {}
-    for name in methods.NAMES:
-        method = methods.get(name)
-        for heads in HEADS:
-            support = [method_support(name, heads, size) for size in SP_SIZES]
-            marks = ["-" if reason else "yes" for reason in support]
-            kind = f"{heads[0]} {heads[1]}/{heads[2]}"
-            table.add_row(name, method.IMPLEMENTATION, methods.primitive(default_options(name)), kind, *marks)
-            for reason in filter(None, support):
-                examples.setdefault(name, reason)
-    output = console()
-    output.print(table)
-    for reason in examples.values():
-        output.print(Text(f"such as: {reason}", "dim"))
 
 
 def fabrics_here() -> list[str]:

@@ -48,7 +48,7 @@ PACKAGES = (
 # Code of the driver, which no rank imports; everything else in the package is measuring code.
 DRIVER = (
     *("report", "launchers", "__main__", "cli", "overrides", "sweep", "plan", "campaign"),
-    *("attempt", "trial", "outcome", "logs", "progress", "doctor"),
+    *("attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
 )
 

@@ -26,6 +26,7 @@ class SequenceLayout:
     ring_degree: int = 1
     ulysses_degree: int = 1
     ulysses_inner: bool = True  # True: adjacent ranks exchange heads; False: adjacent ranks are ring neighbours
+    over_all_ranks: bool = False  # True: cut as over a ring of all R * U ranks, whichever of them exchange heads
 
     @property
     def sp_size(self) -> int:
@@ -34,6 +35,8 @@ class SequenceLayout:
     @property
     def multiple(self) -> int:
         """The sequence length must be a multiple of this."""
+        if self.over_all_ranks:
+            return SequenceLayout(self.kind, self.sp_size).multiple
         per_shard = math.lcm(2, self.ulysses_degree) if self.kind == "zigzag" else self.ulysses_degree
         return self.ring_degree * per_shard
 
@@ -61,6 +64,8 @@ class SequenceLayout:
 
     def runs(self, rank: int, seq_len: int) -> Sequence[range]:
         """The global positions of the rank's tokens, in local order, as one range a run of equal stride."""
+        if self.over_all_ranks:
+            return SequenceLayout(self.kind, self.sp_size).runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
         shard = seq_len // self.ring_degree
         if self.kind == "contiguous":

@@ -17,7 +17,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _resolve_process_group
+from torch._library.custom_ops import OPDEFS
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss", "other")
 Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls, bytes this rank sent off-rank
@@ -56,8 +59,13 @@ def mark_backward_as_attention(*results: torch.Tensor) -> None:
     for functions of libraries, which do not say so themselves. A result without gradients is left alone."""
     for result in results:
         if result.grad_fn is not None:
-            result.grad_fn.register_prehook(lambda grads: _current.update(attention=True))
-            result.grad_fn.register_hook(lambda *grads: _current.update(attention=False))
+            mark_node_as_attention(result.grad_fn)
+
+
+def mark_node_as_attention(node: Node) -> None:
+    """The same for an autograd function that is not the last behind a result."""
+    node.register_prehook(lambda grads: _current.update(attention=True))
+    node.register_hook(lambda *grads: _current.update(attention=False))
 
 
 def count(op: str, off_rank_bytes: int) -> None:
@@ -67,8 +75,9 @@ def count(op: str, off_rank_bytes: int) -> None:
 
 
 def _attribution(op: str) -> str:
+    # No engine shards its parameters by all-to-alls, and a library's autograd functions do not say what they are for.
     name = _current["phase"]
-    if name in ("forward", "recompute", "backward") and not _current["attention"]:
+    if name in ("forward", "recompute", "backward") and not _current["attention"] and op != "all_to_all":
         return "parameters" if op in ("all_gather", "broadcast") else "gradients"
     return name
 
@@ -112,7 +121,7 @@ def _all_to_all_single(
 
 # (op name, bytes sent off-rank); `a` are the call's positional arguments
 RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
-    "c10d::send": ("send", lambda a: Fraction(_total(a[0]))),
+    "c10d::send": ("send", lambda a: Fraction(0 if a[2] == _group(a).rank() else _total(a[0]))),
     "c10d::recv_": ("recv", lambda a: Fraction(0)),
     "c10d::recv_any_source_": ("recv", lambda a: Fraction(0)),
     "c10d::barrier": ("barrier", lambda a: Fraction(0)),
@@ -124,6 +133,7 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "c10d::_reduce_scatter_base_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
     "c10d::reduce_scatter_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
+    "c10d::scatter_": ("scatter", lambda a: _total(a[1]) * _others(a)),  # only the root has tensors to send
     "c10d::allreduce_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
     "c10d::allreduce_coalesced_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
     # A broadcast tree sends the payload on at most once a rank; the root sends it once.
@@ -179,7 +189,23 @@ class Ledger(TorchDispatchMode):
         namespace = func.namespace
         if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             self._record(f"{namespace}::{func._opname}", self._positional(func, args, kwargs or {}))
+        elif func._schema.name in OPDEFS:
+            return self._look_inside(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
+
+    def _look_inside(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a library's custom operator, written in Python, with this mode on: while it handles an op it is off, and
+        what the operator sends would go uncounted."""
+        device = next((a.device.type for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)), "cpu")
+        backend = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device))
+        assert backend is not None
+        super().__enter__()
+        try:
+            return func.redispatch(
+                torch._C.DispatchKeySet(backend), *args, **kwargs
+            )  # past this mode, or it came again
+        finally:
+            super().__exit__(None, None, None)
 
     @staticmethod
     def _positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:

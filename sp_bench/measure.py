@@ -10,10 +10,10 @@ import itertools
 import re
 import resource
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -29,6 +29,7 @@ MIN_ENERGY_WINDOW_MS = 1000.0  # NVML renews its energy total every 100 ms or so
 
 Step = Callable[[], Any]
 EnterPhase = Callable[[str], None]  # tells the trial's parent that a phase begins
+T = TypeVar("T")
 
 
 @dataclass
@@ -49,22 +50,64 @@ class Measurement:
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of its steps
     counts: Counts = field(default_factory=dict)  # of the ledger step
     predicted: Traffic = field(default_factory=dict)  # closed form of the same step
+    unpredicted: tuple[str, ...] = ()  # phases that have none
     columns: dict[str, Any] = field(default_factory=dict)
+
+
+class Clock:
+    """Measures steps that another loop runs: it ticks once before the first step and once after each of `num_steps`."""
+
+    def __init__(self, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> None:
+        self._phases = _phases(workload, device, enter_phase)
+        self._measurement: Measurement | None = None
+
+    def tick(self) -> None:
+        try:
+            next(self._phases)
+        except StopIteration as end:
+            self._measurement = end.value
+
+    @property
+    def measurement(self) -> Measurement:
+        assert self._measurement is not None, "the loop ended before its last step"
+        return self._measurement
+
+
+def num_steps(workload: WorkloadConfig) -> int:
+    """Steps of one measurement: those that warm up, the timed ones and the ledger's."""
+    return workload.warmup_steps + workload.timed_steps + 1
 
 
 def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Measurement:
     """Warm up, time and then count one more, untimed step. Called by every rank together."""
+    return _drive(_phases(workload, device, enter_phase), step)
+
+
+def _drive(phases: Generator[None, None, T], step: Step) -> T:
+    """Run a step whenever the generator waits for one; returns what it returns."""
+    while True:
+        try:
+            next(phases)
+        except StopIteration as end:
+            return end.value
+        step()
+
+
+def _phases(
+    workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase
+) -> Generator[None, None, Measurement]:
+    """What surrounds the steps: it yields wherever one has to run."""
     enter_phase("warmup")
     release_memory(device)
     for _ in range(workload.warmup_steps):
-        step()
+        yield
     _synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # ranks enter the window together; nothing inside it waits on purpose
     _reset_peaks(device)
     enter_phase("measure")
     before = counters.read() if counters else None
-    step_ms, window_ms = time_steps(step, workload.timed_steps, device)
+    step_ms, window_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     if counters and before:
         dist.barrier()  # what the peers still take from this device belongs to the window
@@ -73,19 +116,19 @@ def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_ph
         if window_ms >= MIN_ENERGY_WINDOW_MS:
             measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
-    _inspect(step, measurement, counters)
+    yield from _inspect(measurement, counters)
     return measurement
 
 
-def _inspect(step: Step, measurement: Measurement, counters: DeviceCounters | None) -> None:
+def _inspect(measurement: Measurement, counters: DeviceCounters | None) -> Generator[None, None, None]:
     """One more, untimed step: its collectives and, on CUDA, its kernels and the device's state meanwhile."""
     if counters is None:
         with Ledger() as ledger:
-            step()
+            yield
     else:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             with Ledger() as ledger:
-                step()
+                yield
             end = torch.cuda.Event()
             end.record()
             state = counters.state()
@@ -119,23 +162,27 @@ def _synchronise(device: torch.device) -> None:
 
 def time_steps(step: Step, num_steps: int, device: torch.device) -> tuple[list[float], float]:
     """This rank's (ms of each step, ms of wall clock around all of them)."""
-    return _time_cuda(step, num_steps) if device.type == "cuda" else _time_cpu(step, num_steps)
+    return _drive(_timed(num_steps, device), step)
 
 
-def _time_cpu(step: Step, num_steps: int) -> tuple[list[float], float]:
+def _timed(num_steps: int, device: torch.device) -> Generator[None, None, tuple[list[float], float]]:
+    return _timed_on_cuda(num_steps) if device.type == "cuda" else _timed_on_cpu(num_steps)
+
+
+def _timed_on_cpu(num_steps: int) -> Generator[None, None, tuple[list[float], float]]:
     marks = [time.perf_counter()]
     for _ in range(num_steps):
-        step()
+        yield
         marks.append(time.perf_counter())
     return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0])
 
 
-def _time_cuda(step: Step, num_steps: int) -> tuple[list[float], float]:
+def _timed_on_cuda(num_steps: int) -> Generator[None, None, tuple[list[float], float]]:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
     start = time.perf_counter()
     events[0].record()
     for event in events[1:]:
-        step()
+        yield
         event.record()
     torch.cuda.synchronize()
     window_ms = 1e3 * (time.perf_counter() - start)

@@ -69,7 +69,7 @@ class FeedForward(nn.Module):
         return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
-def _recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     return nullcontext(), ledger.phase("recompute")
 
 
@@ -87,7 +87,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, rope: Rotation) -> Tensor:
         # Inside the module that FSDP wraps: its parameters are then still gathered when the recomputation runs.
         if self.recompute:
-            return checkpoint(self._compute, x, rope, use_reentrant=False, context_fn=_recompute_contexts)  # pyright: ignore[reportReturnType]
+            return checkpoint(self._compute, x, rope, use_reentrant=False, context_fn=recompute_contexts)  # pyright: ignore[reportReturnType]
         return self._compute(x, rope)
 
     def _compute(self, x: Tensor, rope: Rotation) -> Tensor:
@@ -123,13 +123,19 @@ def initialise(model: nn.Module, seed: int) -> None:
     so that attention depends on positions even in a tiny model. Norm weights are 1, biases 0.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
-        if parameter.ndim == 1:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            continue
-        generator = torch.Generator(parameter.device).manual_seed(seed * 1_000_003 + index)
         whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
-        whole.normal_(0.0, parameter.shape[-1] ** -0.5, generator=generator)
+        fill(whole, name, index, seed)
         if isinstance(parameter, DTensor):
             # No source rank: each rank cuts its own shard, nothing is sent.
             whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
         parameter.copy_(whole)
+
+
+@torch.no_grad()
+def fill(whole: Tensor, name: str, index: int, seed: int) -> None:
+    """The initial values of a whole parameter, the `index`-th of the decoder."""
+    if whole.ndim == 1:
+        whole.fill_(0.0 if name.endswith("bias") else 1.0)
+        return
+    generator = torch.Generator(whole.device).manual_seed(seed * 1_000_003 + index)
+    whole.normal_(0.0, whole.shape[-1] ** -0.5, generator=generator)

@@ -121,8 +121,13 @@ def _reduce_bytes(config: TrialConfig) -> int:
 
 
 def train_step_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
-    """One training step's bytes by phase and op, given one attention call's. Phase `other` (the gradient norm's
-    scalars) differs between torch versions and is not predicted."""
+    """One training step's bytes by phase and op under FSDP2, given one attention call's. Phase `other` (the gradient
+    norm's scalars) differs between torch versions and is not predicted."""
+    return add_traffic(unsharded_traffic(config, attention), sharding_traffic(config))
+
+
+def unsharded_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
+    """What any engine that runs our decoder sends but for parameters and gradients: attention and loss."""
     layers = config.model.num_layers
     recomputed: Traffic = {}
     if config.workload.activation_checkpointing == "full":
@@ -131,6 +136,5 @@ def train_step_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
     return add_traffic(
         scale_traffic(attention, layers),
         scale_traffic(recomputed, layers),
-        sharding_traffic(config),
         {("loss", "all_reduce"): loss},
     )

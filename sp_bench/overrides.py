@@ -31,7 +31,7 @@ from sp_bench.parsing import ConfigError, shown
 
 MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
 MAX_BRACKETS = 20  # sort(shuffle(range(...))) has three; Hydra's grammar takes seconds for thousands
-GROUPS = ("method", "kernel", "model", "workload", "fabric", "hardware", "sweep")
+GROUPS = ("method", "kernel", "model", "workload", "engine", "fabric", "hardware", "sweep")
 _KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
 

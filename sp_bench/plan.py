@@ -8,7 +8,8 @@ from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from sp_bench import kernels, messages, methods
-from sp_bench.config import TrialConfig
+from sp_bench.config import EngineConfig, TrialConfig
+from sp_bench.engines import support
 from sp_bench.parsing import ConfigError
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
@@ -29,8 +30,11 @@ class Trial:
 
 def canonical(config: TrialConfig) -> str:
     """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
-    optional field leaves old identities as they were."""
-    return json.dumps(_given(config), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    optional field leaves old identities as they were. So is fsdp2, the only engine before there were others."""
+    given = _given(config)
+    if config.engine == EngineConfig():
+        del given["engine"]
+    return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def _given(value: Any) -> Any:
@@ -78,6 +82,8 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
         if reason := layout.unsupported_reason(config.seq_len):
             return reason
     else:
+        if reason := support.unsupported_reason(config):
+            return reason
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
     return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)

@@ -125,18 +125,20 @@ def _communication(measurements: Sequence[Measurement], *, own: bool) -> dict[st
     predicted = measurements[0].predicted
     if own:
         for rank, m in enumerate(measurements):
-            _require_equal(rank, m.counts, predicted)
+            _require_equal(rank, m.counts, predicted, ("other", *m.unpredicted))
     counted = max((m.counts for m in measurements), key=_total_counted)
     keys = sorted(counted.keys() | predicted.keys())
+    unpredicted = measurements[0].unpredicted
+    total = None if unpredicted else float(sum(predicted.values(), Fraction(0)))
     return {
-        "comm_predicted_bytes": float(sum(predicted.values(), Fraction(0))),
+        "comm_predicted_bytes": total,
         "comm_counted_bytes": float(_total_counted(counted)),
         "comm": [
             {
                 "phase": phase,
                 "op": op,
                 "calls": counted.get((phase, op), (0, 0))[0],
-                "predicted_bytes": None if phase == "other" else float(predicted.get((phase, op), 0)),
+                "predicted_bytes": None if phase in ("other", *unpredicted) else float(predicted.get((phase, op), 0)),
                 "counted_bytes": float(counted.get((phase, op), (0, 0))[1]),
             }
             for phase, op in keys
@@ -149,9 +151,9 @@ def _total_counted(counts: Counts) -> Fraction:
     return sum((size for (phase, _), (_, size) in counts.items() if phase != "other"), Fraction(0))
 
 
-def _require_equal(rank: int, counts: Counts, predicted: Traffic) -> None:
+def _require_equal(rank: int, counts: Counts, predicted: Traffic, unpredicted: Sequence[str]) -> None:
     sent: Mapping[tuple[str, str], Fraction] = {
-        key: size for key, (_, size) in counts.items() if size and key[0] != "other"
+        key: size for key, (_, size) in counts.items() if size and key[0] not in unpredicted
     }
     wrong = []
     for key in sorted(sent.keys() | predicted.keys()):

@@ -72,6 +72,9 @@ COLUMNS = (
     Column("kernel", TEXT, "", "local attention kernel"),
     Column("workload", TEXT, "", "attention | train_step | parity | collective"),
     Column("pass_kind", TEXT, "", "forward | forward_backward | step | exchange"),
+    Column("engine", TEXT, "", "train_step, parity: fsdp2 | deepspeed | hf_deepspeed | hf_trainer; null in old rows"),
+    Column("engine_implementation", TEXT, "", "whose code trains: sp_bench, or the libraries and their versions"),
+    Column("optimizer_offload", TEXT, "", "Adam that steps in host memory: deepspeed_cpu_adam | torch_adamw"),
     Column("model", TEXT, "", "published shape the heads and layers come from"),
     Column("fabric", TEXT, "", "transport of the process group"),
     Column("hardware", TEXT, "", "kind of device asked for"),
@@ -148,6 +151,8 @@ COLUMNS = (
     Column("rel_error_loss", REAL, "", "train_step: relative L2 over the tokens' losses of step 0 against one process"),
     Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
     Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
+    Column("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute"),
+    Column("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm"),
     Column("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step"),
     Column("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step"),
     # provenance

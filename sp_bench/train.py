@@ -1,26 +1,25 @@
-"""One full training step: sharded parameters, loss over the ranks' tokens, optimizer.
+"""What our engines' training steps share: tokens and labels of a rank, the decoder, the loss, the update.
 
 B sequences of a data-parallel rank, S valid and S' padded global tokens of each, s = S'/P local tokens, V vocabulary.
 Every rank holds a part of one big loss, so gradients are summed over all ranks, never averaged.
 """
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
 from sp_bench import kernels, ledger, methods
 from sp_bench.config import ModelConfig, TrialConfig, WorkloadConfig
+from sp_bench.costs import Traffic
 from sp_bench.layouts import SequenceLayout
-from sp_bench.model import AttentionCall, Decoder, initialise
+from sp_bench.model import AttentionCall, Decoder
 
 IGNORED = -100  # label of a padded token
 
@@ -28,7 +27,7 @@ IGNORED = -100  # label of a padded token
 class StepResult(NamedTuple):
     loss: Tensor  # mean over the world's valid tokens, nats
     grad_norm: Tensor  # of the whole gradient, before clipping
-    token_losses: Tensor  # [B,s], nats; this rank's tokens, 0 where padded
+    token_losses: Tensor | None  # [B,s], nats; this rank's tokens, 0 without a label; None: not asked for
 
 
 @dataclass(frozen=True)
@@ -58,6 +57,12 @@ def open_attention(
     return methods.get(config.method.name).open(config.method, kernel, shape, mesh)
 
 
+def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
+    """Bytes one rank sends off-rank in one attention call, forward and backward."""
+    shape = config.attention_shape(padded_len)
+    return methods.get(config.method.name).traffic(config.method, shape, config.sp_size)
+
+
 def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:
     """Sequences [B,S+1] -> tokens and labels [B,S']. Shifted here, where a token's successor is at hand: after
     sharding it may live on another rank."""
@@ -81,6 +86,14 @@ def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, dev
     return Batch(tokens.to(device), labels.to(device), positions.to(device), num_sequences * seq_len)
 
 
+def shard_batches(
+    texts: Sequence[Tensor], layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
+) -> list[Batch]:
+    """This rank's share of each step's text. One that is trained on again is on the device once."""
+    batches = {id(text): shard_batch(text, layout, mesh, device) for text in {id(t): t for t in texts}.values()}
+    return [batches[id(text)] for text in texts]
+
+
 def build_decoder(model: ModelConfig, attention: AttentionCall, dtype: str, *, recompute: bool = False) -> Decoder:
     """The decoder without memory for its parameters, which are kept in fp32 (fp64 when the trial is fp64)."""
     with torch.device("meta"):
@@ -89,34 +102,6 @@ def build_decoder(model: ModelConfig, attention: AttentionCall, dtype: str, *, r
 
 def stored_dtype(dtype: str) -> torch.dtype:
     return torch.float64 if dtype == "float64" else torch.float32
-
-
-@cache  # a mesh has communicators of its own, which take device memory: one for the proof and the timed steps
-def sharding_mesh(mesh: DeviceMesh, num_replicas: int) -> DeviceMesh:
-    """The job's ranks as dp_replicate x fsdp, or fsdp alone. Its communicators are not the attention's, so that
-    prefetched parameters and sequence-parallel exchanges can overlap."""
-    names = ("dp_replicate", "fsdp")
-    both = DeviceMesh(mesh.device_type, mesh.mesh.reshape(num_replicas, -1), mesh_dim_names=names)
-    return both if num_replicas > 1 else both["fsdp"]
-
-
-def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard parameters over dp_shard, ring and ulysses, replicate them over dp_replicate, and initialise them.
-
-    One FSDP group a layer and one for the rest (embedding, last norm, head).
-    """
-    fsdp_mesh = sharding_mesh(mesh, config.dp_replicate_size)
-    stored = stored_dtype(config.dtype)
-    policy = MixedPrecisionPolicy(getattr(torch, config.dtype), reduce_dtype=stored, cast_forward_inputs=False)
-    for block in decoder.blocks:
-        fully_shard(block, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=True)
-    fully_shard(decoder, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
-    for module in decoder.modules():
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
-            module.set_force_sum_reduction_for_comms(True)  # else NCCL multiplies by 1 in a premul-sum of its own
-    decoder.to_empty(device=device)
-    initialise(decoder, config.seed)
 
 
 def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.optim.Optimizer:
@@ -132,32 +117,17 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
 
 
-@dataclass(frozen=True)
-class Training:
-    """A sharded decoder with its optimizer."""
-
-    decoder: Decoder
-    optimizer: torch.optim.Optimizer
-    max_grad_norm: float | None
-
-    def step(self, batch: Batch) -> StepResult:
-        """Forward, backward with gradient synchronisation, and update. Every rank of the world calls it."""
-        losses = token_losses(self.decoder(batch.tokens, batch.positions), batch.labels)
-        loss = losses.sum() / batch.num_valid_tokens
-        with ledger.phase("backward"):
-            loss.backward()
-        loss = loss.detach()
-        with ledger.phase("loss"):
-            dist.all_reduce(loss)
-        return StepResult(loss, update(self.decoder, self.optimizer, self.max_grad_norm), losses.detach())
-
-
-def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:
-    """The trial's decoder at step 0, sharded over the job's mesh."""
-    recompute = config.workload.activation_checkpointing == "full"
-    decoder = build_decoder(config.model, attention, config.dtype, recompute=recompute)
-    shard(decoder, config, mesh, device)
-    return Training(decoder, make_optimizer(decoder, config.workload), config.workload.max_grad_norm)
+def run_steps(
+    step: Callable[[Batch], StepResult], batches: Sequence[Batch], tick: Callable[[], None]
+) -> list[StepResult]:
+    """A step on each batch; `tick` before the first and after each. Results stay on the device: reading one between
+    the steps would synchronise."""
+    results = []
+    tick()
+    for batch in batches:
+        results.append(step(batch))
+        tick()
+    return results
 
 
 def update(decoder: Decoder, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Tensor:

@@ -36,6 +36,7 @@ def make_config() -> Callable[..., TrialConfig]:
             "kernel": "cpu_flash",
             "model": "tiny",
             "workload": "attention",
+            "engine": "fsdp2",
             "fabric": "gloo",
             "hardware": "cpu",
         }

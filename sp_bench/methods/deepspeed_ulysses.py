@@ -9,9 +9,8 @@ did: the modules, DeepSpeed's logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import Traffic, ulysses_traffic
@@ -21,7 +20,6 @@ from sp_bench.methods import SequenceParallelAttention, installed, missing_libra
 from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
 IMPLEMENTATION = installed("deepspeed")
@@ -58,6 +56,7 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench import ledger
     from sp_bench.differentiable import differentiable
+    from sp_bench.libraries.deepspeed_group import told_of
 
     group = mesh.get_group("ulysses")
     local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
@@ -66,7 +65,7 @@ def open(
         ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave
         return local(q, k, v)
 
-    with _deepspeed(group):
+    with told_of(group):
         from deepspeed.sequence.layer import DistributedAttention  # pyright: ignore[reportMissingImports]
 
         distributed = DistributedAttention(attend_locally, group, scatter_idx=2, gather_idx=1)
@@ -78,34 +77,3 @@ def open(
             return out
 
         yield SequenceParallelAttention(layout(method, group.size()), attend)
-
-
-@contextmanager
-def _deepspeed(group: "ProcessGroup") -> Iterator[None]:
-    """DeepSpeed, told of the process group that is already there."""
-    import deepspeed  # pyright: ignore[reportMissingImports]
-    from deepspeed.comm import comm  # pyright: ignore[reportMissingImports]
-    from deepspeed.utils import groups  # pyright: ignore[reportMissingImports]
-
-    with ExitStack() as restored:
-        # On CPU it would first compile a shared-memory all-reduce, which DistributedAttention never calls.
-        restored.enter_context(_replaced(deepspeed.ops, "__compatible_ops__", {}))
-        # An exchange of uneven heads asks DeepSpeed's groups for this rank, which they learn from Megatron's mpu.
-        mpu = SimpleNamespace(get_sequence_parallel_rank=group.rank)
-        restored.enter_context(_replaced(groups, "mpu", mpu))
-        restored.enter_context(_replaced(comm, "cdb", None))
-        deepspeed.init_distributed(verbose=False)
-        yield
-
-
-@contextmanager
-def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """`value` as the module's global `name`, which may be absent and then is so afterwards."""
-    names = vars(module)
-    before = {name: names[name]} if name in names else {}
-    names[name] = value
-    try:
-        yield
-    finally:
-        del names[name]
-        names.update(before)

@@ -10,7 +10,6 @@ Closing leaves nothing changed but the modules that were imported.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from sp_bench.config import AttentionShape, MethodConfig
@@ -60,9 +59,10 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench import ledger
+    from sp_bench.libraries.ring_flash_attn_package import load
 
     group = mesh.get_group("ring")
-    ring = getattr(_import_library(), _FUNCTIONS[method.layout])
+    ring = getattr(load(), _FUNCTIONS[method.layout])
     options = {"softmax_scale": shape.head_dim**-0.5, "causal": shape.causal, "group": group}
 
     def attend(q, k, v):
@@ -72,20 +72,3 @@ def open(
         return out
 
     yield SequenceParallelAttention(layout(method, group.size()), attend)
-
-
-def _import_library() -> ModuleType:
-    """ring_flash_attn. Its adapter for transformers, unused here, imports a name that transformers 5 no longer has:
-    the name is there during the import only."""
-    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
-
-    name = "is_flash_attn_greater_or_equal_2_10"
-    absent = not hasattr(utils, name)
-    if absent:
-        setattr(utils, name, True)
-    try:
-        import ring_flash_attn  # pyright: ignore[reportMissingImports]
-    finally:
-        if absent:
-            delattr(utils, name)
-    return ring_flash_attn

@@ -6,10 +6,10 @@ under AdamW gradients of a wrong scale train alike. So this workload asks for SG
 
 import torch
 
-from sp_bench import model_costs, one_process, text, train
-from sp_bench.measure import Measurement, measure, release_memory
+from sp_bench import engines, model_costs, one_process, text, train
+from sp_bench.measure import Clock, Measurement, num_steps, release_memory
 from sp_bench.workloads import Incorrect, Job
-from sp_bench.workloads.train_step import predicted_traffic, require_finite
+from sp_bench.workloads.train_step import labelled, require_finite
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
@@ -19,28 +19,27 @@ MINIMUM_FALL = 0.5  # nats: a model that learns nothing agrees with anything
 def run(job: Job) -> Measurement:
     config = job.config
     job.enter_phase("correctness")
-    num_compared = config.workload.warmup_steps + config.workload.timed_steps
-    per_step = train.num_sequences(config)
-    # one batch more than is compared: the ledger's step
-    texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_compared + 1)]
+    engine = engines.get(config.engine.name)
+    per_step, num_texts = train.num_sequences(config), num_steps(config.workload)
+    texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_texts)]
+    num_compared = num_texts - 1  # all but the ledger's step
     dtype = train.stored_dtype(config.dtype)
-    expected, _ = one_process.broadcast_steps(config, texts[:num_compared], dtype, job.device)
+    compared = [labelled(engine, sequences) for sequences in texts[:num_compared]]
+    expected, _ = one_process.broadcast_steps(config, compared, dtype, job.device)
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
-    results: list[train.StepResult] = []
-    with train.open_attention(config, padded_len, job.mesh) as attention:
-        training = train.start(config, attention, job.mesh, job.device)
-        batches = iter([train.shard_batch(t, attention.layout, job.mesh, job.device) for t in texts])
-        measurement = measure(
-            lambda: results.append(training.step(next(batches))), config.workload, job.device, job.enter_phase
-        )
+    clock = Clock(config.workload, job.device, job.enter_phase)
+    results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=False)
+    measurement = clock.measurement
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
     loss, grad_norm = got.T.tolist()
     require_finite(loss, grad_norm)
-    measurement.predicted = predicted_traffic(config, padded_len)
+    measurement.predicted, measurement.unpredicted = engine.traffic(config, padded_len), engine.UNPREDICTED
     measurement.columns = {
         "padded_seq_len": padded_len,
         "max_nll_difference": compare(got, expected),
+        "mean_nll_difference": float((got - expected).abs()[:, 0].mean()),
+        "max_grad_norm_difference": float(((got - expected).abs() / expected)[:, 1].max()),
         "loss": loss,
         "grad_norm": grad_norm,
         "model_flops": float(model_costs.model_flops(config)),

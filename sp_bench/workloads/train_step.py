@@ -9,9 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from sp_bench import correctness, costs, kernels, methods, model_costs, one_process, text, train
+from sp_bench import correctness, engines, kernels, methods, model_costs, one_process, text, train
 from sp_bench.config import TrialConfig
-from sp_bench.measure import Measurement, measure, release_memory
+from sp_bench.engines import Engine
+from sp_bench.measure import Clock, Measurement, num_steps, release_memory
 from sp_bench.workloads import Incorrect, Job
 
 # The proof keeps the trial's heads, widths, ranks and layout, and cuts its depth: a whole 8B model with its gradients
@@ -49,20 +50,16 @@ def run(job: Job) -> Measurement:
     proof = prove(job)
     proof.check()
     release_memory(job.device)
-    config = job.config
+    config, engine = job.config, engines.get(job.config.engine.name)
     padded_len = train.padded_seq_len(config, config.seq_len)
-    results: list[train.StepResult] = []  # device scalars: reading one inside the window would synchronise
-    with train.open_attention(config, padded_len, job.mesh) as attention:
-        training = train.start(config, attention, job.mesh, job.device)
-        sequences = text.sequences(0, train.num_sequences(config), config.seq_len)
-        batch = train.shard_batch(sequences, attention.layout, job.mesh, job.device)
-        measurement = measure(
-            lambda: results.append(training.step(batch)), config.workload, job.device, job.enter_phase
-        )
+    texts = [text.sequences(0, train.num_sequences(config), config.seq_len)] * num_steps(config.workload)
+    clock = Clock(config.workload, job.device, job.enter_phase)
+    results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=False)
+    measurement = clock.measurement
     timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
     loss, grad_norm = [float(result.loss) for result in timed], [float(result.grad_norm) for result in timed]
     require_finite(loss, grad_norm)
-    measurement.predicted = predicted_traffic(config, padded_len)
+    measurement.predicted, measurement.unpredicted = engine.traffic(config, padded_len), engine.UNPREDICTED
     measurement.columns = attention_columns | {
         "padded_seq_len": padded_len,
         "rel_error_loss": proof.loss,
@@ -75,10 +72,9 @@ def run(job: Job) -> Measurement:
     return measurement
 
 
-def predicted_traffic(config: TrialConfig, padded_len: int) -> costs.Traffic:
-    shape = config.attention_shape(padded_len)
-    attention = methods.get(config.method.name).traffic(config.method, shape, config.sp_size)
-    return model_costs.train_step_traffic(config, attention)
+def labelled(engine: Engine, sequences: Tensor) -> Tensor:
+    """Of `sequences` [D*B,S+1] what the engine's loss sees: a token without a label changes nothing before it."""
+    return sequences[:, : sequences.shape[1] - engine.UNLABELLED]
 
 
 def require_finite(loss: list[float], grad_norm: list[float]) -> None:
@@ -111,11 +107,12 @@ def prove(job: Job) -> Proof:
     config = _proof_config(job.config)
     batch = text.sequences(0, train.num_sequences(config), _proof_seq_len(config))
     stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
-    (scalars,), (losses,) = one_process.broadcast_steps(config, [batch], stored, job.device)
+    expected = [labelled(engines.get(config.engine.name), batch)]
+    (scalars,), (losses,) = one_process.broadcast_steps(config, expected, stored, job.device)
     loss, grad_norm = _errors_on_mesh(job, config, batch, losses, scalars[1])
     if config.dtype in TOLERANCES:
         return Proof(loss, grad_norm, TOLERANCES[config.dtype], TOLERANCES[config.dtype])
-    (low_scalars,), (low_losses,) = one_process.broadcast_steps(config, [batch], computed, job.device)
+    (low_scalars,), (low_losses,) = one_process.broadcast_steps(config, expected, computed, job.device)
     eps = torch.finfo(computed).eps
     loss_error = (low_losses - losses).norm() / losses.norm()
     grad_norm_error = (low_scalars[1] - scalars[1]).abs() / scalars[1]
@@ -136,14 +133,17 @@ def _proof_config(config: TrialConfig) -> TrialConfig:
 def _errors_on_mesh(
     job: Job, config: TrialConfig, sequences: Tensor, expected_losses: Tensor, expected_norm: Tensor
 ) -> tuple[float, float]:
-    """Relative errors of the tokens' losses [D*B,S] and of the gradient norm, with the trial's method, sharding and
+    """Relative errors of the tokens' losses [D*B,S] and of the gradient norm, with the trial's method, engine and
     dtype; the same on every rank."""
+    engine, layout = (
+        engines.get(config.engine.name),
+        methods.get(config.method.name).layout(config.method, config.sp_size),
+    )
+    (result,) = engine.run(config, [sequences], job.mesh, job.device, lambda: None, token_losses=True)
+    assert result.token_losses is not None
     padded_len = train.padded_seq_len(config, _proof_seq_len(config))
-    with train.open_attention(config, padded_len, job.mesh) as attention:
-        training = train.start(config, attention, job.mesh, job.device)
-        result = training.step(train.shard_batch(sequences, attention.layout, job.mesh, job.device))
-        padded = F.pad(expected_losses, (0, padded_len - expected_losses.shape[1]))
-        expected = train.local_part(padded, attention.layout, job.mesh)
+    padded = F.pad(expected_losses, (0, padded_len - expected_losses.shape[1]))
+    expected = train.local_part(padded, layout, job.mesh)
     squared_error = (result.token_losses.double() - expected).square().sum()
     dist.all_reduce(squared_error)
     norm_error = (result.grad_norm.double() - expected_norm).abs() / expected_norm

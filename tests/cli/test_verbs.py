@@ -1,10 +1,11 @@
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from sp_bench import kernels, methods, results
+from sp_bench import kernels, methods, results, support_table
 
 
 @pytest.mark.parametrize("verb", ["run", "resume", "plan", "report", "compare", "status", "doctor", "methods"])
@@ -58,14 +59,34 @@ def test_doctor_names_every_library_kernel_and_method(command):
         assert name in done.stdout
 
 
-def test_the_support_matrix_has_a_line_for_each_method_and_kind_of_heads(command):
+DOCUMENT = Path(__file__).parents[2] / "docs" / "METHODS.md"
+
+
+def test_the_support_matrix_of_the_docs_is_what_the_command_prints(command):
     done = command("methods")
     assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
-    for name in methods.NAMES:
-        assert [line[3] for line in lines if line and line[0] == name] == ["MHA", "GQA", "MQA"]
-    (ring,) = (line for line in lines if line[:1] == ["ring"] and line[3] == "MQA")
-    assert "-" not in ring
+    written = DOCUMENT.read_text().partition(support_table.BEGIN)[2].partition(support_table.END)[0]
+    hint = "docs/METHODS.md is behind: sp-bench methods --write docs/METHODS.md"
+    assert done.stdout.startswith(written.strip() + "\n"), hint
+
+
+def test_the_command_writes_the_matrix_between_its_markers_and_nothing_else(command, tmp_path):
+    copy = tmp_path / "METHODS.md"
+    copy.write_text(f"before\n{support_table.BEGIN}old\n{support_table.END}after\n")
+    assert command("methods", "--write", "METHODS.md").returncode == 0
+    text = copy.read_text()
+    assert text.startswith(f"before\n{support_table.BEGIN}\n| method ")
+    assert text.endswith(f"\n\n{support_table.END}after\n")
+    assert "old" not in text
+
+
+@pytest.mark.parametrize(("content", "why"), [("no markers", "has no line <!--"), (None, "cannot be rewritten")])
+def test_a_file_without_the_markers_is_left_alone(command, tmp_path, content, why):
+    if content:
+        (tmp_path / "METHODS.md").write_text(content)
+    done = command("methods", "--write", "METHODS.md")
+    assert (done.returncode, why in done.stderr) == (2, True)
+    assert content is None or (tmp_path / "METHODS.md").read_text() == content
 
 
 TINY = ("workload.max_message_bytes=1048576", "workload.warmup_steps=1", "workload.timed_steps=3", "results_root=rows")

@@ -1,4 +1,4 @@
-"""flash_attn's two functions, of version 2.8.3, computed by our math kernel: what ring_flash_attn needs of it, on CPU.
+"""flash_attn's functions, of version 2.8.3, computed by our math kernel: what its callers need of it, on CPU.
 
 And, where transformers is not installed, as much of it as ring_flash_attn imports, in the form that transformers 5 has.
 """
@@ -8,8 +8,10 @@ import sys
 from types import ModuleType
 
 import torch
+from flash_attn_varlen_stand_in import _flash_attn_varlen_backward, _flash_attn_varlen_forward
 from torch import Tensor
 
+from sp_bench.differentiable import differentiable
 from sp_bench.kernels import math
 
 
@@ -58,23 +60,41 @@ def _flash_attn_backward(
     return torch.empty_like(softmax_lse)
 
 
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float,
+    causal: bool,
+    window_size: tuple[int, int],
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> Tensor:
+    _require_plain(q, dropout_p, *window_size, softcap, alibi_slopes)
+    assert not return_attn_probs
+    return differentiable(math, causal=causal, scale=softmax_scale)(q, k, v)  # pyright: ignore
+
+
 def _require_plain(q: Tensor, dropout_p: float, left: int, right: int, softcap: float, alibi: Tensor | None) -> None:
     assert (dropout_p, left, right, softcap, alibi) == (0.0, -1, -1, 0.0, None)
     assert q.dim() == 4
 
 
-def _packed(*args: object, **kwargs: object) -> None:
-    raise AssertionError("ring_flash_attn imports its packed functions, but nothing here calls them")
-
-
 def install() -> None:
     """Put the stand-ins into this process's sys.modules."""
     interface = ModuleType("flash_attn.flash_attn_interface")
-    for function in (_flash_attn_forward, _flash_attn_backward):
+    batches, packed = (
+        (_flash_attn_forward, _flash_attn_backward),
+        (_flash_attn_varlen_forward, _flash_attn_varlen_backward),
+    )
+    for function in (*batches, *packed):
         setattr(interface, function.__name__, function)
-    for name in ("_flash_attn_varlen_forward", "_flash_attn_varlen_backward"):
-        setattr(interface, name, _packed)
-    sys.modules |= {"flash_attn": ModuleType("flash_attn"), interface.__name__: interface}
+    package = ModuleType("flash_attn")
+    vars(package).update(__version__="2.8.3", flash_attn_func=flash_attn_func, flash_attn_interface=interface)
+    sys.modules |= {package.__name__: package, interface.__name__: interface}
     if importlib.util.find_spec("transformers") is None:
         transformers, utils = ModuleType("transformers"), ModuleType("transformers.modeling_flash_attention_utils")
         vars(transformers)["modeling_flash_attention_utils"] = utils

@@ -84,6 +84,13 @@ def test_a_scalar_all_reduce_over_three_ranks_is_a_fraction() -> None:
     assert book.counts == {("loss", "all_reduce"): (1, Fraction(16, 3))}
 
 
+def test_what_a_rank_sends_to_itself_is_no_traffic() -> None:
+    with fake_group(2, 0), Ledger() as book, ledger.attention():
+        for to in (0, 1):
+            dist.isend(torch.ones(4), to)
+    assert book.counts == {("forward", "send"): (2, 16)}
+
+
 def test_untagged_gathers_belong_to_the_parameters() -> None:
     with fake_group(4, 0), Ledger() as book:
         _all_gather(torch.empty(8), torch.ones(2))
@@ -124,6 +131,21 @@ def test_a_library_function_marked_as_attention_is_so_in_its_own_backward_and_no
         ("backward", "all_reduce"): 1,
         ("gradients", "all_reduce"): 2,  # the unmarked one, forward and backward
     }
+
+
+@torch.library.custom_op("sp_bench_test::exchange", mutates_args=())
+def exchange(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """As a library's: an operator written in Python, which an active dispatch mode sees as one call."""
+    received = torch.empty_like(tensors[0])
+    dist.all_to_all_single(received, tensors[0])
+    return received
+
+
+def test_collectives_inside_a_custom_operator_are_counted() -> None:
+    with fake_group(4, 0), Ledger() as book, ledger.attention():
+        assert exchange([torch.ones(8)]).shape == (8,)
+        _all_gather(torch.empty(8), torch.ones(2))
+    assert book.counts == {("forward", "all_gather"): (1, 24), ("forward", "all_to_all"): (1, 24)}
 
 
 def test_messages_that_no_collective_carries_are_counted_as_the_collectives_are() -> None:

@@ -30,7 +30,7 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
     configs += [MethodConfig("ring", layout, dkv_dtype="input") for layout in ring_layouts]
     configs += [MethodConfig("all_gather", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")]
     configs += [
-        MethodConfig("usp", layout, degree, placement, "input")
+        MethodConfig("usp", layout, None, degree, placement, "input")
         for degree in range(1, sp_size + 1)
         if sp_size % degree == 0
         for layout in ring_layouts
@@ -38,7 +38,7 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
         if placement == "ulysses_inner" or 1 < degree < sp_size
     ]
     configs += [
-        MethodConfig("usp", "zigzag", degree, "ulysses_inner", "input", head_chunks=2)
+        MethodConfig("usp", "zigzag", None, degree, "ulysses_inner", "input", head_chunks=2)
         for degree in range(2, sp_size)
         if sp_size % degree == 0
     ]

@@ -21,7 +21,7 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(MethodConfig("single"), 1, dp_shard_size=2, workload=PARITY),
         ]
     return [
-        trial(MethodConfig("usp", "striped", 2, "ring_inner", "input"), 4, workload=PARITY, seq_len=47),
+        trial(MethodConfig("usp", "striped", None, 2, "ring_inner", "input"), 4, workload=PARITY, seq_len=47),
         trial(MethodConfig("ring", "striped", dkv_dtype="input"), 2, dp_replicate_size=2, workload=PARITY),
     ]
 

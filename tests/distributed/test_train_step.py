@@ -15,6 +15,7 @@ from trials import ODD, TINY, TRAIN, job, trial
 
 from sp_bench import one_process, text, train
 from sp_bench.config import MethodConfig, TrialConfig
+from sp_bench.engines import fsdp2
 from sp_bench.workloads import Incorrect, train_step
 
 ULYSSES = MethodConfig("ulysses")
@@ -25,7 +26,7 @@ RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
 
 
 def usp(placement: str) -> MethodConfig:
-    return MethodConfig("usp", "zigzag", 2, placement, "input")  # pyright: ignore[reportArgumentType]
+    return MethodConfig("usp", "zigzag", None, 2, placement, "input")  # pyright: ignore[reportArgumentType]
 
 
 def cases(world_size: int) -> list[TrialConfig]:
@@ -83,7 +84,7 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
     with mock.patch.object(train, "update", keep):
         one_process.run_steps(config, [sequences], torch.float64, trial_job.device)
     with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.mesh) as attention:
-        training = train.start(config, attention, trial_job.mesh, trial_job.device)
+        training = fsdp2.start(config, attention, trial_job.mesh, trial_job.device)
         training.step(train.shard_batch(sequences, attention.layout, trial_job.mesh, trial_job.device))
     for expected, (name, parameter) in zip(alone, training.decoder.named_parameters(), strict=True):
         assert isinstance(parameter, DTensor)
@@ -116,7 +117,7 @@ def positions_of_the_local_order() -> Iterator[None]:
 @contextmanager
 def averaged_gradients() -> Iterator[None]:
     """FSDP's default: the gradient of a sum of P ranks' losses, divided by P."""
-    real = train.shard
+    real = fsdp2.shard
 
     def averaging(decoder, config, mesh: DeviceMesh, device) -> None:
         real(decoder, config, mesh, device)
@@ -124,7 +125,7 @@ def averaged_gradients() -> Iterator[None]:
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(mesh.size())
 
-    with mock.patch.object(train, "shard", averaging):
+    with mock.patch.object(fsdp2, "shard", averaging):
         yield
 
 

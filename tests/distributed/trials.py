@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-import torch
+from ranks import here
 from torch.distributed.device_mesh import init_device_mesh
 
 from sp_bench import methods
@@ -56,5 +56,5 @@ def job(config: TrialConfig) -> Job:
     }
     inner = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
     names = ("dp_replicate", "dp_shard", *inner)
-    mesh = init_device_mesh("cpu", tuple(sizes[name] for name in names), mesh_dim_names=names)
-    return Job(config, mesh, torch.device("cpu"), lambda phase: None)
+    mesh = init_device_mesh(here().type, tuple(sizes[name] for name in names), mesh_dim_names=names)
+    return Job(config, mesh, here(), lambda phase: None)

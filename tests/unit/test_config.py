@@ -33,10 +33,12 @@ def test_every_method_and_kernel_has_its_file_and_every_file_its_code():
     assert set(choices("kernel")) == set(kernels.NAMES)
 
 
-@pytest.mark.parametrize("group", ["method", "kernel", "model", "workload", "fabric", "hardware"])
+@pytest.mark.parametrize("group", ["method", "kernel", "model", "workload", "engine", "fabric", "hardware"])
 def test_each_file_of_a_group_is_a_valid_config_named_as_its_file(make_config, group):
     for name in choices(group):
         extra = {"hardware": "h200"} if group == "fabric" and name != "gloo" else {}
+        if group == "engine":
+            extra = {"workload": "train_step"}
         config = make_config(**{group: name}, **extra)
         assert getattr(config, group).name == name
 

@@ -13,13 +13,13 @@ PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
 NO_TORCH = (
     *("config", "costs", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
-    *("schema", "containment", "parsing"),
+    *("schema", "containment", "parsing", "engines/__init__", "engines/support"),
     *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
-    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "fail_points"),
+    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "fail_points", "support", "support_table"),
 )
 DRIVER = {
     *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
-    *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
+    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
 }
 
 

@@ -8,7 +8,12 @@ from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, p
 from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.series import OWN_CODE
 
-COUNTERPARTS = {"ring_flash_attn": "ring", "deepspeed_ulysses": "ulysses"}  # a library's method -> ours of its kind
+COUNTERPARTS = {  # a library's method -> ours of its kind
+    "ring_flash_attn": "ring",
+    "ring_flash_attn_llama3": "all_gather",
+    "deepspeed_ulysses": "ulysses",
+    "deepspeed_ulysses_hf": "ulysses",
+}
 SAME, FASTEST = "same kernel", "our fastest kernel"
 ANY = "any method of ours"
 IN_WORDS = {SAME: "ours with the same kernel", FASTEST: "our fastest of its kind", ANY: "our fastest"}

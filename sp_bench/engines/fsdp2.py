@@ -1,0 +1,99 @@
+"""Our decoder under torch's FSDP2: parameters sharded over all ranks of a replica, gathered a layer at a time.
+
+The reference engine: its bytes are predicted exactly.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from sp_bench import ledger, model_costs, train
+from sp_bench.config import TrialConfig
+from sp_bench.costs import Traffic
+from sp_bench.model import AttentionCall, Decoder, initialise
+from sp_bench.train import Batch, StepResult
+
+UNPREDICTED = ()
+UNLABELLED = 0
+
+
+def traffic(config: TrialConfig, padded_len: int) -> Traffic:
+    return model_costs.train_step_traffic(config, train.attention_traffic(config, padded_len))
+
+
+def run(
+    config: TrialConfig,
+    texts: Sequence[Tensor],
+    mesh: DeviceMesh,
+    device: torch.device,
+    tick: Callable[[], None],
+    *,
+    token_losses: bool,
+) -> list[StepResult]:
+    padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
+    with train.open_attention(config, padded_len, mesh) as attention:
+        training = start(config, attention, mesh, device)
+        batches = train.shard_batches(texts, attention.layout, mesh, device)
+        return train.run_steps(training.step, batches, tick)
+
+
+@cache  # a mesh has communicators of its own, which take device memory: one for the proof and the timed steps
+def sharding_mesh(mesh: DeviceMesh, num_replicas: int) -> DeviceMesh:
+    """The job's ranks as dp_replicate x fsdp, or fsdp alone. Its communicators are not the attention's, so that
+    prefetched parameters and sequence-parallel exchanges can overlap."""
+    names = ("dp_replicate", "fsdp")
+    both = DeviceMesh(mesh.device_type, mesh.mesh.reshape(num_replicas, -1), mesh_dim_names=names)
+    return both if num_replicas > 1 else both["fsdp"]
+
+
+def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> None:
+    """Shard parameters over dp_shard, ring and ulysses, replicate them over dp_replicate, and initialise them.
+
+    One FSDP group a layer and one for the rest (embedding, last norm, head).
+    """
+    fsdp_mesh = sharding_mesh(mesh, config.dp_replicate_size)
+    stored = train.stored_dtype(config.dtype)
+    policy = MixedPrecisionPolicy(getattr(torch, config.dtype), reduce_dtype=stored, cast_forward_inputs=False)
+    for block in decoder.blocks:
+        fully_shard(block, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(decoder, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+    for module in decoder.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
+            module.set_force_sum_reduction_for_comms(True)  # else NCCL multiplies by 1 in a premul-sum of its own
+    decoder.to_empty(device=device)
+    initialise(decoder, config.seed)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A sharded decoder with its optimizer."""
+
+    decoder: Decoder
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float | None
+
+    def step(self, batch: Batch) -> StepResult:
+        """Forward, backward with gradient synchronisation, and update. Every rank of the world calls it."""
+        losses = train.token_losses(self.decoder(batch.tokens, batch.positions), batch.labels)
+        loss = losses.sum() / batch.num_valid_tokens
+        with ledger.phase("backward"):
+            loss.backward()
+        loss = loss.detach()
+        with ledger.phase("loss"):
+            dist.all_reduce(loss)
+        return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses.detach())
+
+
+def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:
+    """The trial's decoder at step 0, sharded over the job's mesh."""
+    recompute = config.workload.activation_checkpointing == "full"
+    decoder = train.build_decoder(config.model, attention, config.dtype, recompute=recompute)
+    shard(decoder, config, mesh, device)
+    return Training(decoder, train.make_optimizer(decoder, config.workload), config.workload.max_grad_norm)

@@ -1,0 +1,133 @@
+"""A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`: the loop of Hugging Face's post on Ulysses.
+
+https://huggingface.co/blog/ulysses-sp. The step is theirs: a batch from `UlyssesSPDataLoaderAdapter`, the weighted sum
+of the ranks' losses (`deepspeed_sp_compute_loss`), `engine.backward`, `engine.step`. The adapter's exchange of tokens
+(every P-th step) and its copies are part of it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.data import DataLoader
+
+from sp_bench import ledger, train
+from sp_bench.config import TrialConfig
+from sp_bench.engines import hugging_face, zero3
+from sp_bench.engines.support import ATTENTION
+from sp_bench.train import StepResult
+
+UNPREDICTED = zero3.UNPREDICTED
+UNLABELLED = hugging_face.UNLABELLED
+traffic = hugging_face.traffic
+
+
+def run(
+    config: TrialConfig,
+    texts: Sequence[Tensor],
+    mesh: DeviceMesh,
+    device: torch.device,
+    tick: Callable[[], None],
+    *,
+    token_losses: bool,
+) -> list[StepResult]:
+    seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
+    with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
+        engine, mpu = start(config, seq_len, deepspeed)
+        training = Training(engine, _loader(texts, config, mpu, device), config.sp_size, device, token_losses)
+        results = []
+        tick()
+        for _ in texts:
+            results.append(training.step())
+            tick()
+        engine.destroy()
+    return hugging_face.averaged(results)
+
+
+def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
+    """The model at step 0 in its DeepSpeed engine, and what knows the ranks of a sequence (None: one rank)."""
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+        UlyssesSPAttentionHF,
+    )
+    from transformers.integrations import HfDeepSpeedConfig  # pyright: ignore[reportMissingImports]
+
+    settings = zero3.settings(config)
+    announced = HfDeepSpeedConfig(settings)  # transformers looks for it as long as it lives
+    model = hugging_face.build(config, seq_len)
+    del announced
+    mpu = UlyssesSPAttentionHF.register_with_transformers(
+        model_name_or_path=model,
+        core_attn_implementation=ATTENTION[config.kernel.name],
+        sequence_parallel_size=config.sp_size,
+        micro_batch_size=config.batch_size,
+        seq_length=seq_len,
+        seq_length_is_variable=bool(config.engine.variable_seq_len),
+    )
+    if mpu is not None:
+        hugging_face.tell_the_ledger(config)
+    if config.workload.activation_checkpointing == "full":
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=hugging_face.checkpointing_options())
+    model.train()
+    optimizer = zero3.make_optimizer(model, config)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=mpu)
+    zero3.tag_phases(engine)
+    return engine, mpu
+
+
+def _loader(
+    texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
+) -> Iterator[dict[str, Tensor]]:
+    """Batches of this rank's tokens, one a step."""
+    loader = DataLoader(hugging_face.samples(texts, config, dist.get_rank()), batch_size=None)  # pyright: ignore[reportArgumentType]
+    if mpu is None:
+        return iter(loader)
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+        UlyssesSPDataLoaderAdapter,
+    )
+
+    return UlyssesSPDataLoaderAdapter(
+        loader,
+        sp_rank=mpu.get_sequence_parallel_rank(),
+        sp_group=mpu.get_sequence_parallel_group(),
+        sp_world_size=mpu.get_sequence_parallel_world_size(),
+        device=device,
+    )
+
+
+@dataclass(frozen=True)
+class Training:
+    """A DeepSpeed engine around a Hugging Face model, and its data."""
+
+    engine: Any
+    loader: Iterator[dict[str, Tensor]]
+    sp_size: int
+    device: torch.device
+    token_losses: bool
+
+    def step(self) -> StepResult:
+        with ledger.phase("other"):
+            # The adapter's slices are contiguous once they have been to another device; on the CPU they never are.
+            batch = {name: tensor.to(self.device).contiguous() for name, tensor in next(self.loader).items()}
+        loss, logits = self._loss(batch)
+        self.engine.backward(loss)
+        self.engine.step()
+        losses = train.token_losses(logits.detach(), hugging_face.shifted(batch)) if self.token_losses else None
+        return StepResult(loss.detach(), zero3.grad_norm(self.engine, self.device), losses)
+
+    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Mean over the sequence's tokens, and this rank's logits [B,s,V]."""
+        if self.sp_size == 1:
+            outputs = self.engine(**batch)
+            return outputs.loss, outputs.logits
+        from transformers.integrations.deepspeed import (  # pyright: ignore[reportMissingImports]
+            deepspeed_sp_compute_loss,
+        )
+
+        parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.sp_size)
+        loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
+        return loss, outputs.logits

@@ -1,0 +1,170 @@
+"""What the engines on transformers share: our decoder as a Hugging Face model, and its attention's registry.
+
+The model is built from a config, without a download, and gets our decoder's initial values: with our rotary pairing,
+norms and SwiGLU the two are the same function, so that one process of ours is the reference.
+
+S valid and S' padded tokens of each of B sequences; P ranks share one.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sp_bench import ledger, model, model_costs, train
+from sp_bench.config import ModelConfig, TrialConfig
+from sp_bench.costs import Traffic
+from sp_bench.engines import zero3
+from sp_bench.engines.support import ATTENTION
+from sp_bench.train import IGNORED, StepResult
+
+UNLABELLED = 1  # the loader shifts the labels of the tokens that it is given: the last one has no successor
+
+_NAMES = {  # ours -> theirs
+    "embedding": "model.embed_tokens",
+    "norm": "model.norm",
+    "head": "lm_head",
+    "blocks": "model.layers",
+    "attention_norm": "input_layernorm",
+    "feed_forward_norm": "post_attention_layernorm",
+    "attention.q": "self_attn.q_proj",
+    "attention.k": "self_attn.k_proj",
+    "attention.v": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "attention.q_norm": "self_attn.q_norm",
+    "attention.k_norm": "self_attn.k_norm",
+    "feed_forward.gate": "mlp.gate_proj",
+    "feed_forward.up": "mlp.up_proj",
+    "feed_forward.down": "mlp.down_proj",
+}
+
+
+def their_name(ours: str) -> str:
+    """What transformers calls a parameter of our decoder."""
+    *module, kind = ours.split(".")
+    if module[0] == "blocks":
+        return ".".join((_NAMES["blocks"], module[1], _NAMES[".".join(module[2:])], kind))
+    return f"{_NAMES['.'.join(module)]}.{kind}"
+
+
+def model_config(model: ModelConfig, seq_len: int) -> Any:
+    """A Qwen3, Qwen2 or Llama of this shape."""
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    kind = transformers.LlamaConfig
+    if model.qk_norm or model.qkv_bias:
+        kind = transformers.Qwen3Config if model.qk_norm else transformers.Qwen2Config
+    return kind(
+        vocab_size=model.vocab_size,
+        hidden_size=model.hidden_size,
+        intermediate_size=model.intermediate_size,
+        num_hidden_layers=model.num_layers,
+        num_attention_heads=model.num_heads,
+        num_key_value_heads=model.num_kv_heads,
+        head_dim=model.head_dim,
+        max_position_embeddings=seq_len,
+        rms_norm_eps=model.norm_eps,
+        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        tie_word_embeddings=model.tie_embeddings,
+        use_cache=False,
+    )
+
+
+def build(config: TrialConfig, seq_len: int) -> nn.Module:
+    """The trial's model; partitioned from the start if ZeRO-3 has been announced by an HfDeepSpeedConfig."""
+    from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
+
+    built = AutoModelForCausalLM.from_config(
+        model_config(config.model, seq_len),
+        attn_implementation=ATTENTION[config.kernel.name],
+        dtype=getattr(torch, config.dtype),
+    )
+    ours = train.build_decoder(config.model, lambda q, k, v: q, config.dtype).named_parameters()
+    theirs = dict(built.named_parameters())
+    zero3.initialise([(name, index, theirs.pop(their_name(name))) for index, (name, _) in enumerate(ours)], config.seed)
+    assert not theirs, f"parameters that our decoder has not: {', '.join(theirs)}"
+    return built
+
+
+def checkpointing_options() -> dict[str, Any]:
+    """What the Hugging Face post uses, with the ledger's phase added."""
+    return {"use_reentrant": False, "context_fn": model.recompute_contexts}
+
+
+@contextmanager
+def attention_registry(config: TrialConfig) -> Iterator[None]:
+    """Puts back what `register_with_transformers` writes: transformers' attention, and the groups of the sequences."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
+
+    name = ATTENTION[config.kernel.name]
+    before = ALL_ATTENTION_FUNCTIONS[name]
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS[name] = before
+    if config.sp_size > 1:
+        from deepspeed.runtime.sequence_parallel import parallel_state_sp  # pyright: ignore[reportMissingImports]
+
+        groups = (parallel_state_sp.get_sequence_parallel_group(), parallel_state_sp.get_sequence_data_parallel_group())
+        for group in groups:
+            dist.destroy_process_group(group)
+        parallel_state_sp._release_sequence_parallel_groups()
+
+
+def tell_the_ledger(config: TrialConfig) -> None:
+    """Collectives inside the registered attention are attention's; in the backward the ledger knows its all-to-alls."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
+
+    name = ATTENTION[config.kernel.name]
+    registered = ALL_ATTENTION_FUNCTIONS[name]
+
+    def attend(*args: Any, **kwargs: Any) -> Any:
+        with ledger.attention():
+            return registered(*args, **kwargs)
+
+    ALL_ATTENTION_FUNCTIONS[name] = attend
+
+
+def samples(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[dict[str, Tensor]]:
+    """What this rank's data loader reads: a sample [B,S'] for each P steps, since the adapter cuts every rank's sample
+    in turn. Rank r of a sequence's P has the text of steps r, P+r, 2P+r, ...; the last one is repeated."""
+    data_rank, sequence_rank = divmod(rank, config.sp_size)
+    num_samples = -(-len(texts) // config.sp_size)
+    mine = [texts[min(i * config.sp_size + sequence_rank, len(texts) - 1)] for i in range(num_samples)]
+    num_data_ranks = config.world_size // config.sp_size
+    return [_sample(text.chunk(num_data_ranks)[data_rank], config) for text in mine]
+
+
+def _sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
+    """[B,S+1] -> input_ids and labels [B,S'], and position_ids where the sequence is shared."""
+    tokens = sequences[:, :-1]
+    padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
+    sample = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
+    if config.sp_size > 1:
+        sample["position_ids"] = torch.arange(tokens.shape[1] + padding).expand_as(sample["input_ids"]).contiguous()
+    return sample
+
+
+def shifted(batch: dict[str, Tensor]) -> Tensor:
+    """The label of each local token [B,s]; without sequence parallelism transformers shifts them itself."""
+    if "shift_labels" in batch:
+        return batch["shift_labels"]
+    return F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
+
+
+def averaged(results: Sequence[StepResult]) -> list[StepResult]:
+    """The stack's losses are of one data-parallel rank; all have as many tokens, so the world's is their mean."""
+    losses = torch.stack([result.loss for result in results])
+    dist.all_reduce(losses)
+    losses /= dist.get_world_size()
+    return [result._replace(loss=loss) for result, loss in zip(results, losses, strict=True)]
+
+
+def traffic(config: TrialConfig, padded_len: int) -> Traffic:
+    """Attention's: what the losses' exchange sends is counted with the parameters, whose bytes are not predicted."""
+    attention = train.attention_traffic(config, padded_len)
+    return {key: size for key, size in model_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}

@@ -1,0 +1,100 @@
+"""Adapter: the KV all-gather of zhuzilin's ring-flash-attn, `llama3_flash_attn_varlen_func` (arXiv 2407.21783).
+
+It takes and gives packed tokens [S/P, H, D] of the contiguous layout: [1, S/P, H, D] of ours, nothing converted. Packed
+sequences lie one after the other over the ranks, where ours are cut each over all ranks: so one sequence, B = 1, whose
+cu_seqlens [0, S] the library's prepare helper turns into this rank's, once. `head_stride` KV heads at a time are
+gathered, the next ones while these are computed: K and V apart, in the input's dtype; each rank then reads the prefix
+that it needs. In the backward they are gathered again, and dK/dV, zero past the prefix, are reduce-scattered in the
+input's dtype while nothing else runs. It calls flash-attn itself, so that is the kernel.
+
+Closing leaves nothing changed but the modules that were imported.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, all_gather_traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.parsing import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = installed("ring-flash-attn")
+PRIMITIVE = "all_gather"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout != "contiguous":
+        raise ConfigError(
+            f"method.layout={method.layout}: ring_flash_attn_llama3 reads one prefix of the gathered keys and has "
+            "contiguous only"
+        )
+    return SequenceLayout(ring_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if reason := missing_library_reason(method.name, "ring-flash-attn", "transformers"):
+        return reason
+    if kernel_name != "flash_attn":
+        return f"ring_flash_attn_llama3 brings its own kernel, not kernel={kernel_name}; use kernel=flash_attn"
+    if shape.batch_size > 1:
+        return (
+            f"batch_size={shape.batch_size}: ring_flash_attn_llama3 wants a batch packed one sequence after the other "
+            "over the ranks, not each sequence cut over all of them; use batch_size=1, or method=all_gather"
+        )
+    if shape.num_kv_heads % _stride(method, shape):
+        valid = ", ".join(str(n) for n in range(1, shape.num_kv_heads + 1) if shape.num_kv_heads % n == 0)
+        return (
+            f"method.head_stride={method.head_stride} does not divide num_kv_heads={shape.num_kv_heads}; "
+            f"use one of {{{valid}}}"
+        )
+    return None
+
+
+def _stride(method: MethodConfig, shape: AttentionShape) -> int:
+    """The library's heads_k_stride: KV heads gathered at a time."""
+    return method.head_stride or shape.num_kv_heads
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """That of the KV all-gather: strides cut it into more messages, not more bytes."""
+    return all_gather_traffic(shape, sp_size, "input")
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench import ledger
+    from sp_bench.libraries.ring_flash_attn_package import load
+
+    library, group = load(), mesh.get_group("ring")
+    cu_seqlens = torch.tensor([0, shape.seq_len], dtype=torch.int32, device=mesh.device_type)
+    *lengths, own_prefix = library.llama3_flash_attn_prepare_cu_seqlens(
+        cu_seqlens, shape.causal, group.rank(), group.size()
+    )
+    options = {
+        "heads_k_stride": _stride(method, shape),
+        "local_k_slice": own_prefix,
+        "softmax_scale": shape.head_dim**-0.5,
+        "causal": shape.causal,
+        "group": group,
+    }
+
+    def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+        # [1,S/P,H,D] -> [S/P,H,D]: packed tokens
+        packed = (x.squeeze(0) for x in (q, k, v))
+        with ledger.attention():
+            out = library.llama3_flash_attn_varlen_func(*packed, *lengths, **options)
+        ledger.mark_backward_as_attention(out)
+        return out.unsqueeze(0)
+
+    yield SequenceParallelAttention(layout(method, group.size()), attend)

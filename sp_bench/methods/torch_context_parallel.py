@@ -1,0 +1,124 @@
+"""Adapter: torch's own context parallelism, `torch.distributed.tensor.experimental.context_parallel`.
+
+Entered for the life of the method, it makes scaled_dot_product_attention one over all ranks' shards: [B,H,S/P,D] views
+of ours, nothing copied here. The buffer that it wants to cut is a dummy, since the trial's tensors are cut already.
+Variants are its rotate methods: K and V by one all-gather, or hop by hop in all-to-alls of one receiver; never point to
+point. Either way dK and dV travel in such all-to-alls, P hops in fp32: the own contribution goes all the way round too.
+Its head-tail load balancing is our zigzag layout, causal only; contiguous is without it. The kernel is an SDPA backend.
+
+Closing restores scaled_dot_product_attention, DTensor's dispatch, SDPA's backends and the options of context
+parallelism, after an error too, which torch 2.11 by itself does not. What stays is DTensor with its cache of shardings.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench import kernels
+from sp_bench.config import ELEMENT_BYTES, AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, add_traffic, kv_shard_elements
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention, installed
+from sp_bench.parsing import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = installed("torch")
+PRIMITIVE = {"allgather": "all_gather+all_to_all", "alltoall": "all_to_all"}
+
+_BACKENDS = {"sdpa_flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}  # names in torch.nn.attention.SDPBackend
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout == "striped":
+        raise ConfigError("method.layout=striped: torch_context_parallel has contiguous and zigzag")
+    return SequenceLayout(method.layout, ring_degree=sp_size)
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if kernel_name in ("math", "cpu_flash"):
+        return (
+            f"torch_context_parallel shards neither the SDPA of CPUs nor its math fallback, kernel={kernel_name}; "
+            "use kernel=sdpa_flash or cudnn on GPUs"
+        )
+    if kernel_name not in _BACKENDS:
+        return f"torch_context_parallel shards SDPA, not kernel={kernel_name}; use kernel=sdpa_flash or cudnn"
+    if not shape.causal and method.layout == "zigzag":
+        return (
+            "workload.causal=false: the load balancing of torch_context_parallel (zigzag) is causal only; "
+            "use method.layout=contiguous"
+        )
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """The ring's bytes, dK/dV a hop further and in fp32: (P-1) n e forward, (P-1) n e + P n 4 backward."""
+    n, rotate = kv_shard_elements(shape, sp_size), "all_gather" if method.variant == "allgather" else "all_to_all"
+    kv = (sp_size - 1) * n * shape.element_bytes
+    hops = sp_size if sp_size > 1 else 0  # what one rank sends to itself does not leave it
+    dkv = hops * n * ELEMENT_BYTES["float32"]
+    return add_traffic({("forward", rotate): kv}, {("backward", rotate): kv}, {("backward", "all_to_all"): dkv})
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    from torch.nn import functional
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from sp_bench import ledger
+
+    backend = next(getattr(SDPBackend, choice) for name, choice in _BACKENDS.items() if kernels.get(name) is kernel)
+    grouped, scale = shape.num_heads != shape.num_kv_heads, shape.head_dim**-0.5
+
+    def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+        # [B,S/P,H,D] -> [B,H,S/P,D]: views, the backends read strides
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        with ledger.attention():
+            # looked up at each call: context_parallel replaces it
+            out = functional.scaled_dot_product_attention(
+                q, k, v, is_causal=shape.causal, scale=scale, enable_gqa=grouped
+            )
+        _mark_backward(out)
+        return out.transpose(1, 2)
+
+    with _context_parallel(method, mesh), sdpa_kernel(backend):
+        yield SequenceParallelAttention(layout(method, mesh["ring"].size()), attend)
+
+
+@contextmanager
+def _context_parallel(method: MethodConfig, mesh: "DeviceMesh") -> Iterator[None]:
+    import torch
+    from torch.distributed.tensor.experimental import context_parallel
+    from torch.distributed.tensor.experimental._attention import set_rotate_method
+    from torch.distributed.tensor.experimental._context_parallel import _attention as state
+
+    ring = mesh["ring"]
+    with ExitStack() as restored:
+        restored.callback(vars(state._cp_options).update, dict(vars(state._cp_options)))
+        restored.callback(setattr, state, "_dispatch_mode", state._dispatch_mode)
+        # its own list of replaced functions would keep each patch that there ever was, and with it the mesh
+        restored.callback(setattr, state, "_replaced_functions", dict(state._replaced_functions))
+        set_rotate_method(str(method.variant))
+        state._cp_options.enable_load_balance = method.layout == "zigzag"
+        dummy = torch.zeros(2 * ring.size(), device=ring.device_type)
+        entered = context_parallel(ring, buffers=[dummy], buffer_seq_dims=[0], no_restore_buffers={dummy})
+        entered.__enter__()
+        restored.callback(entered.__exit__, None, None, None)  # told of an error, torch 2.11 would undo nothing
+        yield
+
+
+def _mark_backward(out: "Tensor") -> None:
+    """Tell the ledger which node issues the backward's collectives: SDPA's, behind the one that unwraps the DTensor."""
+    from sp_bench import ledger
+
+    node = out.grad_fn
+    while node is not None and not node.name().startswith("ScaledDotProduct"):
+        node = node.next_functions[0][0]
+    if out.grad_fn is not None:
+        assert node is not None, "context_parallel ran no fused SDPA"
+        ledger.mark_node_as_attention(node)

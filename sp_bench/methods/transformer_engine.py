@@ -1,0 +1,189 @@
+"""Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism. Written from its public sources
+(2.x): what is said here was read there and has not been run.
+
+Variants are its cp_comm_type. `p2p`: K and V as one message around a ring, P-1 hops, again in the backward, where dK/dV
+follow P-1 hops in the input's dtype. `all_gather`: K and V gathered, again in the backward; dK/dV reduce-scattered in
+the input's dtype. `a2a`: Ulysses, Q, K, V and the output in all-to-alls of their own; the backward exchanges the output
+a second time, since what is kept is the one in tokens. `a2a+p2p`: both, heads exchanged between the adjacent ranks of a
+group of `ulysses_degree`. No KV heads are replicated.
+
+Each variant, causal or not, wants the zigzag layout over all P ranks (its DualChunkSwap), and those that exchange heads
+reorder the chunks by copies of their own. Tensors are [B, S/P, H, D] in and [B, S/P, H*D] out, a view apart from ours.
+The kernel is flash-attn 2 or TransformerEngine's own cuDNN attention (kernel=cudnn).
+
+Closing restores the environment's NVTE_*_ATTN and has the library choose its backend anew. The modules stay.
+"""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from sp_bench import kernels
+from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.costs import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
+from sp_bench.kernels import Kernel
+from sp_bench.layouts import SequenceLayout
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.parsing import ConfigError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = installed("transformer-engine")
+PRIMITIVE = {
+    "p2p": "send_recv",
+    "all_gather": "all_gather",
+    "a2a": "all_to_all",
+    "a2a+p2p": "all_to_all+send_recv",
+}
+
+_BACKENDS = {"flash_attn": "FLASH", "cudnn": "FUSED"}  # of the three, NVTE_<...>_ATTN=1 leaves one
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    if method.layout != "zigzag":
+        raise ConfigError(f"method.layout={method.layout}: transformer_engine has zigzag only, whatever the mask")
+    if method.placement == "ring_inner":
+        raise ConfigError("method.placement=ring_inner: transformer_engine exchanges heads between adjacent ranks")
+    if method.variant != "a2a+p2p" and method.ulysses_degree is not None:
+        raise ConfigError(
+            f"method.ulysses_degree={method.ulysses_degree}: variant {method.variant} of transformer_engine has no "
+            "degrees; use method.ulysses_degree=null, or method.variant=a2a+p2p"
+        )
+    if method.variant == "a2a+p2p" and method.ulysses_degree is None:
+        raise ConfigError("method.ulysses_degree must be given for variant a2a+p2p of transformer_engine")
+    degree = sp_size if method.variant == "a2a" else method.ulysses_degree or 1
+    return SequenceLayout("zigzag", max(sp_size // degree, 1), degree, over_all_ranks=True)
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if reason := missing_library_reason(method.name, "transformer-engine"):
+        return reason
+    if kernel_name not in _BACKENDS:
+        return (
+            f"transformer_engine runs flash-attn 2 or its own cuDNN attention, not kernel={kernel_name}; "
+            "use kernel=flash_attn or cudnn"
+        )
+    if sp_size == 1:
+        return "transformer_engine on sp_size=1 is its kernel alone; use sp_size of 2 or more, or method=single"
+    return _degree_reason(method, shape, sp_size)
+
+
+def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+    degree, hq, hkv = layout(method, sp_size).ulysses_degree, shape.num_heads, shape.num_kv_heads
+    valid = [n for n in range(1, sp_size + 1) if not (sp_size % n or hq % n or hkv % n)]
+    inner = ", ".join(str(n) for n in valid if 1 < n < sp_size)
+    hierarchical = method.variant == "a2a+p2p"
+    if degree in valid and not (hierarchical and degree in (1, sp_size)):
+        return None
+    field = "method.ulysses_degree" if hierarchical else "sp_size"
+    between = f" and lie between 1 and sp_size={sp_size}" if hierarchical else ""
+    way_out = f"method.variant=a2a+p2p with method.ulysses_degree in {{{inner}}}, or " if inner else ""
+    return (
+        f"{field}={degree} must divide num_heads={hq} and num_kv_heads={hkv}{between}: transformer_engine replicates "
+        f"no KV heads; use {way_out}method.variant=p2p or all_gather"
+    )
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """The closed form of each pattern, and in the backward of a head exchange the output once more:
+    (U-1)/U * B * S/P * Hq * D * e."""
+    cut = layout(method, sp_size)
+    ring, degree = cut.ring_degree, cut.ulysses_degree
+    if method.variant == "all_gather":
+        return all_gather_traffic(shape, sp_size, "input")
+    local_output = Fraction(shape.batch_size * shape.seq_len * shape.num_heads * shape.head_dim, sp_size)
+    again = local_output * shape.element_bytes * Fraction(degree - 1, degree)
+    return add_traffic(
+        ulysses_traffic(shape, degree, sp_size),
+        {("backward", "all_to_all"): again},
+        ring_traffic(shape, ring, degree, "input"),
+    )
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench import ledger
+
+    cut = layout(method, mesh.get_group("ulysses").size() * mesh.get_group("ring").size())
+    with _only_backend(next(name for name in _BACKENDS if kernels.get(name) is kernel)) as require_asked_for:
+        from transformer_engine.pytorch import DotProductAttention  # pyright: ignore[reportMissingImports]
+
+        module = DotProductAttention(
+            shape.num_heads,
+            shape.head_dim,
+            num_gqa_groups=shape.num_kv_heads,
+            attention_dropout=0.0,
+            qkv_format="bshd",
+            attn_mask_type="causal" if shape.causal else "no_mask",
+            softmax_scale=shape.head_dim**-0.5,
+        )
+        first = mesh.get_rank() - mesh.get_rank() % cut.sp_size  # ranks of a sequence are adjacent, in order
+        ranks = list(range(first, first + cut.sp_size))
+        module.set_context_parallel_group(_groups(method, mesh), ranks, torch.cuda.Stream(), method.variant)
+
+        def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+            with ledger.attention():
+                out = module(q, k, v)
+            require_asked_for()
+            _mark_backward(out, q, k, v)
+            return out.unflatten(-1, (shape.num_heads, shape.head_dim))  # [B,S/P,H*D] -> [B,S/P,H,D]: a view
+
+        yield SequenceParallelAttention(cut, attend)
+
+
+def _groups(method: MethodConfig, mesh: "DeviceMesh") -> Any:
+    ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
+    return {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
+
+
+@contextmanager
+def _only_backend(kernel_name: str) -> Iterator[Any]:
+    """TransformerEngine with one of its three backends; yields a check that the last call ran it."""
+    from transformer_engine.pytorch.attention.dot_product_attention import (  # pyright: ignore[reportMissingImports]
+        _attention_backends as chosen,
+    )
+
+    names = [f"NVTE_{name}_ATTN" for name in ("FLASH", "FUSED", "UNFUSED")]
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ.update({name: str(int(_BACKENDS[kernel_name] in name.split("_"))) for name in names})
+    chosen["backend_selection_requires_update"] = True  # it keeps its choice as long as shapes stay
+    try:
+        yield lambda: _require(kernel_name, chosen)
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
+        chosen["backend_selection_requires_update"] = True
+
+
+def _require(kernel_name: str, chosen: Mapping[str, Any]) -> None:
+    """With several flash-attn packages installed it takes the newest: a version 3 is another kernel."""
+    version = str(chosen["flash_attention_backend"])
+    ran_flash = chosen["use_flash_attention"] and version.partition(".")[0] == "2"
+    if not (ran_flash if kernel_name == "flash_attn" else chosen["use_fused_attention"]):
+        raise RuntimeError(f"kernel={kernel_name} was asked for, and transformer_engine chose {dict(chosen)}")
+
+
+def _mark_backward(out: "Tensor", *inputs: "Tensor") -> None:
+    """Tell the ledger of all autograd functions between the inputs and the output: which of them issues the collectives
+    is the library's affair."""
+    from torch.autograd.graph import get_gradient_edge
+
+    from sp_bench import ledger
+
+    seen = {get_gradient_edge(x).node for x in inputs if x.requires_grad}
+    pending = [out.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ledger.mark_node_as_attention(node)
+            pending += [function for function, _ in node.next_functions]

@@ -1,0 +1,154 @@
+"""Whole training steps under other libraries' engines, on real ranks: equal to one process, bytes as they can be said.
+
+Each skips without its libraries.
+"""
+
+import os
+from dataclasses import replace
+from functools import partial
+
+import pytest
+from ranks import here, run, worlds
+from trials import ODD, PARITY, TINY, TRAIN, job, trial
+
+from sp_bench.config import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.engines import support
+from sp_bench.hardware import package_versions
+from sp_bench.workloads import parity, train_step
+
+RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
+LLAMA = replace(TINY, name="llama", qk_norm=False, tie_embeddings=True)
+QWEN2 = replace(TINY, name="qwen2", qk_norm=False, qkv_bias=True)
+HF = "deepspeed_ulysses_hf"
+ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
+
+
+def needs(*packages: str) -> pytest.MarkDecorator:
+    missing = [name for name in packages if name not in package_versions()]
+    return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed")
+
+
+def deepspeed_cases(world_size: int) -> list[TrialConfig]:
+    """Methods of ours and an adapter, padded and not, tied and not, with recomputation and data parallelism."""
+    make = partial(trial, engine=EngineConfig("deepspeed"))
+    return {
+        1: [make(MethodConfig("single"), 1, batch_size=2)],
+        2: [
+            make(MethodConfig("ulysses"), 2, seq_len=45),
+            make(ZIGZAG, 2, seq_len=45, workload=RECOMPUTED, dtype="bfloat16"),
+            make(MethodConfig("single"), 1, dp_shard_size=2, model=ODD),
+            make(MethodConfig("deepspeed_ulysses"), 2, workload=RECOMPUTED),
+        ],
+        3: [make(MethodConfig("ring", "striped", dkv_dtype="input"), 3, seq_len=43, model=ODD)],
+        4: [make(MethodConfig("ulysses"), 2, dp_shard_size=2, workload=RECOMPUTED)],
+    }[world_size]
+
+
+def hugging_face_cases(name: str, world_size: int) -> list[TrialConfig]:
+    """Qwen3, Llama and Qwen2 models, KV heads replicated and not, padded and not, fixed and variable lengths."""
+    shared = partial(trial, MethodConfig(HF), kernel=KernelConfig("cpu_flash"))
+    alone = partial(trial, MethodConfig("single"), 1, kernel=KernelConfig("cpu_flash"), engine=EngineConfig(name))
+    fixed, variable = EngineConfig(name), EngineConfig(name, variable_seq_len=True)
+    cases = {
+        1: [alone(batch_size=2)],
+        2: [
+            shared(2, engine=fixed, workload=RECOMPUTED),
+            shared(2, engine=variable, seq_len=45, model=LLAMA),
+            shared(2, engine=fixed, batch_size=2),
+            alone(dp_shard_size=2, model=QWEN2, seq_len=45),
+            shared(2, engine=fixed, dtype="bfloat16"),
+        ],
+        4: [
+            shared(4, engine=fixed, seq_len=45, workload=RECOMPUTED),
+            shared(2, engine=variable, dp_shard_size=2, model=LLAMA),
+            shared(2, engine=fixed, dp_replicate_size=2),
+        ],
+    }[world_size]
+    return [placed(config) for config in cases]
+
+
+def placed(config: TrialConfig) -> TrialConfig:
+    """On GPUs transformers' sdpa is in half precision what our sdpa_flash is."""
+    if here().type == "cpu":
+        return config
+    fabric, hardware = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
+    return replace(config, kernel=KernelConfig("sdpa_flash"), dtype="bfloat16", fabric=fabric, hardware=hardware)
+
+
+def check(config: TrialConfig) -> None:
+    """`run` proves the step: it raises Incorrect when loss or gradient norm differ from one process."""
+    if config.engine.name == "deepspeed" and here().type == "cuda":
+        config = replace(config, fabric=FabricConfig("nvlink", "nccl"), hardware=HardwareConfig("h200", "cuda"))
+    measurement = train_step.run(job(config))
+    counted = {
+        key: size
+        for key, (_, size) in measurement.counts.items()
+        if size and key[0] not in ("other", *measurement.unpredicted)
+    }
+    assert counted == measurement.predicted, config
+    assert len(measurement.columns["loss"]) == len(measurement.step_ms) == config.workload.timed_steps
+
+
+def as_under_torchrun(rank: int, world_size: int) -> None:
+    """DeepSpeed and Accelerate read from the environment where they are."""
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+
+
+def check_engine(rank: int, name: str, world_size: int) -> None:
+    as_under_torchrun(rank, world_size)
+    cases = deepspeed_cases(world_size) if name == "deepspeed" else hugging_face_cases(name, world_size)
+    for config in cases:
+        reason = support.unsupported_reason(config)
+        if reason is None:
+            check(config)
+        else:
+            assert "over gloo" in reason or "on a CPU" in reason or "dp_replicate_size" in reason, reason
+
+
+def check_parity(rank: int, name: str) -> None:
+    """Each rank's loader has another step's text, so a wrong order of samples would show."""
+    as_under_torchrun(rank, 2)
+    method, kernel = ("ulysses", "math") if name == "deepspeed" else (HF, "cpu_flash")
+    config = trial(MethodConfig(method), 2, workload=PARITY, engine=EngineConfig(name), kernel=KernelConfig(kernel))
+    columns = parity.run(job(config)).columns
+    assert columns["mean_nll_difference"] <= columns["max_nll_difference"] <= parity.NLL_TOLERANCE
+    assert columns["max_grad_norm_difference"] <= parity.GRAD_NORM_TOLERANCE
+    assert len(columns["loss"]) == 20
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("engine", ["deepspeed", "hf_deepspeed", "hf_trainer"])
+def test_twenty_steps_agree_with_one_process(engine: str) -> None:
+    run(2, check_parity, engine)
+
+
+def check_offload(rank: int, adam: str) -> None:
+    as_under_torchrun(rank, 2)
+    for name, method in (("deepspeed", "ulysses"), ("hf_deepspeed", HF), ("hf_trainer", HF)):
+        engine = EngineConfig(name, optimizer_offload=adam)  # pyright: ignore[reportArgumentType]
+        config = trial(MethodConfig(method), 2, engine=engine, kernel=KernelConfig("cpu_flash"))
+        losses = train_step.run(job(config)).columns["loss"]
+        without = train_step.run(job(replace(config, engine=EngineConfig(name)))).columns["loss"]
+        assert losses == pytest.approx(without, rel=1e-5), config
+        assert losses[1] < losses[0] - 1e-4, config
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("adam", ["torch_adamw", "deepspeed_cpu_adam"])
+def test_an_optimizer_in_host_memory_takes_the_same_steps(adam: str) -> None:
+    run(2, check_offload, adam)
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(1, 2, 3, 4), nccl=(1, 2, 4)))
+def test_our_decoder_under_zero3_takes_the_steps_of_one_process(backend: str, world_size: int) -> None:
+    run(world_size, check_engine, "deepspeed", world_size, backend=backend)
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("engine", ["hf_deepspeed", "hf_trainer"])
+@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(1, 2, 4), nccl=(1, 2, 4)))
+def test_a_hugging_face_model_takes_the_steps_of_ours_on_one_process(
+    backend: str, world_size: int, engine: str
+) -> None:
+    run(world_size, check_engine, engine, world_size, backend=backend)
