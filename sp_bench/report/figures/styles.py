@@ -15,7 +15,7 @@ BLACK, ORANGE, SKY, GREEN, BLUE, VERMILLION, PURPLE = (
     *("#0072B2", "#D55E00", "#CC79A7"),
 )  # Okabe & Ito 2008, without yellow, which is too light for lines on white
 OWN = {"single": BLACK, "ulysses": BLUE, "ring": VERMILLION, "all_gather": GREEN, "usp": PURPLE}
-OTHERS = (ORANGE, SKY, "#555555")
+OTHERS = (ORANGE, SKY, "#555555", "#332288", "#882255", "#999933", "#661100")  # the last four: Tol 2021, muted
 UNEVEN, DENSE = (0, (5, 1, 1, 1, 1, 1)), (0, (1, 1))
 LINES: dict[tuple[str | None, str | None], Any] = {  # (layout, placement) -> line style, the same in every method
     ("zigzag", None): "--",
