@@ -35,6 +35,7 @@ def label(trial: Trial) -> str:
         _layout(trial),
         config.kernel.name,
         f"{config.workload.name}/{config.workload.pass_kind}",
+        *([config.engine.name] if config.engine.name != "fsdp2" else []),
         config.model.name,
         f"seq_len={config.seq_len}",
         f"sp_size={config.sp_size}",

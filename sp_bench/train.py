@@ -4,10 +4,10 @@ B sequences of a data-parallel rank, S valid and S' padded global tokens of each
 Every rank holds a part of one big loss, so gradients are summed over all ranks, never averaged.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from sp_bench.layouts import SequenceLayout
 from sp_bench.model import AttentionCall, Decoder
 
 IGNORED = -100  # label of a padded token
+T = TypeVar("T")
 
 
 class StepResult(NamedTuple):
@@ -117,11 +118,9 @@ def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
 
 
-def run_steps(
-    step: Callable[[Batch], StepResult], batches: Sequence[Batch], tick: Callable[[], None]
-) -> list[StepResult]:
-    """A step on each batch; `tick` before the first and after each. Results stay on the device: reading one between
-    the steps would synchronise."""
+def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:
+    """A step on each batch; `tick` before the first and after each, so that loading a batch is part of its step.
+    Results stay on the device: reading one between the steps would synchronise."""
     results = []
     tick()
     for batch in batches:

@@ -1,4 +1,4 @@
-"""A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`: the loop of Hugging Face's post on Ulysses.
+"""A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`: the loop of Hugging Face's Ulysses post.
 
 https://huggingface.co/blog/ulysses-sp. The step is theirs: a batch from `UlyssesSPDataLoaderAdapter`, the weighted sum
 of the ranks' losses (`deepspeed_sp_compute_loss`), `engine.backward`, `engine.step`. The adapter's exchange of tokens
@@ -39,12 +39,8 @@ def run(
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
         engine, mpu = start(config, seq_len, deepspeed)
-        training = Training(engine, _loader(texts, config, mpu, device), config.sp_size, device, token_losses)
-        results = []
-        tick()
-        for _ in texts:
-            results.append(training.step())
-            tick()
+        training = Training(engine, config.sp_size, device, token_losses)
+        results = train.run_steps(training.step, _batches(texts, config, mpu, device), tick)
         engine.destroy()
     return hugging_face.averaged(results)
 
@@ -79,55 +75,59 @@ def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
     return engine, mpu
 
 
-def _loader(
+def _batches(
     texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """Batches of this rank's tokens, one a step."""
-    loader = DataLoader(hugging_face.samples(texts, config, dist.get_rank()), batch_size=None)  # pyright: ignore[reportArgumentType]
-    if mpu is None:
-        return iter(loader)
-    from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
-        UlyssesSPDataLoaderAdapter,
-    )
+    """This rank's tokens on the device, one batch a step."""
+    loader: Any = DataLoader(hugging_face.samples(texts, config, dist.get_rank()), batch_size=None)  # pyright: ignore[reportArgumentType]
+    if mpu is not None:
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+            UlyssesSPDataLoaderAdapter,
+        )
 
-    return UlyssesSPDataLoaderAdapter(
-        loader,
-        sp_rank=mpu.get_sequence_parallel_rank(),
-        sp_group=mpu.get_sequence_parallel_group(),
-        sp_world_size=mpu.get_sequence_parallel_world_size(),
-        device=device,
-    )
+        loader = UlyssesSPDataLoaderAdapter(
+            loader,
+            sp_rank=mpu.get_sequence_parallel_rank(),
+            sp_group=mpu.get_sequence_parallel_group(),
+            sp_world_size=mpu.get_sequence_parallel_world_size(),
+            device=device,
+        )
+    loaded = iter(loader)
+    for _ in texts:
+        with ledger.phase("other"):  # the ranks' tokens to all of them, every P-th step
+            batch = next(loaded)
+        # The adapter's slices are contiguous once they have been to another device; on the CPU they never are.
+        yield {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
 
 
 @dataclass(frozen=True)
 class Training:
-    """A DeepSpeed engine around a Hugging Face model, and its data."""
+    """A DeepSpeed engine around a Hugging Face model."""
 
     engine: Any
-    loader: Iterator[dict[str, Tensor]]
     sp_size: int
     device: torch.device
     token_losses: bool
 
-    def step(self) -> StepResult:
-        with ledger.phase("other"):
-            # The adapter's slices are contiguous once they have been to another device; on the CPU they never are.
-            batch = {name: tensor.to(self.device).contiguous() for name, tensor in next(self.loader).items()}
-        loss, logits = self._loss(batch)
+    def step(self, batch: dict[str, Tensor]) -> StepResult:
+        loss, losses = self._forward(batch)
         self.engine.backward(loss)
         self.engine.step()
-        losses = train.token_losses(logits.detach(), hugging_face.shifted(batch)) if self.token_losses else None
         return StepResult(loss.detach(), zero3.grad_norm(self.engine, self.device), losses)
 
-    def _loss(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Mean over the sequence's tokens, and this rank's logits [B,s,V]."""
+    def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """Mean loss over the sequence's tokens, and if asked for each local token's [B,s]. The logits end here: in the
+        backward, where memory peaks, nobody holds them."""
         if self.sp_size == 1:
             outputs = self.engine(**batch)
-            return outputs.loss, outputs.logits
-        from transformers.integrations.deepspeed import (  # pyright: ignore[reportMissingImports]
-            deepspeed_sp_compute_loss,
-        )
+            loss = outputs.loss
+        else:
+            from transformers.integrations.deepspeed import (  # pyright: ignore[reportMissingImports]
+                deepspeed_sp_compute_loss,
+            )
 
-        parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.sp_size)
-        loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
-        return loss, outputs.logits
+            parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.sp_size)
+            loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
+        if not self.token_losses:
+            return loss, None
+        return loss, train.token_losses(outputs.logits.detach(), hugging_face.shifted(batch))

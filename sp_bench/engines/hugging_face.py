@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from sp_bench import ledger, model, model_costs, train
@@ -74,7 +74,7 @@ def model_config(model: ModelConfig, seq_len: int) -> Any:
     )
 
 
-def build(config: TrialConfig, seq_len: int) -> nn.Module:
+def build(config: TrialConfig, seq_len: int) -> Any:
     """The trial's model; partitioned from the start if ZeRO-3 has been announced by an HfDeepSpeedConfig."""
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
@@ -97,22 +97,32 @@ def checkpointing_options() -> dict[str, Any]:
 
 @contextmanager
 def attention_registry(config: TrialConfig) -> Iterator[None]:
-    """Puts back what `register_with_transformers` writes: transformers' attention, and the groups of the sequences."""
+    """Puts back what `register_with_transformers` writes: transformers' attention, and DeepSpeed's groups of the
+    sequences with their names."""
+    from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
-    before = ALL_ATTENTION_FUNCTIONS[name]
+    attention, named_groups = ALL_ATTENTION_FUNCTIONS[name], dict(layer._all_to_all_groups)
     try:
         yield
     finally:
-        ALL_ATTENTION_FUNCTIONS[name] = before
+        ALL_ATTENTION_FUNCTIONS[name] = attention
+        layer._all_to_all_groups.clear()
+        layer._all_to_all_groups.update(named_groups)
     if config.sp_size > 1:
-        from deepspeed.runtime.sequence_parallel import parallel_state_sp  # pyright: ignore[reportMissingImports]
+        _destroy_groups(config)
 
-        groups = (parallel_state_sp.get_sequence_parallel_group(), parallel_state_sp.get_sequence_data_parallel_group())
-        for group in groups:
-            dist.destroy_process_group(group)
-        parallel_state_sp._release_sequence_parallel_groups()
+
+def _destroy_groups(config: TrialConfig) -> None:
+    """Their communicators take device memory, which the timed steps after the proof must not find taken."""
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp  # pyright: ignore[reportMissingImports]
+
+    if config.hardware.device == "cuda":
+        torch.cuda.synchronize()
+    for group in (parallel_state_sp._SEQUENCE_PARALLEL_GROUP, parallel_state_sp._SEQUENCE_DATA_PARALLEL_GROUP):
+        dist.destroy_process_group(group)
+    parallel_state_sp._release_sequence_parallel_groups()
 
 
 def tell_the_ledger(config: TrialConfig) -> None:

@@ -30,7 +30,7 @@ def unsupported_reason(config: TrialConfig) -> str | None:
     if name == "fsdp2":
         return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* away"
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
-        extra = "deepspeed" if name == "deepspeed" else "hf"
+        extra = "deepspeed" if name == "deepspeed" else "hugging-face"
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
@@ -63,9 +63,8 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
             f"for one of the world, so sp_size={config.sp_size} must be all {config.world_size} ranks; use it, or "
             "fabric=nvlink"
         )
-    if name == "hf_trainer" and config.hardware.device == "cpu":
-        if reason := _trainer_on_cpu_reason(config):
-            return reason
+    if name == "hf_trainer" and config.hardware.device == "cpu" and (reason := _trainer_on_cpu_reason(config)):
+        return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
     if model.qkv_bias and model.qk_norm:

@@ -79,11 +79,14 @@ def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimiz
 
 def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -> None:
     """Fill partitioned parameters with the decoder's initial values; each comes with its name and index there."""
-    import deepspeed  # pyright: ignore[reportMissingImports]
+    from deepspeed.runtime.zero import GatheredParameters  # pyright: ignore[reportMissingImports]
 
     for name, index, parameter in parameters:
-        with deepspeed.zero.GatheredParameters(parameter, modifier_rank=0):  # rank 0's values are sent to all
-            fill(parameter.data, name, index, seed)
+        with GatheredParameters(parameter, modifier_rank=0):  # rank 0's values are sent to all
+            # drawn as one process draws them, whatever dtype the parameter has
+            whole = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
+            fill(whole, name, index, seed)
+            parameter.data.copy_(whole)
 
 
 def tag_phases(engine: Any) -> None:

@@ -1,0 +1,173 @@
+"""What is said of engines before anything is launched: reasons, identities, columns."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from sp_bench import attempt, engines, hardware, model, plan
+from sp_bench.config import EngineConfig, TrialConfig
+from sp_bench.engines import support
+from sp_bench.overrides import choices
+from sp_bench.parsing import ConfigError, parse
+
+OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
+HUGGING_FACE = ["hf_deepspeed", "hf_trainer"]
+VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0"}
+
+
+@pytest.fixture
+def libraries(monkeypatch):
+    """As if they were installed."""
+    monkeypatch.setattr(hardware, "package_versions", lambda: VERSIONS)
+
+
+@pytest.fixture
+def make(make_config):
+    """A trial that its engine can run, but for what is changed."""
+
+    def make(engine: str, **changes) -> TrialConfig:
+        method = {"method": "deepspeed_ulysses_hf", "kernel": "flash_attn"} if engine in HUGGING_FACE else {}
+        on_gpus = {"fabric": "nvlink", "hardware": "h200", "dtype": "bfloat16"}
+        return make_config(**{"workload": "train_step", "engine": engine, "sp_size": 4, **on_gpus, **method, **changes})
+
+    return make
+
+
+def test_every_engine_has_its_file():
+    assert set(choices("engine")) == set(engines.NAMES)
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_an_engine_runs_what_it_is_for(make, name):
+    assert support.unsupported_reason(make(name)) is None
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
+    monkeypatch.setattr(hardware, "package_versions", dict)
+    reason = str(support.unsupported_reason(make(name)))
+    extra = "deepspeed" if name == "deepspeed" else "hugging-face"
+    assert f"engine {name} needs deepspeed" in reason
+    assert reason.endswith(f"pip install 'sp-bench[{extra}]'")
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has no options"),
+        ("deepspeed", {"engine__variable_seq_len": True}, "no variable_seq_len; .* use engine=hf_deepspeed"),
+        ("deepspeed", {"dtype": "float64"}, "float32 or bfloat16, not dtype=float64"),
+        ("deepspeed", {"dp_replicate_size": 2, "dp_shard_size": 2}, "shards over all ranks; use dp_shard_size=4"),
+        ("hf_deepspeed", {"dp_replicate_size": 2}, "use dp_shard_size=2"),
+        ("hf_deepspeed", {"method": "ulysses"}, "not method=ulysses; use method=deepspeed_ulysses_hf"),
+        ("hf_trainer", {"method": "ring"}, "not method=ring; use method=deepspeed_ulysses_hf"),
+        ("hf_trainer", {"sp_size": 1}, "sp_size=1: .* use method=single, or sp_size of 2 or more"),
+        ("hf_deepspeed", {"kernel": "flash_attn_4"}, "runs no kernel=flash_attn_4; use one of flash_attn, sdpa_flash"),
+        ("hf_deepspeed", {"model": "qwen2_5_7b", "model__qk_norm": True}, "qwen2_5_7b has both; use engine=fsdp2"),
+        ("deepspeed", {"isolation": "group"}, "use isolation=trial"),
+        (
+            "hf_deepspeed",
+            {"fabric": "gloo", "hardware": "cpu", "sp_size": 2, "dp_shard_size": 2},
+            "sp_size=2 must be all 4 ranks",
+        ),
+        (
+            "hf_trainer",
+            {"fabric": "gloo", "hardware": "cpu", "dtype": "float32", "batch_size": 2},
+            "batch_size=2: on a CPU .* use batch_size=1",
+        ),
+        ("hf_trainer", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
+    ],
+)
+def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, changes, message):
+    config = make(name, **changes)
+    with pytest.raises(AssertionError, match=message):
+        raise AssertionError(support.unsupported_reason(config))
+
+
+@pytest.mark.usefixtures("libraries")
+def test_the_trainer_takes_replicas_as_accelerate_does(make):
+    assert support.unsupported_reason(make("hf_trainer", sp_size=2, dp_replicate_size=2)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_the_published_baseline_of_data_parallelism_alone_runs(make, name):
+    assert support.unsupported_reason(make(name, method="single", sp_size=1, dp_shard_size=4)) is None
+
+
+def test_an_engine_is_refused_where_nothing_is_trained(make_config):
+    with pytest.raises(ConfigError, match=r"engine=deepspeed: the attention workload trains nothing"):
+        make_config(engine="deepspeed")
+
+
+def test_an_adam_in_host_memory_is_no_sgd(make_config):
+    with pytest.raises(ConfigError, match=r"is an Adam, not sgd; use workload\.optimizer=adamw"):
+        make_config(workload="parity", engine="deepspeed", engine__optimizer_offload="torch_adamw")
+
+
+def test_fsdp2_is_left_out_of_the_identity_and_every_other_engine_is_in_it(make):
+    assert "engine" not in json.loads(plan.canonical(make("fsdp2")))
+    assert json.loads(plan.canonical(make("deepspeed")))["engine"] == {"name": "deepspeed"}
+    offloaded = make("deepspeed", engine__optimizer_offload="torch_adamw")
+    configs = [make("fsdp2"), make("deepspeed"), offloaded, make("hf_deepspeed", method="ulysses", kernel="cpu_flash")]
+    assert len({plan.cell_id(config) for config in configs}) == len(configs)
+
+
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_a_canonical_config_reads_back_with_its_engine(make, name):
+    config = make(name)
+    assert parse(TrialConfig, json.loads(plan.canonical(config))) == config
+
+
+def test_identities_of_before_there_were_engines_hold(make_config):
+    """Computed from the tree before: an old row is still the row of its cell."""
+    assert plan.cell_id(make_config()) == "f9a1bc35338a"
+    assert plan.cell_id(make_config(workload="train_step")) == "2eb7e912ac74"
+
+
+@pytest.mark.usefixtures("libraries")
+def test_a_row_names_engine_and_libraries(make):
+    columns = attempt.asked_for(make("hf_trainer", engine__optimizer_offload="torch_adamw"))
+    assert columns["engine"] == "hf_trainer"
+    assert columns["engine_implementation"] == "deepspeed==0.19.8 transformers==5.17.0 accelerate==1.15.0"
+    assert columns["optimizer_offload"] == "torch_adamw"
+    assert attempt.asked_for(make("fsdp2"))["engine_implementation"] == "sp_bench"
+
+
+def test_a_row_of_attention_alone_has_no_engine(make_config):
+    columns = attempt.asked_for(make_config())
+    assert (columns["engine"], columns["engine_implementation"]) == (None, None)
+
+
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_planning_an_engine_imports_no_library(make, name):
+    code = (
+        "import json, sys\n"
+        "from sp_bench import plan\nfrom sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
+        "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
+        "print(*{'torch', 'deepspeed', 'transformers', 'accelerate'} & set(sys.modules))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=plan.canonical(make(name)), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": False, "qkv_bias": True}, {"tie_embeddings": True}])
+def test_each_parameter_has_a_name_of_its_own_at_transformers(make_config, changes):
+    from sp_bench.engines.hugging_face import their_name
+
+    config = replace(make_config().model, **changes)
+    ours = [name for name, _ in model.Decoder(config, lambda q, k, v: q, recompute=False).named_parameters()]
+    theirs = [their_name(name) for name in ours]
+    assert len(set(theirs)) == len(ours)
+    assert "model.layers.1.mlp.down_proj.weight" in theirs
+
+
+def test_the_default_engine_is_fsdp2(make_config):
+    assert make_config().engine == EngineConfig()
