@@ -24,7 +24,8 @@ def broadcast_steps(
     packed = torch.zeros(len(batches), 2 + num_sequences * seq_len, dtype=torch.float64, device=device)
     if dist.get_rank() == 0:
         for row, result in zip(packed, run_steps(config, batches, compute_dtype, device), strict=True):
-            row.copy_(torch.cat([part.flatten() for part in result]))
+            assert result.token_losses is not None  # `step` always gives them
+            row.copy_(torch.cat([result.loss[None], result.grad_norm[None], result.token_losses.flatten()]))
     dist.broadcast(packed, 0)
     return packed[:, :2], packed[:, 2:].view(-1, num_sequences, seq_len)
 

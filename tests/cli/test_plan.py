@@ -48,7 +48,7 @@ def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(comm
     [
         (
             ["method=ulyses"],
-            "method=ulyses: did you mean ulysses? method is one of all_gather, deepspeed_ulysses, ring",
+            "method=ulyses: did you mean ulysses? method is one of all_gather, deepspeed_ulysses, deepspeed_ulysses_hf",
         ),
         (["sq_len=5"], "sq_len is not a field; did you mean seq_len?"),
         (["seq_len=0"], "seq_len=0 must be positive"),
