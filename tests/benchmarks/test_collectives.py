@@ -34,19 +34,20 @@ def kv_gather() -> torch.Tensor:
     return gather.start(torch.ones(2, *SHAPE))()
 
 
-def answer(_: int, store: str, exchange: Callable[[], torch.Tensor]) -> None:
+def answer(_: int, store: str, exchange: Callable[[], torch.Tensor], times: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=1, world_size=2)
-    for _ in range(WARMUP + ROUNDS):
+    for _ in range(times):
         exchange()
     dist.destroy_process_group()
 
 
 @pytest.fixture(params=[head_exchange, ring_hop, kv_gather], ids=lambda f: f.__name__)
-def exchange(request, tmp_path, monkeypatch) -> Iterator[Callable[[], torch.Tensor]]:
+def exchange(request, benchmark, tmp_path, monkeypatch) -> Iterator[Callable[[], torch.Tensor]]:
     monkeypatch.syspath_prepend(str(request.path.parent))
     store = str(tmp_path / "store")
-    peer = mp.spawn(answer, (store, request.param), join=False)
+    times = 1 if benchmark.disabled else WARMUP + ROUNDS
+    peer = mp.spawn(answer, (store, request.param, times), join=False)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
     yield request.param
     dist.destroy_process_group()
