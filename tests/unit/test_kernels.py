@@ -65,6 +65,7 @@ def test_cpu_kernels_agree_with_autograd(name: str, dtype: str) -> None:
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning:flash_attn.cute",
     "ignore:cutlass:DeprecationWarning",
+    "ignore:warpgroup:DeprecationWarning",
     "ignore::UserWarning:cutlass.base_dsl.dsl",
 )
 @pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4"])
