@@ -12,6 +12,8 @@ from typing import Any
 
 import pandas as pd
 
+from sp_bench.config import EngineConfig
+
 OWN_CODE = "sp_bench"  # the implementation of our own methods
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _SETTING = [
@@ -37,7 +39,7 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
     if engines := [whole[c] for c in _ENGINE if c in whole]:
-        whole["engine"] = engines[0].fillna(engines[-1])
+        whole["engine"] = engines[0].fillna(engines[-1]).fillna(EngineConfig().name)  # which a config does not write
         of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)

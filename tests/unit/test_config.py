@@ -1,4 +1,5 @@
 import json
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -6,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
-from sp_bench.config import CampaignConfig, DeadlinesConfig, MethodConfig, TrialConfig
+from sp_bench.config import CampaignConfig, DeadlinesConfig, EngineConfig, MethodConfig, TrialConfig
 from sp_bench.overrides import choices, conf_folder
 from sp_bench.parsing import ConfigError, parse
 
@@ -83,3 +84,10 @@ def test_a_campaign_name_never_leaves_its_folder(name):
 
 def test_whole_seconds_are_accepted_as_deadlines():
     assert parse(CampaignConfig, CAMPAIGN).deadlines == DeadlinesConfig(1.0, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("group", "schema"), [("method", MethodConfig), ("engine", EngineConfig)])
+def test_every_option_is_in_some_file_of_its_group_or_nobody_could_set_it(group, schema):
+    files = (conf_folder() / group).glob("*.yaml")
+    given = {option for file in files for option in yaml.safe_load(file.read_text())}
+    assert given == {field.name for field in fields(schema)}

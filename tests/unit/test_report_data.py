@@ -140,6 +140,12 @@ def test_engines_never_share_a_setting(tmp_path: Path) -> None:
     assert any("engine=megatron" in c.setting for c in found)
 
 
+def test_the_engine_that_a_config_leaves_out_has_its_name_beside_another(tmp_path: Path) -> None:
+    engines = ("{}", '{"engine": {"name": "deepspeed"}}')
+    found = cells_of(commit([row(config=engine) for engine in engines], tmp_path))
+    assert sorted(c.setting.rpartition("; ")[2] for c in found) == ["engine=deepspeed", "engine=fsdp2"]
+
+
 def test_kernels_of_a_library_never_share_a_line_even_on_different_numbers_of_ranks(tmp_path: Path) -> None:
     library = {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8"}
     rows = [row(kernel="flash_attn", sp_size=2, **library), row(kernel="flash_attn_4", sp_size=4, **library)]
