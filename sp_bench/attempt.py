@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from sp_bench import handover, hardware, methods, results, trial
+from sp_bench import handover, hardware, methods, patterns, results, trial
 from sp_bench.claims import Claim, Claims, LostClaim
 from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.engines import support
@@ -214,7 +214,8 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "layout": config.method.layout,
         "variant": config.method.variant,
         "placement": config.method.placement,
-        "dkv_dtype": config.method.dkv_dtype,
+        "dkv_dtype": config.method.dkv_dtype
+        or patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree),
         "merge_dtype": config.method.merge_dtype,
         "head_stride": config.method.head_stride,
         "head_chunks": config.method.head_chunks,

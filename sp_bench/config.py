@@ -39,11 +39,10 @@ class MethodConfig:
 class EngineConfig:
     """What trains the decoder of train_step and parity. None: the engine has no such option."""
 
-    name: Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer"] = "fsdp2"
-    # deepspeed, hf_deepspeed, hf_trainer: fp32 parameters and moments in host memory, and whose Adam steps them there;
-    # None: on the device
+    name: Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"] = "fsdp2"
+    # all but fsdp2: fp32 parameters and moments in host memory, and whose Adam steps them there; None: on the device
     optimizer_offload: Literal["deepspeed_cpu_adam", "torch_adamw"] | None = None
-    # hf_deepspeed, hf_trainer: the attention is told that the length may change from batch to batch
+    # hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch
     variable_seq_len: bool | None = None
 
 

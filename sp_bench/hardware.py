@@ -42,6 +42,8 @@ PACKAGES = (
     "deepspeed",
     "transformers",
     "accelerate",
+    "trl",
+    "datasets",
     "transformer-engine",
 )
 

@@ -75,7 +75,8 @@ def model_flops(config: TrialConfig) -> int:
 
 
 def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
-    """FLOPs of one step over all ranks that ran: padded tokens, flash backward 2.5x, and what checkpointing repeats.
+    """FLOPs of one step over all ranks that ran: padded tokens, flash backward 2.5x, and what checkpointing and
+    TRL's loss repeat.
 
     A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`: that
     matrix's product is not repeated.
@@ -86,6 +87,8 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
     if config.workload.activation_checkpointing == "full":
         repeated = block_matmul_parameters(model) - model.hidden_size * model.intermediate_size
         flops += 2 * model.num_layers * repeated * tokens + attention
+    if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again, a tile at a time
+        flops += 2 * model.vocab_size * model.hidden_size * tokens
     return flops
 
 

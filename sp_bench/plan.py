@@ -119,7 +119,7 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
     """Trials in a row with an equal key share one warm process group; empty: fresh processes."""
     if config.isolation == "trial":
         return ()
-    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name)
+    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name)
 
 
 def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sp_bench.train import StepResult
 
-NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer")
+NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")
 
 
 class Engine(Protocol):

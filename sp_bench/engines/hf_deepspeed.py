@@ -79,7 +79,8 @@ def _batches(
     texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
     """This rank's tokens on the device, one batch a step."""
-    loader: Any = DataLoader(hugging_face.samples(texts, config, dist.get_rank()), batch_size=None)  # pyright: ignore[reportArgumentType]
+    samples = [hugging_face.sample(text, config) for text in hugging_face.texts_of(texts, config, dist.get_rank())]
+    loader: Any = DataLoader(samples, batch_size=None)  # pyright: ignore[reportArgumentType]
     if mpu is not None:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
             UlyssesSPDataLoaderAdapter,

@@ -139,24 +139,24 @@ def tell_the_ledger(config: TrialConfig) -> None:
     ALL_ATTENTION_FUNCTIONS[name] = attend
 
 
-def samples(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[dict[str, Tensor]]:
-    """What this rank's data loader reads: a sample [B,S'] for each P steps, since the adapter cuts every rank's sample
-    in turn. Rank r of a sequence's P has the text of steps r, P+r, 2P+r, ...; the last one is repeated."""
+def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Tensor]:
+    """What this rank's data loader reads: sequences [B,S+1] for each P steps, since the adapter cuts every rank's
+    sample in turn. Rank r of a sequence's P has the text of steps r, P+r, 2P+r, ...; the last one is repeated."""
     data_rank, sequence_rank = divmod(rank, config.sp_size)
     num_samples = -(-len(texts) // config.sp_size)
     mine = [texts[min(i * config.sp_size + sequence_rank, len(texts) - 1)] for i in range(num_samples)]
     num_data_ranks = config.world_size // config.sp_size
-    return [_sample(text.chunk(num_data_ranks)[data_rank], config) for text in mine]
+    return [text.chunk(num_data_ranks)[data_rank] for text in mine]
 
 
-def _sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
+def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
     """[B,S+1] -> input_ids and labels [B,S'], and position_ids where the sequence is shared."""
     tokens = sequences[:, :-1]
     padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
-    sample = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
+    batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
     if config.sp_size > 1:
-        sample["position_ids"] = torch.arange(tokens.shape[1] + padding).expand_as(sample["input_ids"]).contiguous()
-    return sample
+        batch["position_ids"] = torch.arange(tokens.shape[1] + padding).expand_as(batch["input_ids"]).contiguous()
+    return batch
 
 
 def shifted(batch: dict[str, Tensor]) -> Tensor:

@@ -16,7 +16,10 @@ _PACKAGES = {
     "deepspeed": ("deepspeed",),
     "hf_deepspeed": ("deepspeed", "transformers"),
     "hf_trainer": ("deepspeed", "transformers", "accelerate"),
+    "trl_sft": ("deepspeed", "transformers", "accelerate", "trl"),
 }
+_EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
+_TRAINERS = ("hf_trainer", "trl_sft")
 
 
 def implementation(engine: EngineConfig) -> str:
@@ -30,8 +33,7 @@ def unsupported_reason(config: TrialConfig) -> str | None:
     if name == "fsdp2":
         return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* away"
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
-        extra = "deepspeed" if name == "deepspeed" else "hugging-face"
-        return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
+        return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
 
@@ -39,13 +41,11 @@ def _deepspeed_reason(config: TrialConfig) -> str | None:
     name = config.engine.name
     if config.dtype not in ("float32", "bfloat16"):
         return f"engine {name} trains in float32 or bfloat16, not dtype={config.dtype}; use one, or engine=fsdp2"
-    if config.dp_replicate_size > 1 and name != "hf_trainer":
+    if config.dp_replicate_size > 1 and name not in _TRAINERS:
         return (
             f"dp_replicate_size={config.dp_replicate_size}: ZeRO-3 of engine {name} shards over all ranks; use "
             f"dp_shard_size={config.dp_replicate_size * config.dp_shard_size}, or engine=fsdp2"
         )
-    if config.isolation != "trial":
-        return f"isolation={config.isolation}: DeepSpeed keeps state of the process; use isolation=trial"
     if name == "deepspeed" and config.engine.variable_seq_len is not None:
         return "engine deepspeed has no variable_seq_len; leave it away, or use engine=hf_deepspeed"
     return None
@@ -63,7 +63,7 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
             f"for one of the world, so sp_size={config.sp_size} must be all {config.world_size} ranks; use it, or "
             "fabric=nvlink"
         )
-    if name == "hf_trainer" and config.hardware.device == "cpu" and (reason := _trainer_on_cpu_reason(config)):
+    if name in _TRAINERS and config.hardware.device == "cpu" and (reason := _trainer_on_cpu_reason(config)):
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
@@ -78,7 +78,7 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
 def _trainer_on_cpu_reason(config: TrialConfig) -> str | None:
     if config.dtype != "float32":
         return f"dtype={config.dtype}: on a CPU the Trainer refuses it; use dtype=float32, or engine=hf_deepspeed"
-    if config.sp_size > 1 and config.batch_size > 1:
+    if config.engine.name == "hf_trainer" and config.sp_size > 1 and config.batch_size > 1:
         return (
             f"batch_size={config.batch_size}: on a CPU the labels that the Trainer's loader cuts are no view that its "
             "loss could flatten; use batch_size=1, or engine=hf_deepspeed"

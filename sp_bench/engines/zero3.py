@@ -4,10 +4,11 @@ Afterwards the process is as it was but for what `libraries/deepspeed_group.py` 
 environment, and DeepSpeed's copy of the world's group, which serves the next training of this process.
 """
 
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from sp_bench.model import fill
 # ZeRO's prefetcher decides from the traced order of the modules, the sizes of its buckets and what is still there which
 # parameters are gathered when; small ones are kept, and gathered once, after the update.
 UNPREDICTED = ("parameters", "gradients", "optimizer")
+CACHE = type(lru_cache(lambda: None))
 
 
 def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> dict[str, Any]:
@@ -60,8 +62,27 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
 def library(device: torch.device) -> Iterator[ModuleType]:
     """DeepSpeed on this device, told of the process group that is already there and of no other."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; else it asks what the machine has
-    with deepspeed_group.connected(None) as deepspeed:
+    with deepspeed_group.connected(None) as deepspeed, _no_model_kept():
         yield deepspeed
+
+
+@contextmanager
+def _no_model_kept() -> Iterator[None]:
+    """ZeRO-3 leaves each model that it wraps on a list of the process, and each that took two steps in a cache, with
+    parameters and optimizer: they would lie in memory while a later training is measured."""
+    from deepspeed.runtime.zero import (  # pyright: ignore[reportMissingImports]
+        parameter_offload,
+        partitioned_param_coordinator,
+    )
+
+    before = list(parameter_offload.FWD_MODULE_STACK)
+    try:
+        yield
+    finally:
+        parameter_offload.FWD_MODULE_STACK[:] = before
+        for cache in gc.get_objects():  # of a method, out of reach behind a decorator
+            if isinstance(cache, CACHE) and cache.__module__ == partitioned_param_coordinator.__name__:
+                cache.cache_clear()
 
 
 def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:

@@ -3,11 +3,13 @@
 Each skips without its libraries.
 """
 
+import gc
 import os
 from dataclasses import replace
 from functools import partial
 
 import pytest
+import torch
 from ranks import here, run, worlds
 from trials import ODD, PARITY, TINY, TRAIN, job, trial
 
@@ -26,6 +28,10 @@ ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
 def needs(*packages: str) -> pytest.MarkDecorator:
     missing = [name for name in packages if name not in package_versions()]
     return pytest.mark.skipif(bool(missing), reason=f"{' and '.join(missing)} not installed")
+
+
+TRL = "trl" in package_versions()
+WITH_TRL = pytest.param("trl_sft", marks=needs("trl"))
 
 
 def deepspeed_cases(world_size: int) -> list[TrialConfig]:
@@ -89,6 +95,12 @@ def check(config: TrialConfig) -> None:
     assert len(measurement.columns["loss"]) == len(measurement.step_ms) == config.workload.timed_steps
 
 
+def tensors_left() -> list[tuple[int, ...]]:
+    """Shapes of the tensors with memory that this process keeps."""
+    gc.collect()
+    return [tuple(t.shape) for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device.type != "meta"]
+
+
 def as_under_torchrun(rank: int, world_size: int) -> None:
     """DeepSpeed and Accelerate read from the environment where they are."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
@@ -101,6 +113,7 @@ def check_engine(rank: int, name: str, world_size: int) -> None:
         reason = support.unsupported_reason(config)
         if reason is None:
             check(config)
+            assert tensors_left() == [], config  # they would lie beside the next training of this process
         else:
             assert "over gloo" in reason or "on a CPU" in reason or "dp_replicate_size" in reason, reason
 
@@ -117,14 +130,15 @@ def check_parity(rank: int, name: str) -> None:
 
 
 @needs("deepspeed", "transformers", "accelerate")
-@pytest.mark.parametrize("engine", ["deepspeed", "hf_deepspeed", "hf_trainer"])
+@pytest.mark.parametrize("engine", ["deepspeed", "hf_deepspeed", "hf_trainer", WITH_TRL])
 def test_twenty_steps_agree_with_one_process(engine: str) -> None:
     run(2, check_parity, engine)
 
 
 def check_offload(rank: int, adam: str) -> None:
     as_under_torchrun(rank, 2)
-    for name, method in (("deepspeed", "ulysses"), ("hf_deepspeed", HF), ("hf_trainer", HF)):
+    names = {"deepspeed": "ulysses", "hf_deepspeed": HF, "hf_trainer": HF} | ({"trl_sft": HF} if TRL else {})
+    for name, method in names.items():
         engine = EngineConfig(name, optimizer_offload=adam)  # pyright: ignore[reportArgumentType]
         config = trial(MethodConfig(method), 2, engine=engine, kernel=KernelConfig("cpu_flash"))
         losses = train_step.run(job(config)).columns["loss"]
@@ -146,9 +160,46 @@ def test_our_decoder_under_zero3_takes_the_steps_of_one_process(backend: str, wo
 
 
 @needs("deepspeed", "transformers", "accelerate")
-@pytest.mark.parametrize("engine", ["hf_deepspeed", "hf_trainer"])
+@pytest.mark.parametrize("engine", ["hf_deepspeed", "hf_trainer", WITH_TRL])
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(1, 2, 4), nccl=(1, 2, 4)))
 def test_a_hugging_face_model_takes_the_steps_of_ours_on_one_process(
     backend: str, world_size: int, engine: str
 ) -> None:
     run(world_size, check_engine, engine, world_size, backend=backend)
+
+
+def counts_of(engine: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """Calls and bytes of one rank's ledger step: 45 tokens padded to 46, on two ranks."""
+    config = trial(MethodConfig(HF), 2, seq_len=45, engine=EngineConfig(engine), kernel=KernelConfig("cpu_flash"))
+    return {key: (calls, int(size)) for key, (calls, size) in train_step.run(job(config)).counts.items()}
+
+
+def check_collectives_of_trl(rank: int) -> None:
+    as_under_torchrun(rank, 2)
+    trainer, trl = counts_of("hf_trainer"), counts_of("trl_sft")
+    key = ("parameters", "all_gather")
+    metrics = 8 + 4 + 8 + 8  # bytes: labelled tokens, entropy, correct predictions, tokens
+    attention_mask = 46 * 8  # bytes: the loader's adapter sends it with the tokens
+    calls, size = trl.pop(key)
+    assert (calls - trainer[key][0], size - trainer.pop(key)[1]) == (4 + 1, metrics + attention_mask)
+    assert trl == trainer
+
+
+@needs("deepspeed", "transformers", "accelerate", "trl")
+def test_trl_gathers_its_metrics_and_an_attention_mask_and_nothing_else() -> None:
+    run(2, check_collectives_of_trl)
+
+
+def check_silence(rank: int) -> None:
+    as_under_torchrun(rank, 1)
+    os.environ.pop("CI", None)  # there TRL is silent anyway
+    from huggingface_hub.utils import _telemetry  # pyright: ignore[reportMissingImports]
+
+    train_step.run(job(hugging_face_cases("trl_sft", 1)[0]))
+    assert _telemetry._TELEMETRY_THREAD is None
+    assert _telemetry._TELEMETRY_QUEUE.empty()
+
+
+@needs("deepspeed", "transformers", "accelerate", "trl")
+def test_a_trial_of_trl_reports_to_nobody() -> None:
+    run(1, check_silence)

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from sp_bench import attempt, engines, hardware, model, plan
+from sp_bench import attempt, engines, hardware, model, model_costs, plan
 from sp_bench.config import EngineConfig, TrialConfig
 from sp_bench.engines import support
 from sp_bench.overrides import choices
 from sp_bench.parsing import ConfigError, parse
 
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
-HUGGING_FACE = ["hf_deepspeed", "hf_trainer"]
-VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0"}
+HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
+VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"}
+EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
 
 
 @pytest.fixture
@@ -50,9 +51,14 @@ def test_an_engine_runs_what_it_is_for(make, name):
 def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", dict)
     reason = str(support.unsupported_reason(make(name)))
-    extra = "deepspeed" if name == "deepspeed" else "hugging-face"
     assert f"engine {name} needs deepspeed" in reason
-    assert reason.endswith(f"pip install 'sp-bench[{extra}]'")
+    assert reason.endswith(f"pip install 'sp-bench[{EXTRAS[name]}]'")
+
+
+def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
+    monkeypatch.setattr(hardware, "package_versions", lambda: {k: v for k, v in VERSIONS.items() if k != "trl"})
+    assert support.unsupported_reason(make("hf_trainer")) is None
+    assert support.unsupported_reason(make("trl_sft")) == "engine trl_sft needs trl: pip install 'sp-bench[trl]'"
 
 
 @pytest.mark.usefixtures("libraries")
@@ -69,7 +75,6 @@ def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, n
         ("hf_trainer", {"sp_size": 1}, "sp_size=1: .* use method=single, or sp_size of 2 or more"),
         ("hf_deepspeed", {"kernel": "flash_attn_4"}, "runs no kernel=flash_attn_4; use one of flash_attn, sdpa_flash"),
         ("hf_deepspeed", {"model": "qwen2_5_7b", "model__qk_norm": True}, "qwen2_5_7b has both; use engine=fsdp2"),
-        ("deepspeed", {"isolation": "group"}, "use isolation=trial"),
         (
             "hf_deepspeed",
             {"fabric": "gloo", "hardware": "cpu", "sp_size": 2, "dp_shard_size": 2},
@@ -81,6 +86,8 @@ def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, n
             "batch_size=2: on a CPU .* use batch_size=1",
         ),
         ("hf_trainer", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
+        ("trl_sft", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
+        ("trl_sft", {"method": "ulysses"}, "not method=ulysses; use method=deepspeed_ulysses_hf"),
     ],
 )
 def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, changes, message):
@@ -90,8 +97,24 @@ def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, chang
 
 
 @pytest.mark.usefixtures("libraries")
-def test_the_trainer_takes_replicas_as_accelerate_does(make):
-    assert support.unsupported_reason(make("hf_trainer", sp_size=2, dp_replicate_size=2)) is None
+@pytest.mark.parametrize("name", ["hf_trainer", "trl_sft"])
+def test_the_trainers_take_replicas_as_accelerate_does(make, name):
+    assert support.unsupported_reason(make(name, sp_size=2, dp_replicate_size=2)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+def test_trl_shares_two_sequences_on_a_cpu_where_the_trainer_alone_cannot(make):
+    on_cpu = {"fabric": "gloo", "hardware": "cpu", "dtype": "float32", "kernel": "cpu_flash", "batch_size": 2}
+    assert support.unsupported_reason(make("trl_sft", **on_cpu)) is None
+    assert support.unsupported_reason(make("hf_trainer", **on_cpu)) is not None
+
+
+def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
+    ours, theirs = make("hf_trainer"), make("trl_sft")
+    head = 2 * ours.model.vocab_size * ours.model.hidden_size * ours.seq_len * ours.batch_size
+    more = model_costs.hardware_flops(theirs, theirs.seq_len) - model_costs.hardware_flops(ours, ours.seq_len)
+    assert more == head
+    assert model_costs.model_flops(theirs) == model_costs.model_flops(ours)
 
 
 @pytest.mark.usefixtures("libraries")
@@ -150,7 +173,7 @@ def test_planning_an_engine_imports_no_library(make, name):
         "import json, sys\n"
         "from sp_bench import plan\nfrom sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
-        "print(*{'torch', 'deepspeed', 'transformers', 'accelerate'} & set(sys.modules))\n"
+        "print(*{'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets'} & set(sys.modules))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], input=plan.canonical(make(name)), capture_output=True, text=True

@@ -1,0 +1,202 @@
+"""The loop of the transformers Trainer and of its subclasses, with Accelerate's `ParallelismConfig(sp_backend=
+"deepspeed")`, on ZeRO-3.
+
+The Trainer runs its own loop; a callback of ours ticks when training begins and after each optimizer step, so a step is
+all that the Trainer does from one to the next: its data loading, its check of the loss, its scheduler. ZeRO-3 shards
+over all ranks whatever `dp_replicate_size` and `dp_shard_size` are: to Accelerate they are two factors of one number.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sp_bench import train
+from sp_bench.config import TrialConfig
+from sp_bench.engines import hugging_face, zero3
+from sp_bench.engines.support import ATTENTION
+from sp_bench.train import StepResult
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Whose Trainer runs the loop, and what differs with it."""
+
+    trainer: type[Any]
+    arguments: type[Any]  # transformers' TrainingArguments, or a subclass
+    dataset: Callable[[list[Tensor]], Any]  # of sequences [S+1], in their order
+    token_losses: Callable[[Any, dict[str, Tensor]], Tensor]  # the model's outputs and inputs -> [B,s], nats
+    own_arguments: dict[str, Any] = field(default_factory=dict)
+    own_options: dict[str, Any] = field(default_factory=dict)  # of the trainer
+
+
+def run(
+    open_stack: Callable[[TrialConfig], Stack],
+    config: TrialConfig,
+    texts: Sequence[Tensor],
+    device: torch.device,
+    tick: Callable[[], None],
+    *,
+    token_losses: bool,
+) -> list[StepResult]:
+    """As `Engine.run`. `open_stack` imports the stack's libraries, which then find DeepSpeed told of the device."""
+    seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
+    with (
+        zero3.library(device),
+        hugging_face.attention_registry(config),
+        _accelerate_state(config),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        stack = open_stack(config)
+        settings = _settings(config, seq_len) | stack.own_arguments
+        # before the model: ZeRO-3 is announced by them
+        arguments = stack.arguments(output_dir=folder, max_steps=len(texts), **settings)
+        recorder = Recorder(hugging_face.build(config, seq_len), device, stack.token_losses if token_losses else None)
+        trainer = _trainer(config, stack, arguments, recorder, texts, tick)
+        trainer.train()
+        trainer.deepspeed.destroy()
+        trainer.accelerator.free_memory()
+    return hugging_face.averaged(recorder.results())
+
+
+def _settings(config: TrialConfig, seq_len: int) -> dict[str, Any]:
+    """The trial as transformers' TrainingArguments."""
+    recompute = config.workload.activation_checkpointing == "full"
+    # its own default optimizer, with our weight decay; sgd with our momentum
+    optimizer = {"optim": "adamw_torch_fused", "weight_decay": 1e-2}
+    if config.workload.optimizer == "sgd":
+        optimizer = {"optim": "sgd", "optim_args": "momentum=0.9"}
+    return {
+        "per_device_train_batch_size": config.batch_size,
+        "learning_rate": config.workload.learning_rate,
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": config.workload.max_grad_norm or 0.0,
+        "bf16": config.dtype == "bfloat16",
+        "gradient_checkpointing": recompute,
+        "gradient_checkpointing_kwargs": hugging_face.checkpointing_options() if recompute else None,
+        "deepspeed": zero3.settings(config),
+        "accelerator_config": {"use_configured_state": config.hardware.device == "cpu"},
+        "parallelism_config": _parallelism(config, seq_len) if config.sp_size > 1 else None,
+        "train_sampling_strategy": "sequential",
+        "dataloader_pin_memory": config.hardware.device == "cuda",
+        "remove_unused_columns": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "seed": config.seed,
+        **optimizer,
+    }
+
+
+def _parallelism(config: TrialConfig, seq_len: int) -> Any:
+    from accelerate import ParallelismConfig  # pyright: ignore[reportMissingImports]
+    from accelerate.utils import DeepSpeedSequenceParallelConfig  # pyright: ignore[reportMissingImports]
+
+    return ParallelismConfig(
+        sp_backend="deepspeed",
+        sp_size=config.sp_size,
+        dp_replicate_size=config.dp_replicate_size,
+        dp_shard_size=config.dp_shard_size,
+        sp_handler=DeepSpeedSequenceParallelConfig(
+            sp_seq_length=seq_len,
+            sp_seq_length_is_variable=bool(config.engine.variable_seq_len),
+            sp_attn_implementation=ATTENTION[config.kernel.name],
+        ),
+    )
+
+
+class Recorder:
+    """What the Trainer's steps computed, each as soon as it is there and none read before the end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        token_losses: Callable[[Any, dict[str, Tensor]], Tensor] | None,
+    ) -> None:
+        self.model = model
+        self.device = device
+        self.losses: list[Tensor] = []
+        self.grad_norms: list[Tensor] = []
+        self.token_losses: list[Tensor] = []
+        if token_losses is not None:
+
+            def keep(model: nn.Module, args: Any, batch: dict[str, Tensor], outputs: Any) -> None:
+                self.token_losses.append(token_losses(outputs, batch))
+
+            model.register_forward_hook(keep, with_kwargs=True)
+
+    def results(self) -> list[StepResult]:
+        steps = zip_longest(self.losses, self.grad_norms, self.token_losses)
+        return [StepResult(*step) for step in steps]
+
+
+def _trainer(
+    config: TrialConfig,
+    stack: Stack,
+    arguments: Any,
+    recorder: Recorder,
+    texts: Sequence[Tensor],
+    tick: Callable[[], None],
+) -> Any:
+    from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
+
+    class Recorded(stack.trainer):
+        def training_step(self, *args: Any, **kwargs: Any) -> Tensor:
+            loss = super().training_step(*args, **kwargs)
+            recorder.losses.append(loss)
+            return loss
+
+    class Ticking(TrainerCallback):
+        def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+            zero3.tag_phases(trainer.deepspeed)
+            if config.sp_size > 1:
+                hugging_face.tell_the_ledger(config)
+            tick()
+
+        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+            recorder.grad_norms.append(zero3.grad_norm(trainer.deepspeed, recorder.device))
+            tick()
+
+    trainer = Recorded(
+        model=recorder.model,
+        args=arguments,
+        train_dataset=stack.dataset(_sequences(config, texts)),
+        callbacks=[Ticking()],
+        **stack.own_options,
+    )
+    return trainer
+
+
+def _sequences(config: TrialConfig, texts: Sequence[Tensor]) -> list[Tensor]:
+    """[S+1] each, in the order in which Accelerate deals batches to the ranks: one to each, then the next."""
+    of_ranks = [hugging_face.texts_of(texts, config, rank) for rank in range(config.world_size)]
+    return [sequence for batches in zip(*of_ranks, strict=True) for batch in batches for sequence in batch]
+
+
+@contextmanager
+def _accelerate_state(config: TrialConfig) -> Iterator[None]:
+    """Accelerate's singletons end with the training, and the environment is as it was: TrainingArguments writes to
+    it what Accelerate reads."""
+    from accelerate.state import AcceleratorState, GradientState, PartialState  # pyright: ignore[reportMissingImports]
+
+    before = dict(os.environ)
+    try:
+        if config.hardware.device == "cpu":
+            # Left to itself it finds no backend for DeepSpeed on a CPU, and takes each rank for the only process.
+            os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+            PartialState(backend=config.fabric.backend)
+            del os.environ["ACCELERATE_USE_DEEPSPEED"]
+        yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        os.environ.clear()
+        os.environ.update(before)
