@@ -1,7 +1,8 @@
 """Sequence-parallel attention methods. One file a method; adapters to other libraries are methods too.
 
 To add one: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a line in the
-parametrised tests. Module level imports no torch: planning reads `unsupported_reason` and `traffic` without it.
+parametrised tests; of a library, a line in sp_bench/patterns.py and in its table in docs/METHODS.md too. Module level
+imports no torch: planning reads `unsupported_reason` and `traffic` without it.
 """
 
 import difflib

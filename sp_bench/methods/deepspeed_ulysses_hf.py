@@ -22,6 +22,7 @@ from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 from sp_bench.parsing import ConfigError
+from sp_bench.patterns import POSITION_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
-
-POSITION_BYTES = 8  # int64, as transformers makes position_ids
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:

@@ -25,13 +25,15 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
         "kernel",
         "workload",
         "pass_kind",
+        "engine",
+        "optimizer_offload",
         "model",
         "fabric",
         "hardware",
         "device_memory_gib",
         "isolation",
     ),
-    *("batch_size", "seq_len"),
+    *("batch_size", "seq_len", "padded_seq_len"),
     *("duration_s", "phase_s"),
     *("sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size", "dp_shard_size", "world_size", "num_layers"),
     *("num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "config", "warmup_steps", "timed_steps"),
@@ -48,7 +50,15 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
         "rel_error_output",
     ),
     *("rel_error_dq", "rel_error_dk", "rel_error_dv", "error_budget", "sampled_rel_error", "rel_error_loss"),
-    *("rel_error_grad_norm", "max_nll_difference", "started_at", "git_sha", "git_dirty", "environment"),
+    *(
+        "rel_error_grad_norm",
+        "max_nll_difference",
+        "mean_nll_difference",
+        "started_at",
+        "git_sha",
+        "git_dirty",
+        "environment",
+    ),
 )
 MIXED = ""  # the pool of every row where environments are mixed
 

@@ -1,9 +1,9 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
-A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices, isolations, engines or pools of rows
-(environments); a line never mixes kernels, implementations or options of a method. A name always says copy engines, and
-the kernel wherever our methods ran with several; whatever else two cells differ in becomes part of it only where names
-would be equal.
+A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices, memory caps, isolations, engines,
+places of the optimizer or pools of rows (environments); a line never mixes kernels, implementations or options of a
+method. A name always says copy engines, and the kernel wherever our methods ran with several; whatever else two cells
+differ in becomes part of it only where names would be equal.
 """
 
 import json
@@ -19,12 +19,14 @@ EXCHANGE = "collective"  # the workload without attention: neither heads, mask n
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
+    "optimizer_offload",
 ]
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
 _UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
 _CODE = ("kernel", "implementation")  # of the options, those that no line may mix, on whatever number of ranks
 _TRANSPORT = "method.exchange"
 _ENGINE = ("engine", "engine.name")  # of the config: what runs the model, where that can be chosen
+_OFFLOAD = ("engine.optimizer_offload",)
 # How a cell is measured, not what it is.
 _PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
 
@@ -38,12 +40,13 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*cells.columns, "name"}]
     extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
-    if engines := [whole[c] for c in _ENGINE if c in whole]:
-        whole["engine"] = engines[0].fillna(engines[-1]).fillna(EngineConfig().name)  # which a config does not write
-        of_setting.append("engine")
+    whole["engine"] = _said(cells, "engine", leaves, _ENGINE).fillna(EngineConfig().name)  # not written anywhere
+    whole["optimizer_offload"] = _said(cells, "optimizer_offload", leaves, _OFFLOAD)
+    of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
     whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
+    whole["dkv_dtype"] = whole["dkv_dtype"].where(_own(whole))  # no option of a library's, and old rows do not say it
     whole[list(_UNSAID)] = whole[list(_UNSAID)].astype(object).fillna(_UNSAID)
     whole["series"] = base = _base_series(whole)
     _say_kernels(whole)
@@ -76,6 +79,15 @@ def config_leaves(config: Any) -> dict[str, Any]:
     return flat
 
 
+def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequence[str]) -> pd.Series:
+    """What the config says under one of these names, the last first; else the row's column, which old rows lack."""
+    found = pd.Series(cells[column], dtype=object)  # a column of nulls would be one of numbers
+    for name in names:
+        if name in leaves:
+            found = pd.Series(leaves[name]).combine_first(found)
+    return found
+
+
 def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> list[str]:
     asked = (dict(zip(_SETTING, row, strict=True)) for row in cells[_SETTING].itertuples(index=False))
     names = [_setting_words(row, fabric=fabric) for row in asked]
@@ -105,6 +117,8 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]
     if known["device_memory_gib"] != "?":
         words.append(f"capped at {known['device_memory_gib']} GiB a device")
+    if known["optimizer_offload"] != "?":
+        words.append(f"optimizer offloaded ({known['optimizer_offload']})")
     if known["isolation"] == "group":
         words.append("warm process group")
     return f"{words[0]}: {', '.join(words[1:])}"
@@ -125,9 +139,13 @@ def _base_series(cells: pd.DataFrame) -> list[str]:
     return names
 
 
+def _own(cells: pd.DataFrame) -> pd.Series:
+    return pd.Series(cells["implementation"]).fillna(OWN_CODE) == OWN_CODE
+
+
 def _say_kernels(cells: pd.DataFrame) -> None:
     """Append the kernel to our names on a page on which one setting has several of ours; libraries choose their own."""
-    own = (cells["implementation"].fillna(OWN_CODE) == OWN_CODE) & cells["kernel"].notna()
+    own = _own(cells) & cells["kernel"].notna()
     kernels: dict[str, set[str]] = {}
     for setting, kernel in zip(cells.loc[own, "over_fabrics"], cells.loc[own, "kernel"], strict=True):
         kernels.setdefault(setting, set()).add(kernel)

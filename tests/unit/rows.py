@@ -240,6 +240,46 @@ def smoke(replicates: int = 1) -> list[dict[str, Any]]:
     return made
 
 
+def hf_step(
+    *, seq_len: int, median_ms: float = 1000.0, offload: str | None = None, engine: str = "hf_deepspeed", **columns: Any
+) -> dict[str, Any]:
+    """A training step of Qwen3-4B as Hugging Face's stack runs it on 4 GPUs, without sequence parallelism if `sp_size`
+    is 1; its FLOPs are near the model's."""
+    size, sequences = columns.get("sp_size", 4), columns.get("dp_shard_size", 1)
+    asked = {
+        "workload": "train_step",
+        "pass_kind": "step",
+        "model": "qwen3_4b",
+        "num_layers": 36,
+        "num_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim": 128,
+        "seq_len": seq_len,
+        "dtype": "bfloat16",
+        "kernel": "flash_attn",
+        "fabric": "nvlink",
+        "hardware": "h200",
+        "method": "deepspeed_ulysses_hf" if size > 1 else "single",
+        "sp_size": size,
+        "ulysses_degree": size,
+        "ring_degree": 1,
+        "implementation": "deepspeed==0.19.8" if size > 1 else "sp_bench",
+        "engine": engine,
+        "optimizer_offload": offload,
+        "environment": ENVIRONMENT | {"device_names": ["NVIDIA H200"] * size * sequences},
+    } | columns
+    config = {
+        "engine": {"name": engine} | ({"optimizer_offload": offload} if offload else {}),
+        "hardware": {"name": "h200", "device": "cuda", "device_memory_gib": asked.get("device_memory_gib")},
+        "method": {"name": asked["method"]},
+        "workload": {"name": "train_step", "activation_checkpointing": "full"},
+    }
+    flops = 3.0 * sequences * (2 * 4.0e9 * seq_len + 36 * 4 * 32 * 128 * seq_len * (seq_len + 1) // 2)
+    mfu = 1e3 * flops / median_ms / (size * sequences) / 989.4e12
+    known = {"model_flops": flops, "mfu": mfu, "comm": []} if asked.get("status", "ok") == "ok" else {}
+    return row(median_ms=median_ms, **{"config": json.dumps(config)} | known | asked)
+
+
 def _made_up_ms(cell: Mapping[str, Any], replicate: int) -> float:
     work = {"forward": 1.0, "forward_backward": 3.2, "step": 9.0}[cell["pass_kind"]] * (cell["seq_len"] / 1024) ** 1.6
     jitter = int(_hash([cell, replicate], 4), 16) / 0xFFFF

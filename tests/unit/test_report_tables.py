@@ -13,14 +13,14 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING
 from sp_bench.report.limits import limits, out_of_memory
 from sp_bench.report.statistics import median_interval
-from sp_bench.report.tables import paper_tables, published
+from sp_bench.report.tables import paper_tables, sources
 from sp_bench.report.tables.markdown import markdown
 from sp_bench.report.tables.metrics import METRICS
 from sp_bench.report.tables.parts import Entry, PaperTable, significant
 from sp_bench.report.tables.sheet import sheet
 from sp_bench.report.tables.throughput import best_cells
 
-from .rows import cells_of, collective, row, smoke
+from .rows import cells_of, collective, hf_step, row, smoke
 
 GIB = 2**30
 ULYSSES = {"method": "ulysses", "ulysses_degree": 2, "ring_degree": 1}
@@ -79,6 +79,36 @@ def test_a_cell_of_which_one_replicate_ran_and_another_was_out_of_memory_ran() -
 
 def test_failures_of_other_kinds_are_no_limit() -> None:
     assert limits(cells_of([row(seq_len=n, status=s) for n, s in ((1, "error"), (2, "timeout"))])) == []
+
+
+def test_a_capped_device_and_an_offloaded_optimizer_have_tables_of_their_own_that_say_so() -> None:
+    caps, adams = (None, 80.0), (None, "deepspeed_cpu_adam", "torch_adamw")
+    ran = [
+        hf_step(seq_len=n, offload=adam, device_memory_gib=cap, max_peak_allocated_bytes=(20 + n // 4096) * 2**30)
+        for n in (32768, 98304) for cap in caps for adam in adams
+    ]  # fmt: skip
+    failed = [
+        hf_step(seq_len=131072, offload=adam, device_memory_gib=cap, status="oom", oom_site="torch")
+        for cap in caps for adam in adams
+    ]  # fmt: skip
+    made = cells_of([*ran, *failed])
+    shared = {(cell.setting, cell.series, cell.asked["seq_len"]) for cell in made}
+    assert len(shared) == len(made) == 18
+    for kind, tables in ((kind, tables_of(made, kind)) for kind in ("throughput", "memory", "max_context")):
+        assert len({table.setting for table in tables}) == 6, kind
+        for table in tables:
+            (line,) = table.lines
+            behind = [entry.cells[0].asked for entry in line if entry.cells]
+            assert len({(asked["device_memory_gib"], asked["optimizer_offload"]) for asked in behind}) == 1
+            capped, adam = behind[0]["device_memory_gib"] is not None, behind[0]["optimizer_offload"]
+            assert ("capped at 80 GiB a device" in table.setting) == capped
+            assert (
+                (f"optimizer offloaded ({adam})" in table.setting)
+                == ("offloaded" in table.setting)
+                == (adam is not None)
+            )
+            shown = [entry.text for entry in line]
+            assert shown[-2:] == ["98,304", "131,072"] if kind == "max_context" else shown[-1] == "OOM"
 
 
 # throughput
@@ -264,27 +294,28 @@ def test_published_figures_are_set_beside_cells_of_the_same_model_length_and_ran
     (table,) = tables_of(cells_of(rows), "published")
     shown = [[entry.text for entry in line[1:]] for line in table.lines]
     ours, ring = "ulysses, cudnn; 4 x NVIDIA H200, gloo", "ring contiguous, cudnn; 4 x NVIDIA H200, gloo"
-    same, other = "engine, device, kernel", "engine, device, kernel, method"
+    same = "engine, device, device memory, offload, micro-batches, kernel"
+    other = f"{same}, method"
     tokens, peak = "tokens/s by ulysses, 32,768 tokens", "peak GB/GPU by ulysses, 32,768 tokens"
     assert shown == [
         [tokens, "7,733", "32,770", "4.24", ours, same],
         [tokens, "7,733", "40,960", "5.30", ring, other],
         [peak, "35.0", "56.00", "1.60", ours, same],
         [peak, "35.0", "56.00", "1.60", ring, other],
-        ["peak GB/GPU by ulysses, 131,072 tokens", "OOM", "OOM", MISSING, shown[4][4], same],
+        ["peak GB/GPU by ulysses, 131,072 tokens", "OOM", "OOM", "both OOM", shown[4][4], same],
     ]
     assert "not a like-for-like comparison" in table.caption
     assert "DeepSpeed ZeRO-3" in table.caption
 
 
 def test_each_published_figure_has_a_metric_and_asks_for_columns_that_identify_its_shape() -> None:
-    found = published.figures()
-    assert len(found) == 36
+    found = sources.figures()
+    assert len(found) == 38
     for figure in found:
         assert figure.metric in METRICS
-        assert set(figure.where) <= set(published.COLUMNS)
+        assert set(figure.where) <= set(sources.COLUMNS)
         assert {"workload", "world_size"} <= set(figure.where)
-        assert {"model", "num_heads"} & set(figure.where)
+        assert {"model", "num_heads"} & {*figure.where, *figure.waived}
         assert figure.value == "OOM" or isinstance(figure.value, (int, float))
 
 

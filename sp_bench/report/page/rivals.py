@@ -4,16 +4,13 @@ from collections.abc import Sequence
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import number, whole
+from sp_bench.report.page import rival_bytes
 from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say
+from sp_bench.report.pattern_bytes import degrees, is_library, kind
 from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.series import OWN_CODE
+from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
 
-COUNTERPARTS = {  # a library's method -> ours of its kind
-    "ring_flash_attn": "ring",
-    "ring_flash_attn_llama3": "all_gather",
-    "deepspeed_ulysses": "ulysses",
-    "deepspeed_ulysses_hf": "ulysses",
-}
 SAME, FASTEST = "same kernel", "our fastest kernel"
 ANY = "any method of ours"
 IN_WORDS = {SAME: "ours with the same kernel", FASTEST: "our fastest of its kind", ANY: "our fastest"}
@@ -24,8 +21,9 @@ HEAD = (
 BASIS = "seq_len and sp_size are fixed in each ratio, so that none is about scaling; the baseline is our method."
 CAPTION = (
     "Step time of a library over ours in the same setting, length and number of ranks: above 1, ours is faster. Same "
-    "kernel and fastest kernel: our method of the same kind and layout, of several the one with the smallest median; "
-    f"{ANY}: the fastest of all. Intervals are of the paired ratio."
+    "kernel and fastest kernel: our method of the same kind, layout and degrees (of Ulysses, any layout: every rank "
+    f"computes whole sequences), of several the one with the smallest median; {ANY}: the fastest of all. Intervals are "
+    "of the paired ratio."
 )
 
 
@@ -39,7 +37,9 @@ def section(cells: Sequence[Cell]) -> Section | None:
         for s in settings
     )
     points = tuple(_words(*each) for each in _largest_first(cells))
-    return Section("rivals", "Against other libraries", BASIS, points=points, tables=tables)
+    told = rival_bytes.words(_rivals(cells))
+    tables += rival_bytes.tables(_rivals(cells))
+    return Section("rivals", "Against other libraries", BASIS, words=told, points=points, tables=tables)
 
 
 def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
@@ -47,11 +47,25 @@ def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
     where = ("sp_size", "seq_len")
     own = [c for c in cells if c.ok and c.asked["implementation"] == OWN_CODE and c.setting == their.setting]
     own = [c for c in own if all(c.asked[name] == their.asked[name] for name in where)]
-    kind = COUNTERPARTS.get(str(their.asked["method"]))
-    alike = [c for c in own if c.asked["method"] == kind and c.asked["layout"] == their.asked["layout"]]
+    alike = [c for c in own if _alike(their, c)]
     same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
     groups = {SAME: same_kernel, FASTEST: alike, ANY: own}
     return [(what, fastest(group)) for what, group in groups.items() if group]
+
+
+def _alike(their: Cell, our: Cell) -> bool:
+    """Ours is the method of their kind, and cuts the sequence as theirs does."""
+    if our.asked["method"] != (pattern := kind(their)):
+        return False
+    if pattern == "ulysses":
+        return True
+    same_degrees = pattern != "usp" or (degrees(our), _inner(our)) == (degrees(their), _inner(their))
+    return same_degrees and our.asked["layout"] == their.asked["layout"]
+
+
+def _inner(cell: Cell) -> str:
+    """Which group holds adjacent ranks; unless told otherwise, the one that exchanges heads."""
+    return cell.asked["placement"] or "ulysses_inner"
 
 
 def summary(cells: Sequence[Cell]) -> list[Words]:
@@ -63,8 +77,7 @@ def summary(cells: Sequence[Cell]) -> list[Words]:
 
 
 def _rivals(cells: Sequence[Cell]) -> list[Cell]:
-    theirs = [c for c in cells if c.ok and c.asked["implementation"] not in (None, OWN_CODE)]
-    return [c for c in theirs if c.asked["workload"] not in ("parity", "collective")]
+    return [c for c in cells if c.ok and is_library(c) and c.asked["workload"] not in NOT_A_MEASUREMENT]
 
 
 def _largest_first(cells: Sequence[Cell]) -> list[tuple[Cell, list[tuple[str, Cell]]]]:

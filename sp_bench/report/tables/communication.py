@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, byte_unit, whole
+from sp_bench.report.pattern_bytes import is_library, pattern_bytes
 from sp_bench.report.provenance import words
 from sp_bench.report.tables.grid import Family, families, place
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, words_of
@@ -22,6 +23,10 @@ CAPTION = (
 )
 WIRE = "Wire is what NVLink's counters say of a timed step."
 NO_WIRE = "Nothing is known of the wire."
+OF_PATTERN = (
+    "Of pattern: attention bytes counted over those that our method of the same kind sends by default; what libraries "
+    "send otherwise is in docs/METHODS.md."
+)
 
 
 def tables(cells: Sequence[Cell]) -> list[PaperTable]:
@@ -53,6 +58,7 @@ class Form:
     unit: str
     decimals: int
     with_wire: bool
+    with_pattern: bool  # libraries need not send what their pattern does
 
     @property
     def with_share(self) -> bool:
@@ -65,6 +71,7 @@ class Form:
         return (
             *(Column(f"counted, {name}", self.unit, is_number=True, group="counted") for name in names),
             *(Column("predicted", self.unit, is_number=True), Column("exact")),
+            *((Column("of pattern", is_number=True),) if self.with_pattern else ()),
             *((Column("wire", self.unit, is_number=True),) if self.with_wire else ()),
             *((Column("of counted", is_number=True),) if self.with_share else ()),
         )
@@ -76,7 +83,8 @@ def _form(cells: Sequence[Cell]) -> Form:
     scale, unit = byte_unit(min(totals, default=0.0))
     decimals = 0 if scale == 1 else 1 if max(totals) >= 100 * scale else 3
     with_wire = any(cell.middle("comm_wire_bytes") is not None for cell in cells)
-    return Form(_phase_groups(cells), scale, unit, decimals, with_wire)
+    with_pattern = any(is_library(cell) and pattern_bytes(cell) is not None for cell in cells)
+    return Form(_phase_groups(cells), scale, unit, decimals, with_wire, with_pattern)
 
 
 def _table(family: Family, cells: Sequence[Cell]) -> PaperTable:
@@ -91,7 +99,8 @@ def _table(family: Family, cells: Sequence[Cell]) -> PaperTable:
     columns = (*((Column("sp_size"), Column("seq_len")) if several else ()), *family.beginning, *form.columns)
     at = EACH if several else f"At sp_size {places[0][0]}, {whole(places[0][1])} tokens."
     wire = WIRE if form.with_wire else NO_WIRE
-    caption = f"{at} {CAPTION} {wire}{_left_out(cells, form.groups)}{legend(made)}"
+    pattern = f" {OF_PATTERN}" if form.with_pattern else ""
+    caption = f"{at} {CAPTION}{pattern} {wire}{_left_out(cells, form.groups)}{legend(made)}"
     title = f"Communication, {form.unit} sent off-rank a step"
     stem = f"communication-{family.what}"
     return PaperTable("communication", family.setting, stem, title, caption, columns, made, words(cells))
@@ -142,12 +151,18 @@ def _line(cell: Cell, form: Form) -> tuple[Entry, ...]:
 
     comm, wire = cell.communication, cell.middle("comm_wire_bytes")
     share = wire / comm.counted_bytes if wire is not None and comm.counted_bytes else None
+    pattern = pattern_bytes(cell)
     return (
         *(size(_counted(cell, phases)) for phases in form.groups.values()),
         *(size(comm.counted_bytes), size(comm.predicted_bytes), _exact(cell)),
+        *((_share(cell, pattern and pattern.ratio),) if form.with_pattern else ()),
         *((size(wire),) if form.with_wire else ()),
-        *((Entry(MISSING) if share is None else measured(cell, f"{share:.4f}"),) if form.with_share else ()),
+        *((_share(cell, share),) if form.with_share else ()),
     )
+
+
+def _share(cell: Cell, ratio: float | None) -> Entry:
+    return Entry(MISSING) if ratio is None else measured(cell, f"{ratio:.4f}")
 
 
 def _exact(cell: Cell) -> Entry:

@@ -71,9 +71,15 @@ def _family(name: str, cells: Sequence[Cell]) -> Family:
         fastest[cell.setting] = min(ms, fastest.get(cell.setting, ms))
     settings = sorted(fastest, key=lambda s: (fastest[s], s))
     fabrics = {cell.setting: str(cell.asked["fabric"]) for cell in cells}
-    plain = len(set(fabrics.values())) == len(fabrics)  # else settings of one fabric differ in one of its variables
-    shown = {s: fabrics[s] if plain else s for s in settings}
+    shown = {s: _fabric_words(s, [t for t in settings if fabrics[t] == fabrics[s]], fabrics[s]) for s in settings}
     return Family(settings[0] if len(settings) == 1 else name, shown, tuple(cells))
+
+
+def _fabric_words(setting: str, of_fabric: Sequence[str], fabric: str) -> str:
+    """The fabric, and of settings that share it the variables of it in which they differ."""
+    parts = [s.split("; ")[1:] for s in of_fabric]  # a setting ends with what its words do not say
+    own = [part for part in setting.split("; ")[1:] if not all(part in each for each in parts)]
+    return ", ".join((fabric, *own))
 
 
 def place(cell: Cell) -> Place:

@@ -1,75 +1,24 @@
 """Published figures beside what was measured here, with what differs: context, never a like-for-like claim."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any
-
-import yaml
+from collections.abc import Sequence
 
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.formats import MISSING, whole
-from sp_bench.report.limits import limits
+from sp_bench.report.limits import limits, out_of_memory
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import fastest
-from sp_bench.report.series import OWN_CODE
+from sp_bench.report.series import OWN_CODE, config_leaves
 from sp_bench.report.tables.metrics import LONGEST, METRICS
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, significant, words_of
+from sp_bench.report.tables.sources import Figure, figures
 
-# The columns of a row that a published figure may ask to be equal.
-COLUMNS = (
-    *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal"),
-    *("seq_len", "sp_size", "world_size"),
-)
+OOM = "OOM"
 CAPTION = (
-    "Context, not a like-for-like comparison: each line says what differs. Measured is the fastest cell of the same "
-    "workload, model or heads, length and number of devices, by the same kind of method and by any; ratio: measured / "
-    "published."
+    "Context, not a like-for-like comparison: each line says what differs. Measured is a cell of the same workload, "
+    "model or heads, length and number of devices: under the source's own training stack, with the optimizer offloaded "
+    "or not and memory capped or not, then the fastest of any other; elsewhere the fastest by the same kind of method "
+    "and by any; of NLL differences the largest. Ratio: measured / published."
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One published figure; the fields are explained in published.yaml."""
-
-    source: str
-    subject: str
-    device: str
-    engine: str
-    read: str
-    metric: str
-    value: float | str
-    where: Mapping[str, Any]
-    method: str | None = None
-    layout: str | None = None
-    kernel: str | None = None
-    our_kernels: Sequence[str] | None = None
-
-    def is_asked_of(self, cell: Cell) -> bool:
-        return all(cell.asked[name] == value for name, value in self.where.items())
-
-    def is_of_its_kind(self, cell: Cell) -> bool:
-        same = self.layout is None or cell.asked["layout"] == self.layout
-        return same and cell.asked["method"] == self.method
-
-
-@cache
-def figures() -> tuple[Figure, ...]:
-    """All of published.yaml.
-
-    Raises:
-        TypeError: a field that no figure has, or one that it lacks.
-    """
-    sources = yaml.safe_load(files("sp_bench.report.tables").joinpath("published.yaml").read_text("utf-8"))
-    made = []
-    for source in sources:
-        shared = {name: value for name, value in source.items() if name not in ("figures", "where")}
-        for figure in source["figures"]:
-            where = source["where"] | {name: figure[name] for name in COLUMNS if name in figure}
-            own = {name: value for name, value in figure.items() if name not in COLUMNS}
-            made.append(Figure(**shared | own, where=where))
-    return tuple(made)
 
 
 def tables(cells: Sequence[Cell]) -> list[PaperTable]:
@@ -85,7 +34,8 @@ def tables(cells: Sequence[Cell]) -> list[PaperTable]:
     )
     used = tuple({(cell.setting, cell.cell_id): cell for _, cell in pairs}.values())
     settings = sorted({cell.setting for cell in used})
-    caption = " ".join([CAPTION, *dict.fromkeys(_about(figure) for figure, _ in pairs)]) + legend(lines)
+    notes = dict.fromkeys(figure.note for figure, _ in pairs if figure.note)
+    caption = " ".join([CAPTION, *dict.fromkeys(_about(figure) for figure, _ in pairs), *notes]) + legend(lines)
     setting = settings[0] if len(settings) == 1 else ""
     return [PaperTable("published", setting, "published", "Published figures", caption, columns, lines, words(used))]
 
@@ -93,40 +43,98 @@ def tables(cells: Sequence[Cell]) -> list[PaperTable]:
 def _about(figure: Figure) -> str:
     """A sentence on what the source ran, for the caption."""
     kernel = f", {figure.kernel}" if figure.kernel else ""
+    subject = f"{figure.subject} against {figure.reference}" if figure.reference else figure.subject
     devices = f"{figure.where['world_size']} x {figure.device}"
-    return f"{figure.source}: {figure.subject}; {figure.engine}{kernel}; {devices}; figures {figure.read}."
+    batches = f"{figure.micro_batches} micro-batches a step (ours 1)" if (figure.micro_batches or 1) > 1 else ""
+    ran = "; ".join(filter(None, (subject, f"{figure.engine}{kernel}", batches, devices)))
+    return f"{figure.source}: {ran}; figures {figure.read}."
 
 
 def _ours(figure: Figure, cells: Sequence[Cell]) -> list[Cell]:
-    """The fastest of its kind and the fastest of all, once if they are one; else one that failed."""
+    """Of its own training stack a cell for each way to have memory, and one of the others; without any of its stack one
+    of its kind and one of all, once if they are one; else one that failed."""
     asked = [c for c in cells if figure.is_asked_of(c)]
     if figure.metric == LONGEST:
         longest = max((limit.largest_ok.asked["seq_len"] for limit in limits(asked) if limit.largest_ok), default=None)
         asked = [c for c in asked if c.asked["seq_len"] == longest]
     ran = [c for c in asked if c.ok and METRICS[figure.metric].read(c, cells) is not None]
-    groups = [[c for c in group if figure.is_of_its_kind(c)] for group in (ran, asked)]
-    found = [fastest(group) for group in (groups[0], ran) if group]
-    failed = [c for c in groups[1] if not c.ok][:1] if not groups[0] else []
-    return list({(c.setting, c.cell_id): c for c in [*failed, *found]}.values())
+    failed = [c for c in asked if not c.ok]
+    if of_stack := _of_its_stack(figure, [*ran, *failed], cells):
+        groups = [[c for c in ran if not figure.is_of_its_stack(c)]]
+    else:
+        of_kind, failed_of_kind = ([c for c in group if figure.is_of_its_kind(c)] for group in (ran, failed))
+        groups = [of_kind, ran] if of_kind else [failed_of_kind[:1], ran]
+    found = [_shown(figure, group, cells) for group in groups if group]
+    return list({(c.setting, c.cell_id): c for c in [*of_stack, *found]}.values())
+
+
+def _shown(figure: Figure, group: Sequence[Cell], cells: Sequence[Cell]) -> Cell:
+    """The fastest; of differences, of which the smallest is best, the largest: a claim about all."""
+    if len(group) > 1 and figure.reference:
+        return max(group, key=lambda c: METRICS[figure.metric].read(c, cells) or 0.0)
+    return group[0] if len(group) == 1 else fastest(group)
+
+
+def _of_its_stack(figure: Figure, asked: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
+    """The closest cell with the optimizer and the memory as published, then of each other way to have them. One that
+    failed other than out of memory only where there is no other."""
+    ways: dict[tuple[bool, bool], list[Cell]] = {}
+    for cell in asked:
+        cap = cell.asked["device_memory_gib"]
+        if figure.is_of_its_stack(cell) and cap in (None, figure.device_memory_gib):
+            differs = (_offloads(cell) != bool(figure.our_offloads), cap != figure.device_memory_gib)
+            ways.setdefault(differs, []).append(cell)
+
+    def closeness(cell: Cell) -> tuple[bool, int, int, int]:
+        return (
+            not (cell.ok or out_of_memory(cell)),
+            _rank(cell.asked["engine"], figure.our_engines),
+            _rank(cell.asked["kernel"], figure.our_kernels or ()),
+            _rank(cell.asked["optimizer_offload"], figure.our_offloads),
+        )
+
+    found = []
+    for _, way in sorted(ways.items()):
+        closest = [c for c in way if closeness(c) == min(map(closeness, way))]
+        found.append(_shown(figure, [c for c in closest if c.ok] or closest[:1], cells))
+    return found
+
+
+def _rank(name: str | None, closest_first: Sequence[str]) -> int:
+    return next((rank for rank, known in enumerate(closest_first) if known == name), len(closest_first))
+
+
+def _offloads(cell: Cell) -> bool:
+    return cell.asked["optimizer_offload"] is not None
 
 
 def _line(figure: Figure, cell: Cell, cells: Sequence[Cell]) -> tuple[Entry, ...]:
     metric = METRICS[figure.metric]
     ours = metric.read(cell, cells) if cell.ok else None
-    theirs = None if isinstance(figure.value, str) else float(figure.value)
     length = f"{whole(figure.where['seq_len'])} tokens" if "seq_len" in figure.where else ""
     by = " ".join(filter(None, ("by" if figure.method else "", figure.method, figure.layout)))
     what = " ".join(filter(None, (metric.title, by)))
-    ratio = ours / theirs if ours is not None and theirs else None
+    is_number = not isinstance(figure.value, str)
     return (
         Entry(figure.source),
-        Entry(", ".join(filter(None, (what, length)))),
-        Entry(f"{figure.value:,}", number=f"{figure.value:,}") if theirs is not None else Entry(str(figure.value)),
+        Entry(", ".join(filter(None, (what, length, figure.reading)))),
+        Entry(f"{figure.value:,}", number=f"{figure.value:,}") if is_number else Entry(str(figure.value)),
         words_of(cell) if ours is None else measured(cell, significant(ours)),
-        Entry(MISSING) if ratio is None else measured(cell, f"{ratio:.2f}"),
-        Entry(_named(cell), cells=(cell,)),
-        Entry(_differs(figure, cell)),
+        _ratio(figure, cell, ours),
+        Entry(_named(figure, cell), cells=(cell,)),
+        Entry(", ".join(_differs(figure, cell))),
     )
+
+
+def _ratio(figure: Figure, cell: Cell, ours: float | None) -> Entry:
+    """Or in words which of both ran out of memory."""
+    there = figure.value == OOM
+    if out_of_memory(cell):
+        return Entry(f"both {OOM}" if there else f"{OOM} here only", cells=(cell,))
+    if there and cell.ok:
+        return Entry(f"{OOM} there only", cells=(cell,))
+    known = ours is not None and not isinstance(figure.value, str) and figure.value
+    return measured(cell, f"{(ours or 0.0) / float(figure.value):.2f}") if known else Entry(MISSING)
 
 
 def _devices(cell: Cell) -> list[str]:
@@ -135,27 +143,51 @@ def _devices(cell: Cell) -> list[str]:
     return found or [str(cell.asked["hardware"])]
 
 
-def _named(cell: Cell) -> str:
+def _named(figure: Figure, cell: Cell) -> str:
     kernel = str(cell.asked["kernel"])
     series = cell.series if kernel in cell.series.split() else f"{cell.series}, {kernel}"
+    offload = cell.asked["optimizer_offload"]
+    place = f"optimizer offloaded ({offload})" if offload else "no offload" if figure.our_offloads else None
+    stack = ", ".join(str(part) for part in (cell.asked["engine"], place) if part and cell.asked["engine"])
     cap = cell.asked["device_memory_gib"]
     capped = "" if cap is None else f" capped at {cap:g} GiB"
-    return f"{series}; {cell.asked['world_size']} x {', '.join(_devices(cell))}{capped}, {cell.asked['fabric']}"
+    devices = f"{cell.asked['world_size']} x {', '.join(_devices(cell))}{capped}, {cell.asked['fabric']}"
+    return "; ".join(filter(None, (series, stack, devices)))
 
 
-def _differs(figure: Figure, cell: Cell) -> str:
-    """Engine always does: ours is this benchmark, whoever wrote the attention."""
-    different = ["engine"]
-    if not all(figure.device.split()[0] in name.split() for name in _devices(cell)):
+def _differs(figure: Figure, cell: Cell) -> list[str]:
+    """Engine does unless it is the source's own stack: ours is this benchmark, whoever wrote the attention."""
+    asked = cell.asked
+    different = [] if asked["engine"] in figure.our_engines else ["engine"]
+    same_device = all(figure.device.split()[0] in name.split() for name in _devices(cell))
+    if not same_device:
         different.append("device")
+    if (
+        figure.device_memory_gib is not None
+        and not same_device
+        and asked["device_memory_gib"] != figure.device_memory_gib
+    ):
+        different.append("device memory")
+    if _offloads(cell) and not figure.our_offloads:
+        different.append("offload (not said)")
+    elif _offloads(cell) != bool(figure.our_offloads):
+        different.append("offload")
+    checkpointing = config_leaves(asked["config"]).get("workload.activation_checkpointing")
+    if figure.activation_checkpointing and checkpointing not in (None, figure.activation_checkpointing):
+        different.append("checkpointing")
+    if (figure.micro_batches or 1) > 1:
+        different.append("micro-batches")
     if figure.our_kernels is None:
         different.append("kernel (not said)")
-    elif cell.asked["kernel"] not in figure.our_kernels:
+    elif asked["kernel"] not in figure.our_kernels:
         different.append("kernel")
     if figure.method is None:
         different.append("method (not said)")
     elif not figure.is_of_its_kind(cell):
         different.append("method")
-    if cell.asked["implementation"] not in (None, OWN_CODE):
+    if asked["implementation"] not in (None, OWN_CODE) and asked["method"] not in figure.our_methods:
         different.append("whose method")
-    return ", ".join(different)
+    different += [name for name, value in figure.waived.items() if value != asked[name]]
+    if figure.reference:
+        different.append(f"reference ({figure.reference}, ours one process in {asked['dtype']})")
+    return different

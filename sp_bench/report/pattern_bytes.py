@@ -1,0 +1,93 @@
+"""The attention bytes that a cell counted, beside what our method of its kind sends with its default options.
+
+A library's own prediction says what it sends; this says how that differs from its pattern, and why.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from sp_bench import patterns
+from sp_bench.config import AttentionShape
+from sp_bench.patterns import Degrees
+from sp_bench.report.cells import Cell
+from sp_bench.report.series import OWN_CODE, config_leaves
+
+ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
+_SHAPE = ("batch_size", "padded_seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
+UNEVEN = "heads do not divide evenly: counted is the rank that sends most, the closed form the mean"
+UNEXPLAINED = "not explained"
+
+
+@dataclass(frozen=True)
+class PatternBytes:
+    """Bytes that one rank sends off-rank for the attention of one step."""
+
+    pattern: str  # our method of the kind
+    closed_form: float
+    counted: float
+    reasons: Mapping[str, float]  # in words -> bytes more (less); they add up to counted - closed_form
+
+    @property
+    def ratio(self) -> float:
+        return self.counted / self.closed_form
+
+    @property
+    def same(self) -> bool:
+        return self.counted == self.closed_form
+
+
+def is_library(cell: Cell) -> bool:
+    return cell.asked["implementation"] not in (None, OWN_CODE)
+
+
+def degrees(cell: Cell) -> Degrees | None:
+    ulysses, ring = cell.asked["ulysses_degree"], cell.asked["ring_degree"]
+    return Degrees(ulysses, ring) if ulysses and ring else None
+
+
+def kind(cell: Cell) -> patterns.Kind | None:
+    """Our method that does the same, as far as is known here."""
+    split = degrees(cell)
+    return split and patterns.kind(str(cell.asked["method"]), cell.asked["variant"], split)
+
+
+def pattern_bytes(cell: Cell) -> PatternBytes | None:
+    """None where bytes were not counted, the shape is not known or nothing need be sent."""
+    split, pattern, shape, weights = degrees(cell), kind(cell), _shape(cell), _passes(cell)
+    counted = [size for phase, (_, size) in cell.communication.phases.items() if phase in ATTENTION_PHASES]
+    if split is None or pattern is None or shape is None or not weights or not counted or None in counted:
+        return None
+    closed = _total(patterns.closed_form(pattern, shape, split), weights)
+    if not closed:
+        return None
+    library = patterns.LIBRARIES.get((str(cell.asked["method"]), cell.asked["variant"]))
+    more = {w: _total(b, weights) for w, b in (patterns.differences(library, shape, split) if library else {}).items()}
+    total = sum((Fraction(size) for size in counted if size is not None), Fraction(0))
+    rest = total - closed - sum(more.values(), Fraction(0))
+    if rest:
+        more[UNEVEN if shape.num_heads % split.ulysses or shape.num_kv_heads % split.ulysses else UNEXPLAINED] = rest
+    reasons = {words: float(size) for words, size in more.items() if size}
+    return PatternBytes(pattern, float(closed), float(total), reasons)
+
+
+def _total(sizes: patterns.Bytes, weights: Mapping[str, int]) -> Fraction:
+    return sum((size * weights[phase] for phase, size in sizes.items()), Fraction(0))
+
+
+def _shape(cell: Cell) -> AttentionShape | None:
+    known = {name: cell.asked[name] for name in _SHAPE}
+    if known["padded_seq_len"] is None:
+        known["padded_seq_len"] = cell.asked["seq_len"]
+    return None if None in known.values() else AttentionShape(*known.values())
+
+
+def _passes(cell: Cell) -> Mapping[str, int]:
+    """How often one step runs the attention's forward and backward; nothing for other workloads."""
+    if cell.asked["workload"] == "attention":
+        return {"forward": 1, "backward": int(cell.asked["pass_kind"] != "forward")}
+    if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"]:
+        return {}
+    layers = cell.asked["num_layers"]
+    recomputed = config_leaves(cell.asked["config"]).get("workload.activation_checkpointing") == "full"
+    return {"forward": layers * (1 + recomputed), "backward": layers}
