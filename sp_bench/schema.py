@@ -46,7 +46,7 @@ COLUMNS = (
     ),
     Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
     Column(
-        "flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch, fault_injected (tests only)"
+        "flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch, unsettled, fault_injected"
     ),
     # identity
     Column("schema_version", INT, "", "version of these columns"),

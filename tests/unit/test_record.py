@@ -113,6 +113,16 @@ def test_a_short_window_and_disagreeing_clocks_are_flagged() -> None:
     assert row["flags"] == ["short_window", "clock_mismatch"]
 
 
+@pytest.mark.parametrize(
+    ("step_ms", "flags"),
+    [([5545, 3192], ["unsettled"]), ([400, 300, 300], []), ([310, 300], []), ([500, 500], []), ([500], [])],
+)
+def test_a_median_that_hangs_on_the_first_step_is_flagged(step_ms: list[float], flags: list[str]) -> None:
+    settling = replace(measurement(300), step_ms=step_ms, window_ms=sum(step_ms))
+    row = assemble(CONFIG, [settling, replace(settling, step_ms=[ms - 1 for ms in step_ms])], H100, own=True)
+    assert row["flags"] == flags
+
+
 def test_an_unknown_device_has_no_utilisation() -> None:
     row = assemble(CONFIG, [measurement(300), measurement(300)], "Some New GPU", own=True)
     assert row["mfu"] is None
