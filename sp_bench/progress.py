@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from sp_bench.labels import distinguishing, engine, label, layout
 from sp_bench.plan import Trial
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
@@ -22,35 +23,6 @@ LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
 def console() -> Console:
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=LINES_WIDTH)
-
-
-def label(trial: Trial) -> str:
-    """One trial in a few words."""
-    config = trial.config
-    if config.workload.name == "collective":
-        return f"{config.method.name} collective {config.fabric.name} sp_size={config.sp_size} {config.dtype}"
-    dp = config.dp_replicate_size * config.dp_shard_size
-    words = [
-        config.method.name,
-        _layout(trial),
-        config.kernel.name,
-        f"{config.workload.name}/{config.workload.pass_kind}",
-        *([config.engine.name] if config.engine.name != "fsdp2" else []),
-        config.model.name,
-        f"seq_len={config.seq_len}",
-        f"sp_size={config.sp_size}",
-        config.fabric.name,
-        *([f"dp={dp}"] if dp > 1 else []),
-        config.dtype,
-        *([f"replicate {trial.replicate}"] if trial.replicate else []),
-    ]
-    return " ".join(words)
-
-
-def _layout(trial: Trial) -> str:
-    """The layout, and for a method on two axes which of them is the inner one."""
-    method = trial.config.method
-    return f"{method.layout}/{method.placement}" if method.placement else method.layout
 
 
 def composing(points: Sequence[Any]) -> Iterator[Any]:
@@ -102,6 +74,7 @@ class Progress:
         self._current: Trial | None = None
         self._phase, self._since = "", 0.0
         self._noted: set[str] = set()
+        self._options = distinguishing(left)
         self._console = console()
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
 
@@ -142,21 +115,25 @@ class Progress:
             self._current = None
         self.counts[status] += 1
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        self._tell(f"{status}{took}: {label(trial)}", STYLES.get(status, "red"))
+        self._tell(f"{status}{took}: {self._label(trial)}", STYLES.get(status, "red"))
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""
         self.counts[status] += 1
         self.elsewhere += 1
         self._to_launch -= not trial.unsupported_reason
-        self._tell(f"{status} by another run: {label(trial)}", STYLES.get(status, "red"))
+        self._tell(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
 
     def refuse(self, trial: Trial) -> None:
         """The row of the trial that ran was not taken."""
         self._current = None
         self.note(
-            f"another run took this trial over while this one stood still, so its row is refused here: {label(trial)}"
+            "another run took this trial over while this one stood still, so its row is refused here: "
+            f"{self._label(trial)}"
         )
+
+    def _label(self, trial: Trial) -> str:
+        return label(trial, self._options)
 
     def note(self, words: str) -> None:
         """A line for what is said once a run, however often it happens."""
@@ -182,7 +159,7 @@ class Progress:
         head = f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {left} left{eta}"
         now = ""
         if self._current:
-            now = f"{self._phase} {duration(time.monotonic() - self._since)}: {label(self._current)}"
+            now = f"{self._phase} {duration(time.monotonic() - self._since)}: {self._label(self._current)}"
         return Group(ProgressBar(total=self.planned, completed=self.done), Text(head), Text(now, "dim"))
 
 
@@ -209,6 +186,7 @@ PLAN_HEADINGS = (
     "sp",
     "dp",
     "rep",
+    "options",  # that tell apart what else would read alike
 )
 PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
 
@@ -222,7 +200,8 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     states = [_state(trial, status) for trial, status in zip(trials, statuses, strict=True)]
     kinds = Counter(state.partition(":")[0] for state in states)
     paint = {kind: _painter(output, STYLES.get(kind, "dim")) for kind in kinds}
-    rows = [PLAN_HEADINGS, *map(_plan_cells, trials)]
+    options = distinguishing(trials)
+    rows = [PLAN_HEADINGS, *(_plan_cells(trial, options) for trial in trials)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [
         "  ".join(
@@ -238,13 +217,14 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     print(f"{len(trials)} trials: {counts}; nothing was launched")
 
 
-def _plan_cells(trial: Trial) -> tuple[str, ...]:
+def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
     config = trial.config
-    workload = f"{config.workload.name}/{config.workload.pass_kind}"
+    workload = f"{config.workload.name}/{config.workload.pass_kind}{engine(config)}"
     return (
-        *(str(trial.order_index), config.method.name, _layout(trial), config.kernel.name, workload),
+        *(str(trial.order_index), config.method.name, layout(config), config.kernel.name, workload),
         *(config.fabric.name, config.model.name, config.dtype, str(config.seq_len), str(config.sp_size)),
         *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
+        options.get(trial.cell_id, ""),
     )
 
 

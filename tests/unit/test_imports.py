@@ -14,11 +14,37 @@ OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transform
 NO_TORCH = (
     *("config", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
     *("schema", "containment", "parsing", "engines/__init__", "engines/support"),
-    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
+    *(
+        "plan",
+        "overrides",
+        "sweep",
+        "attempt",
+        "campaign",
+        "trial",
+        "outcome",
+        "logs",
+        "labels",
+        "progress",
+        "cli",
+        "doctor",
+    ),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage", "fail_points", "support", "support_table"),
 )
 DRIVER = {
-    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "progress", "cli", "doctor"),
+    *(
+        "plan",
+        "overrides",
+        "sweep",
+        "attempt",
+        "campaign",
+        "trial",
+        "outcome",
+        "logs",
+        "labels",
+        "progress",
+        "cli",
+        "doctor",
+    ),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
 }
 
