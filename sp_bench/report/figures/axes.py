@@ -88,7 +88,7 @@ def scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float =
     else:
         top = high * 1.12
         set_limits(0, top / room)
-        along.set_major_locator(MaxNLocator(5))
+        along.set_major_locator(FixedLocator([v for v in MaxNLocator(5).tick_values(0, top / room) if v <= top]))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value <= top else ""))
     along.set_minor_formatter(NullFormatter())
 
