@@ -11,42 +11,14 @@ import sp_bench
 
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
+DRIVER = {
+    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "labels", "progress"),
+    *("cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
+}
 NO_TORCH = (
     *("config", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
-    *("schema", "containment", "parsing", "engines/__init__", "engines/support"),
-    *(
-        "plan",
-        "overrides",
-        "sweep",
-        "attempt",
-        "campaign",
-        "trial",
-        "outcome",
-        "logs",
-        "labels",
-        "progress",
-        "cli",
-        "doctor",
-    ),
-    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "fail_points", "support", "support_table"),
+    *("schema", "containment", "parsing", "fail_points", "engines/__init__", "engines/support", *sorted(DRIVER)),
 )
-DRIVER = {
-    *(
-        "plan",
-        "overrides",
-        "sweep",
-        "attempt",
-        "campaign",
-        "trial",
-        "outcome",
-        "logs",
-        "labels",
-        "progress",
-        "cli",
-        "doctor",
-    ),
-    *("claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
-}
 
 
 def sources() -> list[Path]:
