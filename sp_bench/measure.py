@@ -134,9 +134,17 @@ def _inspect(measurement: Measurement, counters: DeviceCounters | None) -> Gener
             state = counters.state()
             measurement.device_state = None if end.query() else state  # an idle device says nothing about the load
             torch.cuda.synchronize()
-        launched = {event.name for event in profiler.events() or () if event.device_type == DeviceType.CUDA}
-        measurement.cuda_kernels = sorted(launched)
+        measurement.cuda_kernels = sorted(launched(profiler, DeviceType.CUDA))
     measurement.counts = ledger.counts
+
+
+def launched(profiler: profile, device_type: DeviceType) -> set[str]:
+    """Names of what ran on a kind of device, from the raw events: `profiler.events()` makes an object of each and a
+    tree of all, which for the 100,000 of a training step takes longer than the step."""
+    recorder = profiler.profiler
+    assert recorder is not None
+    assert recorder.kineto_results is not None, "the profiler has not run"
+    return {event.name() for event in recorder.kineto_results.events() if event.device_type() == device_type}
 
 
 def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
