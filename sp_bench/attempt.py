@@ -230,6 +230,7 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "hardware": config.hardware.name,
         "device_memory_gib": config.hardware.device_memory_gib,
         "batch_size": config.batch_size,
+        "micro_batches": workload.num_micro_batches if workload.pass_kind == "step" else None,
         "seq_len": config.seq_len,
         "padded_seq_len": config.seq_len if attention else layout.padded(config.seq_len),
         "sp_size": config.sp_size,

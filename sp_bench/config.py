@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sp_bench.parsing import ConfigError, require_at_most, require_positive, shown
+from sp_bench.parsing import ConfigError, require_at_most, require_path, require_plain_name, require_positive
 
-MAX_COUNT = 65_536  # heads of a model, ranks on an axis: messages that list what divides one count up to it
+MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -117,9 +117,12 @@ class WorkloadConfig:
     activation_checkpointing: Literal["none", "full"] | None = None
     attribution: bool = False  # attention: time the step without messages, and without kernels, as well
     max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
+    # train_step, parity: forward and backward passes of one optimizer step, their gradients summed; None: one
+    micro_batches: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
+        require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm", "micro_batches")
+        require_at_most(self, MAX_COUNT, "micro_batches")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
         if self.pass_kind not in PASS_KINDS[self.name]:
@@ -130,6 +133,11 @@ class WorkloadConfig:
                 f"workload.max_message_bytes={self.max_message_bytes}: sizes are {MIN_MESSAGE_BYTES}, "
                 f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
             )
+        if self.micro_batches is not None and self.pass_kind != "step":
+            raise ConfigError(
+                f"workload.micro_batches={self.micro_batches}: workload {self.name} takes no optimizer step; leave it "
+                "away, or use workload=train_step"
+            )
         if self.pass_kind == "step":
             if not self.causal:
                 raise ConfigError(f"workload.causal=false: {self.name} trains a causal decoder; use causal=true")
@@ -138,6 +146,10 @@ class WorkloadConfig:
                     raise ConfigError(f"workload.{option} must be given for workload {self.name}")
         if self.name == "parity" and self.optimizer != "sgd":
             raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
+
+    @property
+    def num_micro_batches(self) -> int:
+        return self.micro_batches or 1
 
 
 @dataclass(frozen=True)
@@ -189,7 +201,7 @@ class TrialConfig:
     workload: WorkloadConfig
     fabric: FabricConfig
     hardware: HardwareConfig
-    batch_size: int  # sequences a data-parallel rank holds
+    batch_size: int  # sequences a data-parallel rank holds; of one micro-batch
     seq_len: int  # global tokens of one sequence
     sp_size: int
     dp_replicate_size: int
@@ -228,6 +240,11 @@ class TrialConfig:
     @property
     def world_size(self) -> int:
         return self.sp_size * self.dp_replicate_size * self.dp_shard_size
+
+    @property
+    def num_sequences(self) -> int:
+        """Of one step: all micro-batches of all data-parallel ranks."""
+        return self.workload.num_micro_batches * self.batch_size * self.dp_replicate_size * self.dp_shard_size
 
     def attention_shape(self, seq_len: int) -> AttentionShape:
         """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length)."""
@@ -271,29 +288,5 @@ class CampaignConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "replicates", "max_attempts", "max_points")
-        if not _is_plain_name(self.campaign):
-            raise ConfigError(
-                f"campaign={shown(repr(self.campaign))}: use letters, digits, '.', '_' and '-', at most 100, beginning "
-                "with a letter or digit"
-            )
-        if problem := _path_problem(self.results_root):
-            raise ConfigError(f"results_root={shown(repr(self.results_root))} {problem}")
-
-
-def _is_plain_name(name: str) -> bool:
-    return (
-        0 < len(name) <= 100 and name[0].isalnum() and name.isascii() and all(c.isalnum() or c in "._-" for c in name)
-    )
-
-
-def _path_problem(path: str) -> str | None:
-    """Why rows cannot go below that path, whatever is on the disk."""
-    if not path.strip():
-        return "is empty; use a path such as results"
-    if not path.isprintable():
-        return "has a character that cannot be printed; use plain ones"
-    if path[0] in "-~":
-        return f"begins with {path[0]!r}, which shells and tools take for something else; use ./{path[0]}... or another"
-    if len(path.encode()) > 1000 or any(len(part.encode()) > 255 for part in path.split("/")):
-        return "is longer than file systems allow: at most 255 bytes a folder, 1000 in all"
-    return None
+        require_plain_name(self, "campaign")
+        require_path(self, "results_root")

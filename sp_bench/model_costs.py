@@ -1,9 +1,11 @@
 """Analytic costs of one training step: parameters, FLOPs, and bytes that one rank sends. Pure functions, no torch.
 
-N = dp_shard_size * sp_size ranks share the parameters, R = dp_replicate_size replicas of them, P = N * R ranks.
+N = dp_shard_size * sp_size ranks share the parameters, R = dp_replicate_size replicas of them, P = N * R ranks. A step
+is an optimizer step, with all its micro-batches.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from math import prod
 
@@ -56,13 +58,13 @@ def matmul_parameters(model: ModelConfig) -> int:
 
 
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
-    """Attention forward of all layers and all data-parallel ranks."""
-    data_parallel = config.dp_replicate_size * config.dp_shard_size
-    return config.model.num_layers * data_parallel * attention_forward_flops(config.attention_shape(seq_len))
+    """Attention forward of all layers and all sequences."""
+    one_sequence = replace(config.attention_shape(seq_len), batch_size=1)
+    return config.model.num_layers * config.num_sequences * attention_forward_flops(one_sequence)
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:
-    return config.dp_replicate_size * config.dp_shard_size * config.batch_size * seq_len
+    return config.num_sequences * seq_len
 
 
 def model_flops(config: TrialConfig) -> int:
@@ -101,21 +103,21 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
     """FSDP2's own traffic of one step, HSDP included.
 
     A layer's parameters are gathered for the forward and again for the backward, the root's once; gradients are
-    reduce-scattered over N ranks and all-reduced over R replicas. Recomputation gathers nothing: it runs inside the
-    backward's gather. Source: arXiv 2304.11277, with FSDP2's per-parameter padding.
+    reduce-scattered over N ranks and all-reduced over R replicas. All of it in each micro-batch: between two of them no
+    rank keeps whole parameters or whole gradients. Recomputation gathers nothing: it runs inside the backward's gather.
+    Source: arXiv 2304.11277, with FSDP2's per-parameter padding.
     """
     num_shards, replicas = config.dp_shard_size * config.sp_size, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
     blocks = config.model.num_layers * _shard_elements(block_shapes(config.model), num_shards)
     gathered = (num_shards - 1) * (root + 2 * blocks) * ELEMENT_BYTES[config.dtype]
     reduced = (root + blocks) * _reduce_bytes(config)
-    return add_traffic(
-        {
-            ("parameters", "all_gather"): Fraction(gathered),
-            ("gradients", "reduce_scatter"): Fraction((num_shards - 1) * reduced),
-            ("gradients", "all_reduce"): 2 * reduced * Fraction(replicas - 1, replicas),
-        }
-    )
+    once = {
+        ("parameters", "all_gather"): Fraction(gathered),
+        ("gradients", "reduce_scatter"): Fraction((num_shards - 1) * reduced),
+        ("gradients", "all_reduce"): 2 * reduced * Fraction(replicas - 1, replicas),
+    }
+    return add_traffic(scale_traffic(once, config.workload.num_micro_batches))
 
 
 def _reduce_bytes(config: TrialConfig) -> int:
@@ -130,14 +132,15 @@ def train_step_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
 
 
 def unsharded_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
-    """What any engine that runs our decoder sends but for parameters and gradients: attention and loss."""
-    layers = config.model.num_layers
+    """What any engine that runs our decoder sends but for parameters and gradients: attention in each micro-batch, and
+    the loss once."""
+    calls = config.model.num_layers * config.workload.num_micro_batches
     recomputed: Traffic = {}
     if config.workload.activation_checkpointing == "full":
         recomputed = {("recompute", op): size for (phase, op), size in attention.items() if phase == "forward"}
     loss = 2 * Fraction(config.world_size - 1, config.world_size) * _reduce_bytes(config)
     return add_traffic(
-        scale_traffic(attention, layers),
-        scale_traffic(recomputed, layers),
+        scale_traffic(attention, calls),
+        scale_traffic(recomputed, calls),
         {("loss", "all_reduce"): loss},
     )

@@ -16,7 +16,7 @@ from sp_bench.model import Decoder, initialise
 def broadcast_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient norm of every step [num_steps,2], and each token's loss [num_steps,D*B,S], in fp64.
+    """Loss and gradient norm of every step [num_steps,2], and each token's loss [num_steps,m*D*B,S], in fp64.
 
     Rank 0 computes them; every rank gets them.
     """
@@ -33,7 +33,7 @@ def broadcast_steps(
 def run_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> list[train.StepResult]:
-    """Train on `batches` of all data-parallel ranks' sequences [D*B, S+1]; the attention is the `math` kernel."""
+    """Train on `batches`, each a step's sequences [m*D*B, S+1]; the attention is the `math` kernel."""
     attention = differentiable(kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5)
     decoder = train.build_decoder(config.model, attention, config.dtype)
     decoder.to_empty(device=device)
@@ -52,7 +52,7 @@ def step(
     compute_dtype: torch.dtype,
     max_grad_norm: float | None,
 ) -> train.StepResult:
-    """One step on `sequences` [D*B, S+1], one at a time: memory does not grow with the number of ranks."""
+    """One step on `sequences` [m*D*B, S+1], one at a time: memory does not grow with ranks or micro-batches."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     positions = torch.arange(seq_len, device=sequences.device)
     parts = []

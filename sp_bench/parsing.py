@@ -31,9 +31,9 @@ def shown(text: object, limit: int = 200) -> str:
 
 
 def require_at_most(config: Any, limit: int, *names: str) -> None:
-    """No named field is above `limit`: far more than any machine has, and little enough to count up to."""
+    """No named field is above `limit`: far more than any machine has, and little enough to count up to. None is not."""
     for name in names:
-        if (value := getattr(config, name)) > limit:
+        if (value := getattr(config, name)) is not None and value > limit:
             raise ConfigError(f"{_dotted(config, name)}={value} is more than {limit}; use less")
 
 
@@ -43,6 +43,36 @@ def require_positive(config: Any, *names: str) -> None:
         value = getattr(config, name)
         if value is not None and not value > 0:
             raise ConfigError(f"{_dotted(config, name)}={value} must be positive")
+
+
+def require_plain_name(config: Any, name: str) -> None:
+    """The named field can be a folder's name on any file system and needs no quotes in any shell."""
+    value = getattr(config, name)
+    plain = value.isascii() and all(c.isalnum() or c in "._-" for c in value)
+    if not (0 < len(value) <= 100 and value[0].isalnum() and plain):
+        raise ConfigError(
+            f"{_dotted(config, name)}={shown(repr(value))}: use letters, digits, '.', '_' and '-', at most 100, "
+            "beginning with a letter or digit"
+        )
+
+
+def require_path(config: Any, name: str) -> None:
+    """Files can go below the path that the named field holds, whatever is on the disk."""
+    value = getattr(config, name)
+    if problem := _path_problem(value):
+        raise ConfigError(f"{_dotted(config, name)}={shown(repr(value))} {problem}")
+
+
+def _path_problem(path: str) -> str | None:
+    if not path.strip():
+        return "is empty; use a path such as results"
+    if not path.isprintable():
+        return "has a character that cannot be printed; use plain ones"
+    if path[0] in "-~":
+        return f"begins with {path[0]!r}, which shells and tools take for something else; use ./{path[0]}... or another"
+    if len(path.encode()) > 1000 or any(len(part.encode()) > 255 for part in path.split("/")):
+        return "is longer than file systems allow: at most 255 bytes a folder, 1000 in all"
+    return None
 
 
 def _dotted(config: Any, name: str) -> str:

@@ -30,8 +30,11 @@ class Trial:
 
 def canonical(config: TrialConfig) -> str:
     """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
-    optional field leaves old identities as they were. So is fsdp2, the only engine before there were others."""
+    optional field leaves old identities as they were. So is fsdp2, the only engine before there were others, and one
+    micro-batch a step."""
     given = _given(config)
+    if config.workload.micro_batches == 1:
+        del given["workload"]["micro_batches"]
     if config.engine == EngineConfig():
         del given["engine"]
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -52,8 +52,7 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
     rank_step_ms = [m.step_ms for m in measurements]
     step_ms = _slowest(rank_step_ms)
     median_ms = statistics.median(step_ms)
-    dp_size = config.dp_replicate_size * config.dp_shard_size
-    tokens_per_s = 1e3 * config.batch_size * config.seq_len * dp_size / median_ms
+    tokens_per_s = 1e3 * config.num_sequences * config.seq_len / median_ms
     if config.workload.name == "collective":
         tokens_per_s = None  # messages are not tokens
     flags = []

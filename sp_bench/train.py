@@ -1,7 +1,8 @@
 """What our engines' training steps share: tokens and labels of a rank, the decoder, the loss, the update.
 
-B sequences of a data-parallel rank, S valid and S' padded global tokens of each, s = S'/P local tokens, V vocabulary.
-Every rank holds a part of one big loss, so gradients are summed over all ranks, never averaged.
+m micro-batches a step, B sequences of each on a data-parallel rank, S valid and S' padded global tokens of each,
+s = S'/P local tokens, V vocabulary. Every rank and every micro-batch holds a part of one big loss, so gradients are
+summed over all, never averaged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,12 +29,12 @@ T = TypeVar("T")
 class StepResult(NamedTuple):
     loss: Tensor  # mean over the world's valid tokens, nats
     grad_norm: Tensor  # of the whole gradient, before clipping
-    token_losses: Tensor | None  # [B,s], nats; this rank's tokens, 0 without a label; None: not asked for
+    token_losses: Tensor | None  # [m*B,s], nats; this rank's tokens, 0 without a label; None: not asked for
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's share of a step."""
+    """One rank's share of a micro-batch."""
 
     tokens: Tensor  # [B,s]
     labels: Tensor  # [B,s], IGNORED where padded
@@ -41,9 +42,9 @@ class Batch:
     num_valid_tokens: int  # of all ranks
 
 
-def num_sequences(config: TrialConfig) -> int:
-    """Sequences of one step over all data-parallel ranks."""
-    return config.batch_size * config.dp_replicate_size * config.dp_shard_size
+def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:
+    """A step's values [m*D*B,...] of all sequences -> m x [D*B,...], in the order in which they are trained on."""
+    return list(sequences.split(config.num_sequences // config.workload.num_micro_batches))
 
 
 def padded_seq_len(config: TrialConfig, seq_len: int) -> int:
@@ -79,7 +80,7 @@ def local_part(values: Tensor, layout: SequenceLayout, mesh: DeviceMesh) -> Tens
 
 
 def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, device: torch.device) -> Batch:
-    """This rank's share of `sequences` [D*B,S+1], the text of all data-parallel ranks."""
+    """This rank's share of `sequences` [D*B,S+1], a micro-batch's text of all data-parallel ranks."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     padded_len = layout.padded(seq_len)
     tokens, labels = (local_part(x, layout, mesh) for x in shift_and_pad(sequences, padded_len))
@@ -88,10 +89,13 @@ def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, dev
 
 
 def shard_batches(
-    texts: Sequence[Tensor], layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
-) -> list[Batch]:
-    """This rank's share of each step's text. One that is trained on again is on the device once."""
-    batches = {id(text): shard_batch(text, layout, mesh, device) for text in {id(t): t for t in texts}.values()}
+    config: TrialConfig, texts: Sequence[Tensor], layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
+) -> list[list[Batch]]:
+    """This rank's share of each step's text, by micro-batch. One that is trained on again is on the device once."""
+    batches = {
+        id(text): [shard_batch(part, layout, mesh, device) for part in micro_batches(config, text)]
+        for text in {id(t): t for t in texts}.values()
+    }
     return [batches[id(text)] for text in texts]
 
 

@@ -43,8 +43,8 @@ class Engine(Protocol):
         token_losses: bool,
     ) -> "list[StepResult]":
         """Build model and optimizer from `config.seed` and take one optimizer step on each text, the sequences
-        [D*B,S+1] of all data-parallel ranks. `tick` is called before the first step and after each. `token_losses`:
-        the results must have them.
+        [m*D*B,S+1] of all micro-batches of all data-parallel ranks (`train.micro_batches` cuts them). `tick` is called
+        before the first step and after each. `token_losses`: the results must have them.
 
         Every rank of the world calls it. What it changed in the process is as before when it returns.
         """

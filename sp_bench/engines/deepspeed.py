@@ -41,7 +41,7 @@ def run(
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with train.open_attention(config, padded_len, mesh) as attention, zero3.library(device) as deepspeed:
         engine = start(config, attention, device, deepspeed)
-        batches = train.shard_batches(texts, attention.layout, mesh, device)
+        batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         results = train.run_steps(Training(engine, device).step, batches, tick)
         engine.destroy()
     return results
@@ -54,15 +54,21 @@ class Training:
     engine: Any
     device: torch.device
 
-    def step(self, batch: Batch) -> StepResult:
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        parts = [self._accumulate(batch) for batch in batches]
+        loss, losses = torch.stack([loss for loss, _ in parts]).mean(), torch.cat([each for _, each in parts])
+        with ledger.phase("loss"):
+            dist.all_reduce(loss)
+        return StepResult(loss, zero3.grad_norm(self.engine, self.device), losses)
+
+    def _accumulate(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """One micro-batch: this rank's part of its mean loss, and its tokens' losses [B,s]. DeepSpeed divides each loss
+        by the number of micro-batches, and its step after the last of them is the only one that updates."""
         losses = train.token_losses(self.engine(batch.tokens, batch.positions), batch.labels)
         loss = losses.sum() / batch.num_valid_tokens
         self.engine.backward(loss * dist.get_world_size())
-        loss = loss.detach()
-        with ledger.phase("loss"):
-            dist.all_reduce(loss)
         self.engine.step()
-        return StepResult(loss, zero3.grad_norm(self.engine, self.device), losses.detach())
+        return loss.detach(), losses.detach()
 
 
 def start(config: TrialConfig, attention: AttentionCall, device: torch.device, deepspeed: Any) -> Any:

@@ -39,7 +39,7 @@ def run(
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with train.open_attention(config, padded_len, mesh) as attention:
         training = start(config, attention, mesh, device)
-        batches = train.shard_batches(texts, attention.layout, mesh, device)
+        batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 
 
@@ -79,16 +79,24 @@ class Training:
     optimizer: torch.optim.Optimizer
     max_grad_norm: float | None
 
-    def step(self, batch: Batch) -> StepResult:
-        """Forward, backward with gradient synchronisation, and update. Every rank of the world calls it."""
-        losses = train.token_losses(self.decoder(batch.tokens, batch.positions), batch.labels)
-        loss = losses.sum() / batch.num_valid_tokens
-        with ledger.phase("backward"):
-            loss.backward()
-        loss = loss.detach()
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        """Forward and backward with gradient synchronisation of each micro-batch, then the update. Every rank of the
+        world calls it. Gradients are reduced in each, and their shards summed: whole ones would take a model's memory.
+        """
+        num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
+        losses = torch.cat([self._accumulate(batch, num_valid_tokens) for batch in batches])
+        loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
             dist.all_reduce(loss)
-        return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses.detach())
+        return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses)
+
+    def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
+        """Add a micro-batch's part of the gradient; returns its tokens' losses [B,s]."""
+        losses = train.token_losses(self.decoder(batch.tokens, batch.positions), batch.labels)
+        loss = losses.sum() / num_valid_tokens
+        with ledger.phase("backward"):
+            loss.backward()
+        return losses.detach()
 
 
 def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:

@@ -1,12 +1,14 @@
 """A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`: the loop of Hugging Face's Ulysses post.
 
 https://huggingface.co/blog/ulysses-sp. The step is theirs: a batch from `UlyssesSPDataLoaderAdapter`, the weighted sum
-of the ranks' losses (`deepspeed_sp_compute_loss`), `engine.backward`, `engine.step`. The adapter's exchange of tokens
-(every P-th step) and its copies are part of it.
+of the ranks' losses (`deepspeed_sp_compute_loss`), `engine.backward`, `engine.step`, all of it for each micro-batch:
+DeepSpeed divides its loss by their number, and updates after the last. The adapter's exchange of tokens (every P-th
+micro-batch) and its copies are part of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,7 +42,8 @@ def run(
     with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
         engine, mpu = start(config, seq_len, deepspeed)
         training = Training(engine, config.sp_size, device, token_losses)
-        results = train.run_steps(training.step, _batches(texts, config, mpu, device), tick)
+        loaded, size = _micro_batches(texts, config, mpu, device), config.workload.num_micro_batches
+        results = train.run_steps(training.step, (islice(loaded, size) for _ in texts), tick)
         engine.destroy()
     return hugging_face.averaged(results)
 
@@ -75,10 +78,10 @@ def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
     return engine, mpu
 
 
-def _batches(
+def _micro_batches(
     texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """This rank's tokens on the device, one batch a step."""
+    """This rank's tokens on the device, each loaded when it is asked for."""
     samples = [hugging_face.sample(text, config) for text in hugging_face.texts_of(texts, config, dist.get_rank())]
     loader: Any = DataLoader(samples, batch_size=None)  # pyright: ignore[reportArgumentType]
     if mpu is not None:
@@ -94,8 +97,8 @@ def _batches(
             device=device,
         )
     loaded = iter(loader)
-    for _ in texts:
-        with ledger.phase("other"):  # the ranks' tokens to all of them, every P-th step
+    for _ in range(len(texts) * config.workload.num_micro_batches):
+        with ledger.phase("other"):  # the ranks' tokens to all of them, every P-th time
             batch = next(loaded)
         # The adapter's slices are contiguous once they have been to another device; on the CPU they never are.
         yield {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
@@ -110,11 +113,18 @@ class Training:
     device: torch.device
     token_losses: bool
 
-    def step(self, batch: dict[str, Tensor]) -> StepResult:
+    def step(self, batches: Iterable[dict[str, Tensor]]) -> StepResult:
+        parts = [self._accumulate(batch) for batch in batches]
+        loss = torch.stack([loss for loss, _ in parts]).mean()
+        losses = [each for _, each in parts if each is not None]
+        norm = zero3.grad_norm(self.engine, self.device)
+        return StepResult(loss, norm, torch.cat(losses) if self.token_losses else None)
+
+    def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         loss, losses = self._forward(batch)
         self.engine.backward(loss)
         self.engine.step()
-        return StepResult(loss.detach(), zero3.grad_norm(self.engine, self.device), losses)
+        return loss.detach(), losses
 
     def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Mean loss over the sequence's tokens, and if asked for each local token's [B,s]. The logits end here: in the

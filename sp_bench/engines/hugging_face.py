@@ -3,7 +3,7 @@
 The model is built from a config, without a download, and gets our decoder's initial values: with our rotary pairing,
 norms and SwiGLU the two are the same function, so that one process of ours is the reference.
 
-S valid and S' padded tokens of each of B sequences; P ranks share one.
+S valid and S' padded tokens of each of B sequences of a micro-batch, m of them a step; P ranks share one.
 """
 
 from collections.abc import Iterator, Sequence
@@ -140,11 +140,13 @@ def tell_the_ledger(config: TrialConfig) -> None:
 
 
 def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Tensor]:
-    """What this rank's data loader reads: sequences [B,S+1] for each P steps, since the adapter cuts every rank's
-    sample in turn. Rank r of a sequence's P has the text of steps r, P+r, 2P+r, ...; the last one is repeated."""
+    """What this rank's data loader reads: sequences [B,S+1] for each P micro-batches, since the adapter cuts every
+    rank's sample in turn. Of all steps' micro-batches in order, rank r of a sequence's P has the text of number r, P+r,
+    2P+r, ...; the last one is repeated."""
+    parts = [part for text in texts for part in train.micro_batches(config, text)]
     data_rank, sequence_rank = divmod(rank, config.sp_size)
-    num_samples = -(-len(texts) // config.sp_size)
-    mine = [texts[min(i * config.sp_size + sequence_rank, len(texts) - 1)] for i in range(num_samples)]
+    num_samples = -(-len(parts) // config.sp_size)
+    mine = [parts[min(i * config.sp_size + sequence_rank, len(parts) - 1)] for i in range(num_samples)]
     num_data_ranks = config.world_size // config.sp_size
     return [text.chunk(num_data_ranks)[data_rank] for text in mine]
 

@@ -57,7 +57,8 @@ def run(
         settings = _settings(config, seq_len) | stack.own_arguments
         # before the model: ZeRO-3 is announced by them
         arguments = stack.arguments(output_dir=folder, max_steps=len(texts), **settings)
-        recorder = Recorder(hugging_face.build(config, seq_len), device, stack.token_losses if token_losses else None)
+        model = hugging_face.build(config, seq_len)
+        recorder = Recorder(model, device, config, stack.token_losses if token_losses else None)
         trainer = _trainer(config, stack, arguments, recorder, texts, tick)
         trainer.train()
         trainer.deepspeed.destroy()
@@ -74,6 +75,7 @@ def _settings(config: TrialConfig, seq_len: int) -> dict[str, Any]:
         optimizer = {"optim": "sgd", "optim_args": "momentum=0.9"}
     return {
         "per_device_train_batch_size": config.batch_size,
+        "gradient_accumulation_steps": config.workload.num_micro_batches,
         "learning_rate": config.workload.learning_rate,
         "lr_scheduler_type": "constant",
         "max_grad_norm": config.workload.max_grad_norm or 0.0,
@@ -113,16 +115,19 @@ def _parallelism(config: TrialConfig, seq_len: int) -> Any:
 
 
 class Recorder:
-    """What the Trainer's steps computed, each as soon as it is there and none read before the end."""
+    """What the Trainer's steps computed, each as soon as it is there and none read before the end. Losses are of
+    micro-batches, and parts of their step's: the Trainer divides each by their number, or by the step's tokens."""
 
     def __init__(
         self,
         model: nn.Module,
         device: torch.device,
+        config: TrialConfig,
         token_losses: Callable[[Any, dict[str, Tensor]], Tensor] | None,
     ) -> None:
         self.model = model
         self.device = device
+        self.num_micro_batches = config.workload.num_micro_batches
         self.losses: list[Tensor] = []
         self.grad_norms: list[Tensor] = []
         self.token_losses: list[Tensor] = []
@@ -134,8 +139,15 @@ class Recorder:
             model.register_forward_hook(keep, with_kwargs=True)
 
     def results(self) -> list[StepResult]:
-        steps = zip_longest(self.losses, self.grad_norms, self.token_losses)
-        return [StepResult(*step) for step in steps]
+        size = self.num_micro_batches
+        losses = [torch.stack(parts).sum() for parts in _chunks(self.losses, size)]
+        token_losses = [torch.cat(parts) for parts in _chunks(self.token_losses, size)]
+        return [StepResult(*step) for step in zip_longest(losses, self.grad_norms, token_losses)]
+
+
+def _chunks(values: list[Tensor], size: int) -> list[list[Tensor]]:
+    assert len(values) % size == 0, "the Trainer stopped between the micro-batches of a step"
+    return [values[i : i + size] for i in range(0, len(values), size)]
 
 
 def _trainer(

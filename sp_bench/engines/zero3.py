@@ -46,7 +46,7 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.hardware.device == "cuda"}
     given = {
         "train_micro_batch_size_per_gpu": config.batch_size,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": config.workload.num_micro_batches,
         "gradient_clipping": config.workload.max_grad_norm or 0.0,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,  # SGD

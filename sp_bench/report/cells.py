@@ -62,6 +62,15 @@ class Cell:
         return self.median_step_ms is not None
 
     @property
+    def micro_batches(self) -> int:
+        """Of a step; rows of before there were several do not say so."""
+        return self.asked["micro_batches"] or 1
+
+    @property
+    def micro_batches_note(self) -> str:
+        return f"{self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
+
+    @property
     def measured(self) -> list[Mapping[str, Any]]:
         """The rows that have a step time."""
         return _measured(self.rows)

@@ -88,6 +88,6 @@ def _passes(cell: Cell) -> Mapping[str, int]:
         return {"forward": 1, "backward": int(cell.asked["pass_kind"] != "forward")}
     if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"]:
         return {}
-    layers = cell.asked["num_layers"]
+    calls = cell.asked["num_layers"] * cell.micro_batches
     recomputed = config_leaves(cell.asked["config"]).get("workload.activation_checkpointing") == "full"
-    return {"forward": layers * (1 + recomputed), "backward": layers}
+    return {"forward": calls * (1 + recomputed), "backward": calls}

@@ -1,9 +1,9 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
-A figure never mixes models, shapes, dtypes, data-parallel sizes, fabrics, devices, memory caps, isolations, engines,
-places of the optimizer or pools of rows (environments); a line never mixes kernels, implementations or options of a
-method. A name always says copy engines, and the kernel wherever our methods ran with several; whatever else two cells
-differ in becomes part of it only where names would be equal.
+A figure never mixes models, shapes, dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory
+caps, isolations, engines, places of the optimizer or pools of rows (environments); a line never mixes kernels,
+implementations or options of a method. A name always says copy engines, and the kernel wherever our methods ran with
+several; whatever else two cells differ in becomes part of it only where names would be equal.
 """
 
 import json
@@ -18,8 +18,8 @@ OWN_CODE = "sp_bench"  # the implementation of our own methods
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("batch_size", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib", "isolation"),
-    "optimizer_offload",
+    *("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib"),
+    *("isolation", "optimizer_offload"),
 ]
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
 _UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
@@ -42,6 +42,7 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
     whole["engine"] = _said(cells, "engine", leaves, _ENGINE).fillna(EngineConfig().name)  # not written anywhere
     whole["optimizer_offload"] = _said(cells, "optimizer_offload", leaves, _OFFLOAD)
+    whole["micro_batches"] = whole["micro_batches"].fillna(1)  # rows of before there were several
     of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
@@ -112,6 +113,8 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
         words.append(f"{known['num_heads']}/{known['num_kv_heads']} heads of {known['head_dim']}")
         words.append({"True": "causal", "False": "not causal"}.get(known["causal"], "mask unknown"))
         words += [known["dtype"], f"batch {known['batch_size']}"]
+    if known["micro_batches"] != "1":
+        words.append(f"{known['micro_batches']} micro-batches a step")
     if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]

@@ -20,7 +20,7 @@ def run(job: Job) -> Measurement:
     config = job.config
     job.enter_phase("correctness")
     engine = engines.get(config.engine.name)
-    per_step, num_texts = train.num_sequences(config), num_steps(config.workload)
+    per_step, num_texts = config.num_sequences, num_steps(config.workload)
     texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_texts)]
     num_compared = num_texts - 1  # all but the ledger's step
     dtype = train.stored_dtype(config.dtype)

@@ -52,7 +52,7 @@ def run(job: Job) -> Measurement:
     release_memory(job.device)
     config, engine = job.config, engines.get(job.config.engine.name)
     padded_len = train.padded_seq_len(config, config.seq_len)
-    texts = [text.sequences(0, train.num_sequences(config), config.seq_len)] * num_steps(config.workload)
+    texts = [text.sequences(0, config.num_sequences, config.seq_len)] * num_steps(config.workload)
     clock = Clock(config.workload, job.device, job.enter_phase)
     results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=False)
     measurement = clock.measurement
@@ -73,7 +73,7 @@ def run(job: Job) -> Measurement:
 
 
 def labelled(engine: Engine, sequences: Tensor) -> Tensor:
-    """Of `sequences` [D*B,S+1] what the engine's loss sees: a token without a label changes nothing before it."""
+    """Of `sequences` [m*D*B,S+1] what the engine's loss sees: a token without a label changes nothing before it."""
     return sequences[:, : sequences.shape[1] - engine.UNLABELLED]
 
 
@@ -105,7 +105,7 @@ def prove(job: Job) -> Proof:
     trial's dtype + eps), as the attention's budget.
     """
     config = _proof_config(job.config)
-    batch = text.sequences(0, train.num_sequences(config), _proof_seq_len(config))
+    batch = text.sequences(0, config.num_sequences, _proof_seq_len(config))
     stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
     expected = [labelled(engines.get(config.engine.name), batch)]
     (scalars,), (losses,) = one_process.broadcast_steps(config, expected, stored, job.device)
@@ -133,7 +133,7 @@ def _proof_config(config: TrialConfig) -> TrialConfig:
 def _errors_on_mesh(
     job: Job, config: TrialConfig, sequences: Tensor, expected_losses: Tensor, expected_norm: Tensor
 ) -> tuple[float, float]:
-    """Relative errors of the tokens' losses [D*B,S] and of the gradient norm, with the trial's method, engine and
+    """Relative errors of the tokens' losses [m*D*B,S] and of the gradient norm, with the trial's method, engine and
     dtype; the same on every rank."""
     engine, layout = (
         engines.get(config.engine.name),
@@ -143,7 +143,7 @@ def _errors_on_mesh(
     assert result.token_losses is not None
     padded_len = train.padded_seq_len(config, _proof_seq_len(config))
     padded = F.pad(expected_losses, (0, padded_len - expected_losses.shape[1]))
-    expected = train.local_part(padded, layout, job.mesh)
+    expected = torch.cat([train.local_part(part, layout, job.mesh) for part in train.micro_batches(config, padded)])
     squared_error = (result.token_losses.double() - expected).square().sum()
     dist.all_reduce(squared_error)
     norm_error = (result.grad_norm.double() - expected_norm).abs() / expected_norm

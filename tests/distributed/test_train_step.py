@@ -23,6 +23,7 @@ GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
 STRIPED = MethodConfig("ring", "striped", dkv_dtype="input")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
+TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
 
 
 def usp(placement: str) -> MethodConfig:
@@ -30,18 +31,23 @@ def usp(placement: str) -> MethodConfig:
 
 
 def cases(world_size: int) -> list[TrialConfig]:
-    """Methods, layouts, dtypes, checkpointing and data parallelism; the odd length is padded, the odd model too."""
+    """Methods, layouts, dtypes, checkpointing, data parallelism, several micro-batches; the odd length is padded, the
+    odd model too."""
     bf16 = {"dtype": "bfloat16"}
     return {
         1: [
             trial(MethodConfig("single"), 1, batch_size=2),
             trial(MethodConfig("single"), 1, workload=RECOMPUTED, model=ODD, **bf16),
+            trial(MethodConfig("single"), 1, workload=THREE, batch_size=2),
         ],
         2: [
             trial(ULYSSES, 2, seq_len=45, model=ODD),
             trial(ZIGZAG, 2, seq_len=45, workload=RECOMPUTED, **bf16),
             trial(MethodConfig("single"), 1, dp_replicate_size=2, model=ODD),
             trial(MethodConfig("single"), 1, dp_shard_size=2, batch_size=2, dtype="float64"),
+            trial(ULYSSES, 2, seq_len=45, model=ODD, workload=TWO),
+            trial(ZIGZAG, 2, seq_len=45, batch_size=2, workload=replace(RECOMPUTED, micro_batches=3), **bf16),
+            trial(MethodConfig("single"), 1, dp_shard_size=2, workload=THREE, model=ODD),
         ],
         3: [
             trial(STRIPED, 3, seq_len=43, model=ODD, workload=RECOMPUTED),
@@ -52,6 +58,8 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(usp("ring_inner"), 4, seq_len=45),
             trial(ZIGZAG, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=RECOMPUTED),
             trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, **bf16),
+            trial(STRIPED, 2, dp_shard_size=2, batch_size=2, seq_len=45, workload=TWO),
+            trial(ULYSSES, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=THREE),
             trial(MethodConfig("single"), 1, dp_replicate_size=2, dp_shard_size=2, model=ODD),
         ],
     }[world_size]
@@ -72,7 +80,7 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
     """In fp64 with SGD the update is the gradient: every element equals one process's."""
     config = replace(config, dtype="float64", workload=replace(config.workload, optimizer="sgd", learning_rate=0.1))
     trial_job = job(config)
-    sequences = text.sequences(0, train.num_sequences(config), config.seq_len)
+    sequences = text.sequences(0, config.num_sequences, config.seq_len)
     alone: list[torch.Tensor] = []
 
     def keep(decoder, optimizer, max_grad_norm):
@@ -85,7 +93,8 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
         one_process.run_steps(config, [sequences], torch.float64, trial_job.device)
     with train.open_attention(config, train.padded_seq_len(config, config.seq_len), trial_job.mesh) as attention:
         training = fsdp2.start(config, attention, trial_job.mesh, trial_job.device)
-        training.step(train.shard_batch(sequences, attention.layout, trial_job.mesh, trial_job.device))
+        (batches,) = train.shard_batches(config, [sequences], attention.layout, trial_job.mesh, trial_job.device)
+        training.step(batches)
     for expected, (name, parameter) in zip(alone, training.decoder.named_parameters(), strict=True):
         assert isinstance(parameter, DTensor)
         whole = parameter.detach().full_tensor()
@@ -98,6 +107,8 @@ def check_world(rank: int, world_size: int) -> None:
         check_parameters_after_a_step(config)
     if world_size == 2:
         check_wrong_training_is_refused()
+        check_wrong_accumulation_is_refused()
+        check_micro_batches_are_only_a_way_to_train_on_more_sequences()
 
 
 @contextmanager
@@ -141,6 +152,67 @@ def labels_shifted_after_sharding() -> Iterator[None]:
 
     with mock.patch.object(train, "shard_batch", late):
         yield
+
+
+@contextmanager
+def micro_batches_of_one_loss_each() -> Iterator[None]:
+    """The gradient of a sum of means: as many times too large as there are micro-batches."""
+    real = fsdp2.Training._accumulate
+
+    def whole(self, batch: train.Batch, num_valid_tokens: int) -> torch.Tensor:
+        return real(self, batch, batch.num_valid_tokens)
+
+    with mock.patch.object(fsdp2.Training, "_accumulate", whole):
+        yield
+
+
+@contextmanager
+def gradients_of_the_last_micro_batch() -> Iterator[None]:
+    """Each overwrites the one before."""
+    real = fsdp2.Training._accumulate
+
+    def forgetful(self, batch: train.Batch, num_valid_tokens: int) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        return real(self, batch, num_valid_tokens)
+
+    with mock.patch.object(fsdp2.Training, "_accumulate", forgetful):
+        yield
+
+
+@contextmanager
+def micro_batches_in_another_order() -> Iterator[None]:
+    """The gradient is the same, the tokens' losses are not where they belong."""
+    real = train.shard_batches
+
+    def backwards(*args) -> list[list[train.Batch]]:
+        return [step[::-1] for step in real(*args)]
+
+    with mock.patch.object(train, "shard_batches", backwards):
+        yield
+
+
+def check_wrong_accumulation_is_refused() -> None:
+    for workload in (TWO, THREE):
+        config = trial(ULYSSES, 2, workload=workload)
+        train_step.prove(job(config)).check()
+        for mistake, names in (
+            (micro_batches_of_one_loss_each, "grad_norm of step 0"),
+            (gradients_of_the_last_micro_batch, "grad_norm of step 0"),
+            (micro_batches_in_another_order, "loss of step 0"),
+        ):
+            with mistake(), pytest.raises(Incorrect, match=names):
+                train_step.prove(job(config)).check()
+
+
+def check_micro_batches_are_only_a_way_to_train_on_more_sequences() -> None:
+    """The same sequences in one micro-batch and in several: the same step."""
+    whole = trial(ULYSSES, 2, batch_size=6, dtype="float64")
+    expected = train_step.run(job(whole)).columns
+    for workload in (TWO, THREE):
+        parts = replace(whole, batch_size=6 // workload.num_micro_batches, workload=workload)
+        found = train_step.run(job(parts)).columns
+        for name in ("loss", "grad_norm", "model_flops", "hardware_flops"):
+            assert found[name] == pytest.approx(expected[name], rel=1e-12), name
 
 
 def check_wrong_training_is_refused() -> None:

@@ -101,7 +101,8 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
         "dtype": "float32",
     } | {k: v for k, v in columns.items() if k in ASKED}
     asked.setdefault("config", json.dumps({"hardware": {"name": asked["hardware"], "device": "cpu"}, "seed": 0}))
-    cell_id = _hash({k: asked.get(k) for k in ASKED}, 12)
+    several = {k: columns[k] for k in ("micro_batches",) if k in columns}  # a later option, as in real identities
+    cell_id = _hash({k: asked.get(k) for k in ASKED} | several, 12)
     made = {
         "status": status,
         "reason": None if status == "ok" else f"made up: {status}",
@@ -128,7 +129,8 @@ def _measured(
     asked: Mapping[str, Any], world_size: int, median_ms: float, columns: Mapping[str, Any]
 ) -> dict[str, Any]:
     step_ms = columns.get("step_ms", [median_ms * (1 + 0.01 * k) for k in (-2, -1, 0, 1, 2)])
-    tokens = asked["batch_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"] * asked["seq_len"]
+    sequences = asked["batch_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"]
+    tokens = sequences * (columns.get("micro_batches") or 1) * asked["seq_len"]
     host = (300 + asked["seq_len"] // 64 * 5 // asked["sp_size"]) * 2**20
     comm = columns.get("comm")
     if comm is None:
@@ -245,7 +247,9 @@ def hf_step(
 ) -> dict[str, Any]:
     """A training step of Qwen3-4B as Hugging Face's stack runs it on 4 GPUs, without sequence parallelism if `sp_size`
     is 1; its FLOPs are near the model's."""
-    size, sequences = columns.get("sp_size", 4), columns.get("dp_shard_size", 1)
+    size, micro_batches = columns.get("sp_size", 4), columns.get("micro_batches", 1)
+    data_ranks = columns.get("dp_shard_size", 1)
+    sequences = data_ranks * micro_batches
     asked = {
         "workload": "train_step",
         "pass_kind": "step",
@@ -266,16 +270,17 @@ def hf_step(
         "implementation": "deepspeed==0.19.8" if size > 1 else "sp_bench",
         "engine": engine,
         "optimizer_offload": offload,
-        "environment": ENVIRONMENT | {"device_names": ["NVIDIA H200"] * size * sequences},
+        "environment": ENVIRONMENT | {"device_names": ["NVIDIA H200"] * size * data_ranks},
     } | columns
     config = {
         "engine": {"name": engine} | ({"optimizer_offload": offload} if offload else {}),
         "hardware": {"name": "h200", "device": "cuda", "device_memory_gib": asked.get("device_memory_gib")},
         "method": {"name": asked["method"]},
-        "workload": {"name": "train_step", "activation_checkpointing": "full"},
+        "workload": {"name": "train_step", "activation_checkpointing": "full"}
+        | ({"micro_batches": micro_batches} if micro_batches > 1 else {}),
     }
     flops = 3.0 * sequences * (2 * 4.0e9 * seq_len + 36 * 4 * 32 * 128 * seq_len * (seq_len + 1) // 2)
-    mfu = 1e3 * flops / median_ms / (size * sequences) / 989.4e12
+    mfu = 1e3 * flops / median_ms / (size * data_ranks) / 989.4e12
     known = {"model_flops": flops, "mfu": mfu, "comm": []} if asked.get("status", "ok") == "ok" else {}
     return row(median_ms=median_ms, **{"config": json.dumps(config)} | known | asked)
 

@@ -24,7 +24,7 @@ CAPTION = (
     "FLOP/s of a device over the baseline's, both without offload: what parallelism and more work a step gain or lose. "
     "Offload: how much longer it makes the baseline's step over how much longer it makes this one: what it costs, "
     "spread over more tokens. Without offload: the same ratio with the optimizer on the device on both sides. From "
-    "medians over the replicates, with one micro-batch a step."
+    "medians over the replicates, with {batches}."
 )
 
 
@@ -39,7 +39,8 @@ def section(cells: Sequence[Cell]) -> Section | None:
 def _table(parts: Sequence[Parts]) -> Table:
     long, start = parts[-1].long.offloaded, parts[0].start
     name = f"{long.series} on {_devices(long)} over {_where(start.offloaded)} ({_stack(long)})"
-    return Table(name, CAPTION, HEAD, tuple(map(_line, parts)), (9, 10), setting=long.setting)
+    caption = CAPTION.format(batches=long.micro_batches_note or "one micro-batch a step")
+    return Table(name, caption, HEAD, tuple(map(_line, parts)), (9, 10), setting=long.setting)
 
 
 def _line(parts: Parts) -> Line:
@@ -121,7 +122,10 @@ def _said(parts: Parts) -> str:
         return ""
     over, under = published
     context = f", published {_ratio(over, under):.2f}x = {over.value:,} / {under.value:,} {under.reading}".rstrip()
-    return f"{context}, with {over.micro_batches} micro-batches a step" if (over.micro_batches or 1) > 1 else context
+    if (over.micro_batches or 1) == 1:
+        return context
+    same = ", as here" if over.micro_batches == parts.long.offloaded.micro_batches else ""
+    return f"{context}, with {over.micro_batches} micro-batches a step{same}"
 
 
 def _published(parts: Parts) -> tuple[Figure, Figure] | None:
@@ -164,7 +168,8 @@ def _stack(cell: Cell) -> str:
     cap = cell.asked["device_memory_gib"]
     capped = "" if cap is None else f", capped at {cap:g} GiB a device"
     offload = f"optimizer offloaded ({cell.asked['optimizer_offload']})"
-    return f"{cell.asked['engine']}, {cell.asked['kernel']}, {offload}{capped}"
+    stack = (cell.asked["engine"], cell.asked["kernel"], offload, cell.micro_batches_note)
+    return ", ".join(filter(None, stack)) + capped
 
 
 def _rate(cell: Cell) -> Ref:

@@ -23,8 +23,9 @@ def section(cells: Sequence[Cell]) -> Section | None:
     if not trained:
         return None
     groups: dict[str, list[Cell]] = {}
-    for cell in sorted(trained, key=lambda c: (_engine(c), c.asked["sp_size"], c.series)):
-        groups.setdefault(f"{cell.asked['model']}, {cell.asked['dtype']}, {cell.asked['hardware']}", []).append(cell)
+    for cell in sorted(trained, key=lambda c: (c.micro_batches, _engine(c), c.asked["sp_size"], c.series)):
+        words = (*(str(cell.asked[name]) for name in ("model", "dtype", "hardware")), cell.micro_batches_note)
+        groups.setdefault(", ".join(filter(None, words)), []).append(cell)
     tables = tuple(Table(name, CAPTION, HEAD, tuple(map(_line, group)), (0, 1, 2)) for name, group in groups.items())
     return Section("parity", "Training parity", BASIS, tables=tables)
 

@@ -17,7 +17,8 @@ CAPTION = (
     "Context, not a like-for-like comparison: each line says what differs. Measured is a cell of the same workload, "
     "model or heads, length and number of devices: under the source's own training stack, with the optimizer offloaded "
     "or not and memory capped or not, then the fastest of any other; elsewhere the fastest by the same kind of method "
-    "and by any; of NLL differences the largest. Ratio: measured / published."
+    "and by any; of NLL differences the largest. Of cells with several numbers of micro-batches a step those with the "
+    "source's, else with the fewest. Ratio: measured / published."
 )
 
 
@@ -45,7 +46,8 @@ def _about(figure: Figure) -> str:
     kernel = f", {figure.kernel}" if figure.kernel else ""
     subject = f"{figure.subject} against {figure.reference}" if figure.reference else figure.subject
     devices = f"{figure.where['world_size']} x {figure.device}"
-    batches = f"{figure.micro_batches} micro-batches a step (ours 1)" if (figure.micro_batches or 1) > 1 else ""
+    several = (figure.micro_batches or 1) > 1
+    batches = f"{figure.micro_batches} micro-batches a step (ours 1 unless a line says more)" if several else ""
     ran = "; ".join(filter(None, (subject, f"{figure.engine}{kernel}", batches, devices)))
     return f"{figure.source}: {ran}; figures {figure.read}."
 
@@ -69,10 +71,18 @@ def _ours(figure: Figure, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _shown(figure: Figure, group: Sequence[Cell], cells: Sequence[Cell]) -> Cell:
-    """The fastest; of differences, of which the smallest is best, the largest: a claim about all."""
+    """The fastest; of differences, of which the smallest is best, the largest: a claim about all. Of steps of several
+    numbers of micro-batches, whose times say nothing to each other, those of the closest number."""
     if len(group) > 1 and figure.reference:
         return max(group, key=lambda c: METRICS[figure.metric].read(c, cells) or 0.0)
-    return group[0] if len(group) == 1 else fastest(group)
+    closest = min(_micro_batches(figure, cell) for cell in group)
+    same = [cell for cell in group if _micro_batches(figure, cell) == closest]
+    return same[0] if len(same) == 1 else fastest(same)
+
+
+def _micro_batches(figure: Figure, cell: Cell) -> tuple[bool, int]:
+    """Of a cell's step; the source's own number is the smallest, then they count up."""
+    return cell.micro_batches != (figure.micro_batches or 1), cell.micro_batches
 
 
 def _of_its_stack(figure: Figure, asked: Sequence[Cell], cells: Sequence[Cell]) -> list[Cell]:
@@ -85,9 +95,10 @@ def _of_its_stack(figure: Figure, asked: Sequence[Cell], cells: Sequence[Cell]) 
             differs = (_offloads(cell) != bool(figure.our_offloads), cap != figure.device_memory_gib)
             ways.setdefault(differs, []).append(cell)
 
-    def closeness(cell: Cell) -> tuple[bool, int, int, int]:
+    def closeness(cell: Cell) -> tuple[bool, tuple[bool, int], int, int, int]:
         return (
             not (cell.ok or out_of_memory(cell)),
+            _micro_batches(figure, cell),
             _rank(cell.asked["engine"], figure.our_engines),
             _rank(cell.asked["kernel"], figure.our_kernels or ()),
             _rank(cell.asked["optimizer_offload"], figure.our_offloads),
@@ -148,7 +159,8 @@ def _named(figure: Figure, cell: Cell) -> str:
     series = cell.series if kernel in cell.series.split() else f"{cell.series}, {kernel}"
     offload = cell.asked["optimizer_offload"]
     place = f"optimizer offloaded ({offload})" if offload else "no offload" if figure.our_offloads else None
-    stack = ", ".join(str(part) for part in (cell.asked["engine"], place) if part and cell.asked["engine"])
+    parts = (cell.asked["engine"], place, cell.micro_batches_note)
+    stack = ", ".join(str(part) for part in parts if part and cell.asked["engine"])
     cap = cell.asked["device_memory_gib"]
     capped = "" if cap is None else f" capped at {cap:g} GiB"
     devices = f"{cell.asked['world_size']} x {', '.join(_devices(cell))}{capped}, {cell.asked['fabric']}"
@@ -175,7 +187,9 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
     checkpointing = config_leaves(asked["config"]).get("workload.activation_checkpointing")
     if figure.activation_checkpointing and checkpointing not in (None, figure.activation_checkpointing):
         different.append("checkpointing")
-    if (figure.micro_batches or 1) > 1:
+    if figure.micro_batches is None and cell.micro_batches > 1:
+        different.append("micro-batches (not said)")
+    elif figure.micro_batches is not None and cell.micro_batches != figure.micro_batches:
         different.append("micro-batches")
     if figure.our_kernels is None:
         different.append("kernel (not said)")
