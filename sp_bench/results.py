@@ -33,6 +33,7 @@ FOREIGN = "not a row (its name has another form)"
 LEADS_OUT = "a link that leads out of the results"
 NO_FILE = "not a file"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
+MOST_KEPT_BYTES = 2**18  # of a file that stays open until its part is read
 MAX_VALUES = 2**22  # in one column of a row
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
@@ -193,7 +194,7 @@ def read(
 def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
     """The rows of some files as one table: as many small ones take ten times its memory."""
     tables, problems = [schema.empty_table()], []
-    opened: list[pq.ParquetFile] = []  # freed together: each freed among the tables of others costs a third more time
+    opened: list[pq.ParquetFile] = []  # freed together: one by one among the tables it takes a quarter more time
     for path in paths:
         try:
             table, unknown = _read_file(path, schema, opened)
@@ -208,12 +209,14 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
 
 
 def _read_file(path: Path, schema: pa.Schema, opened: list[pq.ParquetFile]) -> tuple[pa.Table, list[str]]:
-    """The row of a file, which joins those `opened`, and columns that it has and we do not know."""
+    """The row of a file, which joins `opened` unless it is large, and columns that it has and we do not know."""
     name = _row_name(path.name)
     if name is None:
         raise ValueError(FOREIGN)
-    file = pq.ParquetFile(pa.BufferReader(_bytes(path)), pre_buffer=False)
-    opened.append(file)
+    content = _bytes(path)
+    file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+    if len(content) <= MOST_KEPT_BYTES:
+        opened.append(file)
     columns = set(file.schema_arrow.names)
     if absent := [column for column in IDENTITY if column not in columns]:
         raise ValueError(f"not a row (it has no {', '.join(absent)})")

@@ -13,7 +13,8 @@ from sp_bench import results
 from sp_bench.report import folder
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
-from sp_bench.report.figures import draw
+from sp_bench.report.figures import begin
+from sp_bench.report.figures import draw as draw
 from sp_bench.report.figures.drawings import Drawing
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.formats import counted
@@ -79,12 +80,14 @@ def build(
     say(f"summarising {counted(len(selection.rows), 'row')}")
     measured = cells(selection.rows)
     say(f"drawing {counted(len(measured), 'cell')}")
-    drawings, undrawn = draw(measured, options.venue, executor)
+    finished = begin(measured, options.venue, executor)
+    tables, verdict, parts = paper_tables(measured), judge(measured, selection), sections(measured)
+    files = _table_files(tables)  # all this while the processes draw
+    drawings, undrawn = finished()
     say("writing the tables and the page")
-    tables = paper_tables(measured)
-    page = render(selection, measured, judge(measured, selection), drawings, undrawn, sections(measured), tables)
+    page = render(selection, measured, verdict, drawings, undrawn, parts, tables)
     out = out or Path(folders[0]) / results.WORK / "report"
-    folder.write(out, _files(drawings, tables) | {PAGE: page.encode()})
+    folder.write(out, _figure_files(drawings) | files | {PAGE: page.encode()})
     return ReportResult(out / PAGE, selection.problems)
 
 
@@ -102,9 +105,13 @@ def _select(
     return anonymous(selection, folders) if options.anonymous else selection
 
 
-def _files(drawings: Sequence[Drawing], tables: Sequence[PaperTable]) -> dict[str, bytes]:
+def _figure_files(drawings: Sequence[Drawing]) -> dict[str, bytes]:
     """Path in the report's folder -> content."""
-    made = {f"{FIGURES}/{d.stem}.{suffix}": content for d in drawings for suffix, content in d.files.items()}
+    return {f"{FIGURES}/{d.stem}.{suffix}": content for d in drawings for suffix, content in d.files.items()}
+
+
+def _table_files(tables: Sequence[PaperTable]) -> dict[str, bytes]:
+    made: dict[str, bytes] = {}
     for table in tables:
         texts = {"tex": latex(table), "md": markdown(table), "csv": sheet(table)}
         made |= {f"{TABLES}/{table.stem}.{suffix}": text.encode() for suffix, text in texts.items()}

@@ -62,6 +62,16 @@ def draw(
     `executor`: processes that share the work. Raises:
         ValueError: no such venue.
     """
+    return begin(cells, venue, executor, kinds)()
+
+
+def begin(
+    cells: Sequence[Cell],
+    venue: str | None = None,
+    executor: Executor | None = None,
+    kinds: Sequence[str] = KINDS,
+) -> Callable[[], tuple[list[Drawing], list[str]]]:
+    """As `draw`, whose results the returned function waits for: the processes of `executor` draw until then."""
     every, found = plotted(cells), places(cells)
     shown = foremost(every, found)
     settings = {setting: list(group) for setting, group in groupby(shown, key=lambda c: c.setting)}
@@ -74,9 +84,9 @@ def draw(
     jobs += [_Job("fabrics", name, partial(draw_fabrics, fabrics[name], style)) for name in _largest(fabrics)]
     jobs = [job for job in jobs if job.kind in kinds]
     made = (map if executor is None else executor.map)(partial(_drawn, venue), jobs)
-    drawings = named([drawing for drawing in made if drawing is not None])
     crowded = sorted({job.left_out for job in jobs if job.left_out})
-    return drawings, [*_slower_fabrics(every, shown), *_undrawn(len(settings) - len(kept)), *crowded]
+    undrawn = [*_slower_fabrics(every, shown), *_undrawn(len(settings) - len(kept)), *crowded]
+    return lambda: (named([drawing for drawing in made if drawing is not None]), undrawn)
 
 
 @dataclass(frozen=True)
