@@ -1,9 +1,10 @@
 """What a trial is called in a terminal, and what tells those apart that would be called the same."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 
 from sp_bench.config import EngineConfig, TrialConfig
+from sp_bench.dotted import dotted
 from sp_bench.plan import Trial, canonical
 
 
@@ -19,9 +20,10 @@ def layout(config: TrialConfig) -> str:
     return f"{method.layout}/{method.placement}" if method.placement else method.layout
 
 
-def engine(config: TrialConfig) -> str:
-    """What trains, unless it is the only one that all workloads know, with a space before it."""
-    return "" if config.engine.name == EngineConfig().name else f" {config.engine.name}"
+def workload(config: TrialConfig) -> str:
+    """The workload, its pass and, unless it is the default one, the engine: train_step/step hf_deepspeed."""
+    name = f"{config.workload.name}/{config.workload.pass_kind}"
+    return name if config.engine.name == EngineConfig().name else f"{name} {config.engine.name}"
 
 
 def distinguishing(trials: Iterable[Trial]) -> Mapping[str, str]:
@@ -34,7 +36,7 @@ def distinguishing(trials: Iterable[Trial]) -> Mapping[str, str]:
     for group in alike.values():
         if len(group) == 1:
             continue
-        leaves = {cell: dict(_leaves(json.loads(canonical(cells[cell])))) for cell in group}
+        leaves = {cell: dotted(json.loads(canonical(cells[cell]))) for cell in group}
         names = sorted({name for each in leaves.values() for name in each})
         differ = [name for name in names if len({str(each.get(name)) for each in leaves.values()}) > 1]
         for cell, each in leaves.items():
@@ -46,14 +48,6 @@ def _text(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def _leaves(value: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
-    for name, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _leaves(inner, f"{prefix}{name}.")
-        else:
-            yield prefix + name, inner
-
-
 def _cell_label(config: TrialConfig) -> str:
     if config.workload.name == "collective":
         return f"{config.method.name} collective {config.fabric.name} sp_size={config.sp_size} {config.dtype}"
@@ -62,7 +56,7 @@ def _cell_label(config: TrialConfig) -> str:
         config.method.name,
         layout(config),
         config.kernel.name,
-        f"{config.workload.name}/{config.workload.pass_kind}{engine(config)}",
+        workload(config),
         config.model.name,
         f"seq_len={config.seq_len}",
         f"sp_size={config.sp_size}",

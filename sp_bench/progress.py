@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from sp_bench.labels import distinguishing, engine, label, layout
+from sp_bench.labels import distinguishing, label, layout, workload
 from sp_bench.plan import Trial
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
@@ -219,9 +219,8 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
 
 def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
     config = trial.config
-    workload = f"{config.workload.name}/{config.workload.pass_kind}{engine(config)}"
     return (
-        *(str(trial.order_index), config.method.name, layout(config), config.kernel.name, workload),
+        *(str(trial.order_index), config.method.name, layout(config), config.kernel.name, workload(config)),
         *(config.fabric.name, config.model.name, config.dtype, str(config.seq_len), str(config.sp_size)),
         *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
         options.get(trial.cell_id, ""),

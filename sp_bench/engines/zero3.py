@@ -81,7 +81,7 @@ def _no_model_kept() -> Iterator[None]:
     finally:
         parameter_offload.FWD_MODULE_STACK[:] = before
         for cache in gc.get_objects():  # of a method, out of reach behind a decorator
-            if isinstance(cache, CACHE) and cache.__module__ == partitioned_param_coordinator.__name__:
+            if type(cache) is CACHE and cache.__module__ == partitioned_param_coordinator.__name__:
                 cache.cache_clear()
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.report.series import name_cells
+from sp_bench.report.series import OWN_CODE, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 TENSORS = ("output", "dq", "dk", "dv")
@@ -62,6 +62,11 @@ class Cell:
         return self.median_step_ms is not None
 
     @property
+    def is_library(self) -> bool:
+        """Whether the attention is code of others."""
+        return self.asked["implementation"] not in (None, OWN_CODE)
+
+    @property
     def micro_batches(self) -> int:
         """Of a step; rows of before there were several do not say so."""
         return self.asked["micro_batches"] or 1
@@ -80,6 +85,10 @@ class Cell:
         values = [row[column] for row in self.measured if row[column] is not None]
         found = [float(median(v)) if isinstance(v, Iterable) else float(v) for v in values]
         return median(found) if found else None
+
+    def largest(self, column: str) -> float | None:
+        """Over the replicates."""
+        return max((row[column] for row in self.measured if row[column] is not None), default=None)
 
     @property
     def throttled(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.series import OWN_CODE, config_leaves
+from sp_bench.report.series import config_leaves
 
 GRADIENTS = ("dq", "dk", "dv")
 
@@ -36,8 +36,7 @@ def options(cell: Cell) -> tuple[str | None, str | None]:
     """(what dK/dV travel in, what partial outputs are merged in); None: the method has no such option, as no library's
     has."""
     merge = config_leaves(cell.asked["config"]).get("method.merge_dtype")
-    own = cell.asked["implementation"] in (None, OWN_CODE)
-    return cell.asked["dkv_dtype"] if own else None, None if merge is None else str(merge)
+    return None if cell.is_library else cell.asked["dkv_dtype"], None if merge is None else str(merge)
 
 
 def compared(cells: Sequence[Cell]) -> list[Point]:

@@ -11,7 +11,7 @@ from sp_bench import patterns
 from sp_bench.config import AttentionShape
 from sp_bench.patterns import Degrees
 from sp_bench.report.cells import Cell
-from sp_bench.report.series import OWN_CODE, config_leaves
+from sp_bench.report.series import config_leaves
 
 ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
 _SHAPE = ("batch_size", "padded_seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
@@ -35,10 +35,6 @@ class PatternBytes:
     @property
     def same(self) -> bool:
         return self.counted == self.closed_form
-
-
-def is_library(cell: Cell) -> bool:
-    return cell.asked["implementation"] not in (None, OWN_CODE)
 
 
 def degrees(cell: Cell) -> Degrees | None:

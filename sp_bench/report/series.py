@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 
 from sp_bench.config import EngineConfig
+from sp_bench.dotted import dotted
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
@@ -68,16 +69,7 @@ def config_leaves(config: Any) -> dict[str, Any]:
         tree = json.loads(config)
     except (TypeError, ValueError):
         return {}
-    flat: dict[str, Any] = {}
-    stack = [("", tree)] if isinstance(tree, dict) else []
-    while stack:
-        prefix, branch = stack.pop()
-        for key, value in branch.items():
-            if isinstance(value, dict):
-                stack.append((f"{prefix}{key}.", value))
-            else:
-                flat[f"{prefix}{key}"] = json.dumps(value) if isinstance(value, list) else value
-    return flat
+    return dotted(tree) if isinstance(tree, dict) else {}
 
 
 def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequence[str]) -> pd.Series:

@@ -16,7 +16,7 @@ DRIVER = {
     *("cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
 }
 NO_TORCH = (
-    *("config", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
+    *("config", "dotted", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
     *("schema", "containment", "parsing", "fail_points", "engines/__init__", "engines/support", *sorted(DRIVER)),
 )
 
@@ -94,7 +94,7 @@ def test_the_driver_knows_the_worker_by_its_module_name_only():
 def test_reports_read_nothing_but_rows_and_costs():
     for path in (PACKAGE / "report").rglob("*.py"):
         known = ours(imports(path)) - {"report"}
-        allowed = {"results", "costs", "patterns", "layouts", "config", "model_costs", "hardware"}
+        allowed = {"results", "dotted", "costs", "patterns", "layouts", "config", "model_costs", "hardware"}
         assert known <= allowed, (path.name, known)
 
 

@@ -40,10 +40,6 @@ def _line(cell: Cell) -> Line:
     texts = (
         *(ref(_engine(cell), cell), cell.series, str(asked["kernel"] or MISSING), whole(asked["sp_size"])),
         *(whole(dp_size), whole(asked["seq_len"]), whole(asked["timed_steps"])),
-        *(number(_largest(cell, f"{name}_difference")) for name in ("mean_nll", "max_nll", "max_grad_norm")),
+        *(number(cell.largest(f"{name}_difference")) for name in ("mean_nll", "max_nll", "max_grad_norm")),
     )
     return Line(texts, (cell,))
-
-
-def _largest(cell: Cell, column: str) -> float | None:
-    return max((row[column] for row in cell.measured if row[column] is not None), default=None)

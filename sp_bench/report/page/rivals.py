@@ -6,9 +6,8 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.formats import number, whole
 from sp_bench.report.page import rival_bytes
 from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say
-from sp_bench.report.pattern_bytes import degrees, is_library, kind
+from sp_bench.report.pattern_bytes import degrees, kind
 from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
-from sp_bench.report.series import OWN_CODE
 from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
 
 SAME, FASTEST = "same kernel", "our fastest kernel"
@@ -45,7 +44,7 @@ def section(cells: Sequence[Cell]) -> Section | None:
 def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
     """(what is compared, our fastest such cell)."""
     where = ("sp_size", "seq_len")
-    own = [c for c in cells if c.ok and c.asked["implementation"] == OWN_CODE and c.setting == their.setting]
+    own = [c for c in cells if c.ok and not c.is_library and c.setting == their.setting]
     own = [c for c in own if all(c.asked[name] == their.asked[name] for name in where)]
     alike = [c for c in own if _alike(their, c)]
     same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
@@ -77,7 +76,7 @@ def summary(cells: Sequence[Cell]) -> list[Words]:
 
 
 def _rivals(cells: Sequence[Cell]) -> list[Cell]:
-    return [c for c in cells if c.ok and is_library(c) and c.asked["workload"] not in NOT_A_MEASUREMENT]
+    return [c for c in cells if c.ok and c.is_library and c.asked["workload"] not in NOT_A_MEASUREMENT]
 
 
 def _largest_first(cells: Sequence[Cell]) -> list[tuple[Cell, list[tuple[str, Cell]]]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, byte_unit, whole
-from sp_bench.report.pattern_bytes import is_library, pattern_bytes
+from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.provenance import words
 from sp_bench.report.tables.grid import Family, families, place
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, words_of
@@ -83,7 +83,7 @@ def _form(cells: Sequence[Cell]) -> Form:
     scale, unit = byte_unit(min(totals, default=0.0))
     decimals = 0 if scale == 1 else 1 if max(totals) >= 100 * scale else 3
     with_wire = any(cell.middle("comm_wire_bytes") is not None for cell in cells)
-    with_pattern = any(is_library(cell) and pattern_bytes(cell) is not None for cell in cells)
+    with_pattern = any(cell.is_library and pattern_bytes(cell) is not None for cell in cells)
     return Form(_phase_groups(cells), scale, unit, decimals, with_wire, with_pattern)
 
 

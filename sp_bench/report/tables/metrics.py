@@ -46,8 +46,7 @@ def _percent_of_kernel(cell: Cell, every: Sequence[Cell]) -> float | None:
 
 
 def _largest(column: str) -> Read:
-    """Over the replicates."""
-    return lambda cell, _: max((row[column] for row in cell.measured if row[column] is not None), default=None)
+    return lambda cell, _: cell.largest(column)
 
 
 LONGEST = "max_seq_len"

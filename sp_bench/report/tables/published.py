@@ -7,7 +7,7 @@ from sp_bench.report.formats import MISSING, whole
 from sp_bench.report.limits import limits, out_of_memory
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import fastest
-from sp_bench.report.series import OWN_CODE, config_leaves
+from sp_bench.report.series import config_leaves
 from sp_bench.report.tables.metrics import LONGEST, METRICS
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, significant, words_of
 from sp_bench.report.tables.sources import Figure, figures
@@ -199,7 +199,7 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
         different.append("method (not said)")
     elif not figure.is_of_its_kind(cell):
         different.append("method")
-    if asked["implementation"] not in (None, OWN_CODE) and asked["method"] not in figure.our_methods:
+    if cell.is_library and asked["method"] not in figure.our_methods:
         different.append("whose method")
     different += [name for name, value in figure.waived.items() if value != asked[name]]
     if figure.reference:
