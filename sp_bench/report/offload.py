@@ -104,8 +104,8 @@ class Parts:
 def breakdowns(cells: Sequence[Cell]) -> list[tuple[Parts, ...]]:
     """Per way to split a sequence, place of the optimizer and baseline the lengths, shortest first.
 
-    A baseline is the shortest length of `single`, on one device or with a sequence on each. Only where anything is
-    known without offload.
+    A baseline is the shortest length of `single`, on one device or with a sequence on each. None where nothing is known
+    without offload: then nothing can be said of it.
     """
     kin: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in cells:
@@ -120,7 +120,8 @@ def breakdowns(cells: Sequence[Cell]) -> list[tuple[Parts, ...]]:
         starts.sort(key=lambda each: each[0].asked["world_size"])
         longs = [each for each in splits.values() if each[0].asked["sp_size"] != 1]
         found += [made for long in longs for start in starts for made in _breakdowns(long, start)]
-    return found
+    plain = any(pair.plain for parts in found for each in parts for pair in (each.long, each.start))
+    return found if plain else []
 
 
 def _breakdowns(longs: Sequence[Cell], starts: Sequence[Cell]) -> list[tuple[Parts, ...]]:
@@ -130,9 +131,7 @@ def _breakdowns(longs: Sequence[Cell], starts: Sequence[Cell]) -> list[tuple[Par
     for adam in sorted(adams - {None}):
         pairs = _pairs(starts, adam)
         start = next((pair for pair in pairs if pair.offloaded.ok), pairs[0])
-        parts = tuple(Parts(long, start) for long in _pairs(longs, adam))
-        if any(pair.plain is not None for each in parts for pair in (each.long, each.start)):
-            made.append(parts)
+        made.append(tuple(Parts(long, start) for long in _pairs(longs, adam)))
     return made
 
 

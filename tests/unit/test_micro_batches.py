@@ -187,6 +187,17 @@ def test_a_speed_up_is_taken_apart_within_one_number_and_says_which() -> None:
     assert "with 8 micro-batches a step;" in of_one
 
 
+def test_a_number_that_ran_with_offload_alone_has_its_ratio_beside_the_published_one() -> None:
+    alone = [row for row in campaign(8) if row["optimizer_offload"]]
+    assert section(cells_of(alone)) is None
+    made = section(cells_of([*campaign(None), *alone]))
+    assert made is not None
+    (of_eight,) = (words for words in map(plain, made.points) if "), 8 micro-batches a step, capped" in words)
+    assert "on 1 GPU, with 8 micro-batches a step, as here; 4.00x by the number of devices" in of_eight
+    assert "by utilization and offload, which cannot be told apart (" in of_eight
+    assert of_eight.endswith("8,192 tokens on 1 GPU without offload: not part of the campaign).")
+
+
 def test_trainings_of_different_numbers_are_compared_with_one_process_in_tables_of_their_own() -> None:
     differences = {"mean_nll_difference": 1e-6, "max_nll_difference": 2e-6, "max_grad_norm_difference": 1e-6}
     rows = [row(workload="parity", pass_kind="step", micro_batches=n, **differences) for n in (1, 2)]
