@@ -449,3 +449,18 @@ def test_an_error_of_zero_has_no_place_and_training_steps_are_compared_in_tokens
     rows = [row(seq_len=1024, **asked, **step) for asked in (ring(2), ulysses(2))]
     figure = drawn(draw_errors, cells_of(rows, tmp_path / "step")).figure
     assert "tokens/s/rank" in {axes.get_xlabel() for axes in figure.axes}
+
+
+def test_an_error_with_nothing_beside_it_is_not_drawn_and_close_errors_are_told_apart(tmp_path: Path) -> None:
+    def cells(name: str, **errors: float) -> list[Cell]:
+        worst = {"rel_error_dq": 1e-3, "rel_error_dv": 1e-3}
+        sizes = {"one": ring(1), "two": ring(2)}
+        made = [row | worst | {"rel_error_dk": e} for n, e in errors.items() for row in measured(sizes[n], 1024, 20.0)]
+        return cells_of(made, tmp_path / name)
+
+    several = cells("several", one=2.991e-3, two=3.000e-3)
+    assert draw_errors(cells("lone", two=3e-3), styles(several)) is None
+    plot = drawn(draw_errors, several)
+    assert set(plot.data.panel) == {"error over sp_size"}  # at one size over speed there is a single one
+    (panel,) = plot.figure.axes
+    assert len({label.get_text() for label in panel.get_yticklabels()}) >= 3

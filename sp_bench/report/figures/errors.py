@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.figures.axes import scale_lengths
@@ -35,16 +35,16 @@ NEAR = 3  # a budget that is further above the errors is named in the caption: o
 
 
 def draw_errors(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | None:
-    """None where no gradient's error is known, or a single one is."""
+    """None where no gradient's error is known, or nothing is beside it."""
     points = [p for c in cells if c.ok and (p := point(c)) is not None]
-    if len(points) < 2:
-        return None
     names, unnamed = fullest((p.cell.series for p in points), style)
     points = [p for p in points if p.cell.series in names]
     speeds = _speeds(cells, points)
     several_sizes = len({p.cell.asked["sp_size"] for p in points}) > 1
     worst = _worst(points) if several_sizes or not speeds else []
     shown = [*worst, *speeds]
+    if len(shown) < 2:
+        return None
     proven = sorted(
         {row["correctness_seq_len"] for p in shown for row in p.cell.measured if row["correctness_seq_len"]}
     )
@@ -75,14 +75,14 @@ def _speed(p: Point) -> float | None:
 
 
 def _speeds(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
-    """At the length at which options of a method are compared, else at that with the most cells on several ranks;
-    without any known speed none."""
+    """At the length at which options of a method are compared, else at that with the most cells on several ranks. None
+    where no speed is known, or a single one is."""
     several = [p for p in points if _speed(p) and p.cell.asked["sp_size"] > 1]
     of_length = Counter(p.cell.asked["seq_len"] for p in compared(cells) or several)
     seq_len = max(of_length, key=lambda n: (of_length[n], n), default=None)
     found = [p for p in several if p.cell.asked["seq_len"] == seq_len]
     sizes = sorted({p.cell.asked["sp_size"] for p in found})[-int(width_in() / PANEL_IN) :]
-    return [p for p in found if p.cell.asked["sp_size"] in sizes]
+    return [p for p in found if p.cell.asked["sp_size"] in sizes] if len(found) > 1 else []
 
 
 def _figure(
@@ -161,7 +161,8 @@ def _budget_words(points: Sequence[Point]) -> str:
 
 
 def _scale(panel: Axes, values: Sequence[float]) -> None:
-    """Logarithmic, with at most MAX_TICKS labels of one or two digits; of a wide range whole decades only."""
+    """Logarithmic, with at most MAX_TICKS labels of one or two digits; of a wide range whole decades only, of a very
+    narrow one as many digits as tell its labels apart."""
     low, high = min(values), max(values)
     room = 10 ** (0.08 * math.log10(high / low) + 0.03)
     panel.set_yscale("log")
@@ -169,6 +170,8 @@ def _scale(panel: Axes, values: Sequence[float]) -> None:
     steps = (1,) if high > DECADES_RATIO * low else (1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
     ticks = [step * 10.0**power for power in range(-20, 2) for step in steps]
     shown = [t for t in ticks if low / room <= t <= high * room]
+    if len(shown) < 2:
+        shown = [t for t in MaxNLocator(5).tick_values(low / room, high * room) if low / room <= t <= high * room]
     panel.set_yticks(shown if len(shown) <= MAX_TICKS else shown[:: -(-len(shown) // MAX_TICKS)])
     panel.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     panel.yaxis.set_minor_locator(NullLocator())

@@ -14,8 +14,8 @@ from sp_bench.report.formats import byte_unit
 
 STRONG = "From panel to panel, at one seq_len, it is strong scaling: equal values would be ideal. "
 MEMORY = {
-    "max_peak_allocated_bytes": "peak allocated device memory",
-    "max_peak_host_bytes": "peak host memory (resident set)",
+    "max_peak_allocated_bytes": ("Peak allocated device memory", "peak device memory,\nallocated"),
+    "max_peak_host_bytes": ("Peak host memory (resident set)", "peak host memory,\nresident set"),
 }
 TFLOPS = "attention_tflops_per_s_per_gpu"  # of medians, in the data only: MFU has a figure
 
@@ -61,6 +61,7 @@ def draw_memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | Non
     shown = [c for c in cells if (c.memory_bytes and c.memory_column == column) or not c.ok]
     if column is None:
         return None
+    what, label = MEMORY[column]
     scale, unit = byte_unit(max(max(c.memory_bytes) for c in shown if c.memory_bytes))
 
     def points(cell: Cell) -> dict[str, float]:
@@ -69,13 +70,12 @@ def draw_memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | Non
 
     quantity = Quantity(
         column=f"{column.removesuffix('_bytes')}_{unit.lower()}",
-        label=f"{MEMORY[column]},\nlargest rank ({unit})",
+        label=f"{label} ({unit})",
         points=points,
         middle=lambda c: None if c.median_memory_bytes is None else c.median_memory_bytes / scale,
         interval=lambda c: None,
     )
-    what = MEMORY[column]
-    return _plot(shown, style, quantity, f"{what[0].upper()}{what[1:]} of the rank that needs most", "")
+    return _plot(shown, style, quantity, f"{what} of the rank that needs most", "")
 
 
 def _processor(cells: Sequence[Cell]) -> str:
