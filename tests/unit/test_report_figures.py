@@ -515,6 +515,16 @@ def test_csv_is_the_data(found: Sequence[Cell], drawings: Sequence[Drawing]) -> 
     assert len(read) > 10
 
 
+def test_the_last_digits_of_a_layout_are_in_no_file(found: Sequence[Cell]) -> None:
+    def files(shift: float) -> Mapping[str, bytes]:
+        figure = Figure()
+        figure.add_axes((0.1 + shift, 0.1, 0.7, 0.7)).plot([1, 2], [1, 2])
+        return finish("step_time", "a setting", Plot(figure, "", pd.DataFrame(), (found[0],))).files
+
+    with rc_context(rc(None)):
+        assert files(0.0) == files(1e-15)
+
+
 def test_a_reduced_palette_looks_the_same(found: Sequence[Cell]) -> None:
     with rc_context(rc(None)):
         plot = plot_of(draw_throughput, found)

@@ -23,6 +23,7 @@ DPI = 144
 COLOURS = 256  # of a PNG; figures have about ten and their blends with white
 MAX_STEM = 120  # characters of a file name
 MARGIN_IN = 0.2  # on both sides of a title together
+POSITION_DIGITS = 9  # of an axes' place, in widths and heights of its figure
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,9 @@ def _png(figure: Figure) -> bytes:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     figure.set_layout_engine("none")
+    for axes in figure.axes:  # the layout's last digits depend on what its process drew before; an SVG's names on them
+        left, bottom, width, height = (round(v, POSITION_DIGITS) for v in axes.get_position(original=True).bounds)
+        axes.set_position((left, bottom, width, height))
     drawn = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
     few = drawn.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     buffer = io.BytesIO()
