@@ -82,16 +82,11 @@ def _words(parts: Sequence[Parts]) -> Words | None:
 
 def _factors(parts: Parts) -> Words:
     long, start = parts.long, parts.start
-    both, plain = _ran(long.offloaded, start.offloaded), _ran(long.plain, start.plain)
+    plain = _ran(long.plain, start.plain)
     slower = [_times(pair.slowdown, _ran(pair.offloaded, pair.plain)) for pair in (start, long)]
     return say(
-        *(
-            _times(parts.devices, both),
-            " by the number of devices, ",
-            _times(parts.work, both),
-            " by the work a token, ",
-        ),
-        *(_times(parts.utilization, plain), " by utilization", *_mfu(start, long)),
+        _devices_and_work(parts),
+        *(", ", _times(parts.utilization, plain), " by utilization", *_mfu(start, long)),
         *(" and ", _times(parts.offload, parts.cells), " by offload, which makes the baseline's step ", slower[0]),
         *(" as long and this one's ", slower[1], ". With the optimizer on the device on both sides the ratio is "),
         *(_times(parts.plain_ratio, plain), "."),
@@ -100,12 +95,14 @@ def _factors(parts: Parts) -> Words:
 
 def _known_factors(parts: Parts) -> Words:
     """Where what would tell utilization and offload apart did not run."""
+    together = _times(parts.utilization_and_offload, (parts.long.offloaded, parts.start.offloaded))
+    return say(_devices_and_work(parts), " and ", together, " by utilization and offload, which cannot be told apart")
+
+
+def _devices_and_work(parts: Parts) -> Words:
     both = (parts.long.offloaded, parts.start.offloaded)
-    words = say(
-        _times(parts.devices, both), " by the number of devices, ", _times(parts.work, both), " by the work a token"
-    )
-    together = _times(parts.utilization_and_offload, both)
-    return say(words, " and ", together, " by utilization and offload, which cannot be told apart")
+    devices, work = _times(parts.devices, both), _times(parts.work, both)
+    return say(devices, " by the number of devices, ", work, " by the work a token")
 
 
 def _mfu(start: Pair, long: Pair) -> Words:
