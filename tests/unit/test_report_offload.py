@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from sp_bench.report.offload import Parts, breakdowns
-from sp_bench.report.page.offload import HEAD
+from sp_bench.report.page.offload import HEAD, summary
 from sp_bench.report.page.parts import Section, plain
 from sp_bench.report.page.sections import sections
 
@@ -99,6 +99,20 @@ def test_the_sentence_is_on_the_longest_published_length_beside_what_was_publish
     assert over_one.endswith(f"on both sides the ratio is {without:.2f}x.")
     assert "3,633 if DP=4" in over_four
     assert "1.00x by the number of devices" in over_four
+
+
+def test_the_verdict_has_the_ratio_beside_the_published_one_alone() -> None:
+    notes = [plain(words) for words in summary(cells_of(campaign()))]
+    ratio = (65536 / 5500) / (8192 / 2400)
+    assert len(notes) == 2
+    assert (
+        f"over 8,192 tokens on 1 GPU, hf_deepspeed, flash_attn, optimizer offloaded ({ADAM}): {ratio:.2f}x" in notes[0]
+    )
+    assert notes[0].endswith("published 3.69x = 13,396 / 3,633 on 1 GPU, with 8 micro-batches a step.")
+    unpublished = [row for row in campaign() if row["seq_len"] in (8192, 98304)]
+    unpublished = [row for row in unpublished if row["seq_len"] == 98304 or row["sp_size"] == 1]
+    assert summary(cells_of(unpublished)) == []
+    assert breakdowns(cells_of(unpublished)) != []
 
 
 def test_a_cell_out_of_memory_leaves_its_factors_open_and_is_named() -> None:

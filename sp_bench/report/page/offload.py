@@ -32,8 +32,14 @@ def section(cells: Sequence[Cell]) -> Section | None:
     found = breakdowns(cells)
     if not found:
         return None
-    points = tuple(words for parts in found if (words := _words(parts)) is not None)
+    points = tuple(_consists(parts) for each in found if (parts := _told(each)) is not None)
     return Section("offload", "What the speed-up consists of", BASIS, points=points, tables=tuple(map(_table, found)))
+
+
+def summary(cells: Sequence[Cell]) -> list[Words]:
+    """For the verdict: each ratio beside the one that somebody published."""
+    told = [parts for each in breakdowns(cells) if (parts := _told(each)) is not None and _published(parts)]
+    return [say(_over(parts), ".") for parts in told]
 
 
 def _table(parts: Sequence[Parts]) -> Table:
@@ -64,20 +70,26 @@ def _line(parts: Parts) -> Line:
     return Line(texts, parts.cells)
 
 
-def _words(parts: Sequence[Parts]) -> Words | None:
-    """Of the longest that somebody published, else of the longest; of those that are whole, if any is."""
+def _told(parts: Sequence[Parts]) -> Parts | None:
+    """The longest that somebody published, else the longest; of those that are whole, if any is."""
     known = [p for p in parts if p.ratio is not None]
     complete = [p for p in known if p.product is not None] or known
     told = [p for p in complete if _published(p)] or complete
-    if not told:
-        return None
-    chosen = told[-1]
-    long, start = chosen.long.offloaded, chosen.start.offloaded
+    return told[-1] if told else None
+
+
+def _over(parts: Parts) -> Words:
+    """The ratio, what it is of and what was published."""
+    long, start = parts.long.offloaded, parts.start.offloaded
     words = say(f"{long.series}, {_where(long)} over {_where(start)}, {_stack(long)}: ")
-    words = say(words, _times(chosen.ratio, (long, start)), f" the tokens/s ({_evidence(chosen)})", _said(chosen), "; ")
-    if chosen.product is None:
-        return say(words, *_known_factors(chosen), f" ({'; '.join(_missing(chosen))}).")
-    return say(words, *_factors(chosen))
+    return say(words, _times(parts.ratio, (long, start)), f" the tokens/s ({_evidence(parts)})", _said(parts))
+
+
+def _consists(parts: Parts) -> Words:
+    """The ratio and its factors."""
+    if parts.product is None:
+        return say(_over(parts), "; ", _known_factors(parts), f" ({'; '.join(_missing(parts))}).")
+    return say(_over(parts), "; ", _factors(parts))
 
 
 def _factors(parts: Parts) -> Words:

@@ -10,7 +10,7 @@ from sp_bench.report.effort import effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.limits import Limit, limits
-from sp_bench.report.page import fabrics, rivals
+from sp_bench.report.page import fabrics, offload, rivals
 from sp_bench.report.page.comparisons import by_place, compare, headline, largest_places, unclaimed
 from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
 from sp_bench.report.provenance import mixing
@@ -32,8 +32,8 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     comparisons: dict[str, list[Words]] = {}
     for (setting, _, _), group in groups:
         comparisons.setdefault(setting, []).append(compare(group))
-    notes = [*fabrics.summary(cells), *rivals.summary(cells), *unclaimed(groups), *_counts(cells), *_bytes(cells)]
-    notes += [*_parity(cells), *_alone(speeds), *_effort(selection, cells)]
+    notes = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells), *unclaimed(groups)]
+    notes += [*_counts(cells), *_bytes(cells), *_parity(cells), *_alone(speeds), *_effort(selection, cells)]
     if mixed := mixing(cells):
         notes.append((f"{mixed[0].upper()}{mixed[1:]}.",))
     if len(shown) < len(speeds):
