@@ -18,6 +18,7 @@ CAP = {"device_memory_gib": 80.0}
 ONE_GPU, DATA_PARALLEL = {"sp_size": 1}, {"sp_size": 1, "dp_shard_size": 4}
 LENGTHS = {8192: 300.0, 32768: 1200.0, 65536: 4000.0, 98304: 8000.0}  # ms without offload
 OFFLOAD_MS = 1500.0  # whatever the length
+OF_ONE_GPU = ("over the baseline", "x work a token", "utilization x offload")
 
 
 def both(seq_len: int, ms: float, **asked: Any) -> list[dict[str, Any]]:
@@ -137,7 +138,12 @@ def test_without_the_plain_baseline_utilization_and_offload_stay_together() -> N
     rows += [
         hf_step(seq_len=8192, status="oom", oom_site="torch", **start, **CAP) for start in (ONE_GPU, DATA_PARALLEL)
     ]
-    words = next(plain(w) for w in section_of(rows).points if "on 1 GPU" in plain(w))
+    section = section_of(rows)
+    words = next(plain(w) for w in section.points if "on 1 GPU" in plain(w))
+    (at,) = (i for i, table in enumerate(section.tables) if "on 1 GPU (" in table.name)
+    for ratio, work, together in zip(*(columns(section, at, name) for name in OF_ONE_GPU), strict=True):
+        product = 4.0 * float(work.rstrip("x")) * float(together.rstrip("x"))
+        assert product == pytest.approx(float(ratio.rstrip("x")), rel=0.03)  # each is rounded
     assert "capped at 80 GiB a device" in words
     assert words.endswith(
         "by utilization and offload, which cannot be told apart (8,192 tokens on 1 GPU without offload: OOM)."
@@ -149,6 +155,7 @@ def test_without_a_baseline_that_ran_nothing_is_claimed() -> None:
     rows += [hf_step(seq_len=8192, offload=o, status="oom", oom_site="torch", **ONE_GPU) for o in (None, ADAM)]
     section = section_of(rows)
     assert section.points == ()
+    assert set(columns(section, 0, "utilization x offload")) == {"\N{EN DASH}"}
     assert set(columns(section, 0, "over the baseline")) == {"\N{EN DASH}"}
 
 

@@ -12,7 +12,7 @@ from sp_bench.report.tables.sources import Figure, published_tokens_per_s
 
 HEAD = (
     *("seq_len (tokens)", "tokens/s", "over the baseline", "= devices", "x work a token", "x utilization", "x offload"),
-    *("product", "without offload", "published", "missing"),
+    *("product", "utilization x offload", "without offload", "published", "missing"),
 )
 BASIS = (
     "Neither strong nor weak scaling: length, work a token and number of devices change together; the baseline is "
@@ -23,7 +23,8 @@ CAPTION = (
     "Work a token: model FLOPs of the baseline's over those of these, which attention makes dearer. Utilization: model "
     "FLOP/s of a device over the baseline's, both without offload: what parallelism and more work a step gain or lose. "
     "Offload: how much longer it makes the baseline's step over how much longer it makes this one: what it costs, "
-    "spread over more tokens. Without offload: the same ratio with the optimizer on the device on both sides. From "
+    "spread over more tokens. Utilization x offload: what devices and work leave of the ratio, known also where the "
+    "two cannot be told apart. Without offload: the same ratio with the optimizer on the device on both sides. From "
     "medians over the replicates, with {batches}."
 )
 
@@ -46,7 +47,7 @@ def _table(parts: Sequence[Parts]) -> Table:
     long, start = parts[-1].long.offloaded, parts[0].start
     name = f"{long.series} on {_devices(long)} over {_where(start.offloaded)} ({_stack(long)})"
     caption = CAPTION.format(batches=long.micro_batches_note or "one micro-batch a step")
-    return Table(name, caption, HEAD, tuple(map(_line, parts)), (9, 10), setting=long.setting)
+    return Table(name, caption, HEAD, tuple(map(_line, parts)), (10, 11), setting=long.setting)
 
 
 def _line(parts: Parts) -> Line:
@@ -61,6 +62,7 @@ def _line(parts: Parts) -> Line:
         _times(parts.utilization, plain),
         _times(parts.offload, parts.cells),
         _times(parts.product, parts.cells),
+        _times(parts.utilization_and_offload, both),
         _times(parts.plain_ratio, plain),
         MISSING
         if (published := _published(parts)) is None
