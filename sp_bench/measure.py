@@ -200,6 +200,7 @@ def _timed_on_cuda(num_steps: int) -> Generator[None, None, tuple[list[float], f
 def _reset_peaks(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.reset_accumulated_memory_stats(device)  # allocator retries
     with contextlib.suppress(OSError):  # some kernels refuse: the peak then includes the start-up, an upper bound
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak resident set
 

@@ -62,6 +62,8 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
         flags.append("clock_mismatch")
     if len(step_ms) > 1 and statistics.median(step_ms[1:]) < (1 - MAX_FIRST_STEP_SHARE) * median_ms:
         flags.append("unsettled")
+    if any(m.allocator_retries for m in measurements):
+        flags.append("allocator_retried")
     return {
         "rank_step_ms": rank_step_ms,
         "step_ms": step_ms,

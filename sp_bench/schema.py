@@ -45,9 +45,7 @@ COLUMNS = (
         "phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, handover, done"
     ),
     Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
-    Column(
-        "flags", pa.list_(TEXT), "", "doubts about an ok row: short_window, clock_mismatch, unsettled, fault_injected"
-    ),
+    Column("flags", pa.list_(TEXT), "", "doubts about the times of an ok row; docs/METRICS.md has their names"),
     # identity
     Column("schema_version", INT, "", "version of these columns"),
     Column("campaign", TEXT, "", "folder of the row"),
@@ -127,8 +125,8 @@ COLUMNS = (
     Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
     Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
     Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
-    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device by NVML; null on CPU"),
-    Column("allocator_retries", PER_RANK_INT, "", "per rank; more than 0: the step ran at the brink"),
+    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU"),
+    Column("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink"),
     Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
     Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
     # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell

@@ -123,6 +123,14 @@ def test_a_median_that_hangs_on_the_first_step_is_flagged(step_ms: list[float], 
     assert row["flags"] == flags
 
 
+def test_steps_in_which_the_allocator_had_to_try_again_are_flagged() -> None:
+    calm, retried = measurement(300, allocator_retries=0), measurement(300, allocator_retries=3)
+    assert assemble(CONFIG, [calm, calm], H100, own=True)["flags"] == []
+    row = assemble(CONFIG, [calm, retried], H100, own=True)
+    assert row["flags"] == ["allocator_retried"]
+    assert row["allocator_retries"] == [0, 3]
+
+
 def test_an_unknown_device_has_no_utilisation() -> None:
     row = assemble(CONFIG, [measurement(300), measurement(300)], "Some New GPU", own=True)
     assert row["mfu"] is None
