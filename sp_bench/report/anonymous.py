@@ -156,6 +156,8 @@ def _cleaned_config(text: Any, clean: Callable[[str], str]) -> Any:
         return json.dumps(_cleaned(json.loads(text), clean), sort_keys=True, separators=(",", ":"))
     except ValueError:
         return clean(text)
+    except RecursionError:  # too deep to be looked through
+        return None
 
 
 def _cleaned_environment(value: Any, clean: Callable[[str], str]) -> Any:

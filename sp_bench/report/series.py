@@ -67,9 +67,9 @@ def config_leaves(config: Any) -> dict[str, Any]:
     """The config's values by dotted name; nothing for a row without a readable config."""
     try:
         tree = json.loads(config)
-    except (TypeError, ValueError):
+        return dotted(tree) if isinstance(tree, dict) else {}
+    except (TypeError, ValueError, RecursionError):  # the last of a config that is nested deeper than Python calls
         return {}
-    return dotted(tree) if isinstance(tree, dict) else {}
 
 
 def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequence[str]) -> pd.Series:

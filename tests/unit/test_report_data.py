@@ -291,6 +291,21 @@ def test_any_reason_can_be_made_anonymous(tmp_path_factory: pytest.TempPathFacto
     assert json.loads(hidden["config"][0]).keys() == {"note"}
 
 
+@pytest.mark.parametrize("depth", [20, 900, 100_000])
+@pytest.mark.parametrize("opening", ['{"user":', "["])
+@pytest.mark.parametrize("hide", [False, True])
+def test_a_config_nested_deeper_than_python_calls_is_a_row_all_the_same(
+    depth: int, opening: str, hide: bool, tmp_path: Path
+) -> None:
+    closing = "}" if opening[0] == "{" else "]"
+    nested = f'{{"method":{opening * depth}"/home/mallory/x"{closing * depth}}}'
+    selection = select([commit([row(), row(config=nested, seq_len=4096)], tmp_path)])
+    if hide:
+        selection = anonymous(selection, [])
+        assert not any("mallory" in text for text in map(str, selection.rows["config"]))
+    assert len(cells(selection.rows)) == 2
+
+
 def other_file(folder: Path, digit: str, **columns: Any) -> Path:
     """A file with a row's name and these columns alone."""
     identity = {"status": "ok", "trial_id": digit * 12, "env_id": ENV_ID, "attempt": 0}
