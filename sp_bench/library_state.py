@@ -31,14 +31,10 @@ SETTINGS = (
 
 @contextmanager
 def of_one_trial(device: torch.device) -> Iterator[None]:
-    """The allocator's statistics begin anew; random states and SETTINGS are afterwards as they were before. A setting
-    that had to be put back is named in the rank's log."""
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device)
-        torch.cuda.reset_accumulated_memory_stats(device)  # allocator retries
+    """Random states and SETTINGS are afterwards as they were before. A setting that had to be put back is named in the
+    rank's log. (The allocator's statistics begin anew with each trial's timed steps.)"""
     before = [(setting, setting.read()) for setting in SETTINGS]
-    with torch.random.fork_rng(devices=[device] if cuda else []):
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     for setting, value in before:
         if (left := setting.read()) != value:
