@@ -19,7 +19,7 @@ def device_name(device: torch.device) -> str | None:
 def capture(device: torch.device) -> dict[str, Any]:
     """The environment struct of the row. A collective call: every rank names the device it used."""
     cuda = device.type == "cuda"
-    mine = (device_name(device), str(torch.cuda.get_device_properties(device).uuid)) if cuda else None
+    mine = (device_name(device), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if cuda else None
     used: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(used, mine)
     return hardware.environment(device.type, os.environ) | {

@@ -49,6 +49,11 @@ class Cell:
     errors: Mapping[str, tuple[float, float | None]]  # name -> (largest relative error, its budget)
 
     @property
+    def device_sets(self) -> dict[str, int | None]:
+        """Of the replicates that `step_ms` has, by the same keys."""
+        return {_launch(row): row["device_set"] for row in self.measured}
+
+    @property
     def env_ids(self) -> list[str]:
         return sorted({str(row["env_id"]) for row in self.rows})
 
@@ -157,9 +162,13 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
 
 
+def _launch(row: Mapping[str, Any]) -> str:
+    return f"{row['folder']}/{row['env_id']}/{row['replicate']}"
+
+
 def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
     measured = _measured(rows)
-    step_ms = {f"{row['folder']}/{row['env_id']}/{row['replicate']}": row["median_step_ms"] for row in measured}
+    step_ms = {_launch(row): row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
     memory_column = next(
         (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in measured)),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from sp_bench.report.cells import Cell, listed
+from sp_bench.report.device_sets import several
 from sp_bench.report.formats import counted
 from sp_bench.report.ratios import MIN_REPLICATES
 
@@ -92,7 +93,7 @@ def _hardware(rows: Sequence[Mapping[str, Any]]) -> str:
         if not devices and environment.get("cpu") is not None:
             processors.add(f"{environment['cpu']} ({counted(int(environment.get('cpu_cores') or 0), 'core')})")
     told = [f"{_spread(numbers)} x {name}" for name, numbers in sorted(used.items())]
-    return ", ".join([*told, *sorted(processors)])
+    return ", ".join([*told, *sorted(processors), *filter(None, (several(row["device_set"] for row in rows),))])
 
 
 def _spread(numbers: Iterable[int]) -> str:

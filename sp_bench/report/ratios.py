@@ -1,10 +1,11 @@
 """Two cells compared: the ratio of their step times, and what may be claimed of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.device_sets import several
 from sp_bench.report.formats import counted
 from sp_bench.report.statistics import Interval, median_interval
 
@@ -13,11 +14,13 @@ MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 9
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """Median of the step-time ratios of equal replicates, which ran in the same block, with its interval."""
+    """Median of the step-time ratios of equal replicates, with its interval. A pair ran in one block; unless its two
+    are `across` separate sets of devices, on the same ones."""
 
     ratio: float
     interval: Interval
     pairs: int
+    across: int = 0
 
     @property
     def excludes_1(self) -> bool:
@@ -30,11 +33,23 @@ class PairedRatio:
         digits = 3 if near or self.ratio < 1.05 else 2
         return f"{self.ratio:.{digits}f}x [{self.interval.low:.{digits}f}, {self.interval.high:.{digits}f}]"
 
+    @property
+    def pairing(self) -> str:
+        across = f", {self.across} of them across separate devices" if self.across else ""
+        return f"paired over {self.pairs} replicates{across}"
+
+    @property
+    def evidence(self) -> str:
+        return f"{self.pairing}, coverage {self.interval.coverage:.1%}"
+
 
 def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
     """None with fewer than 6 replicates that both cells have."""
-    ratios = [over.step_ms[key] / under.step_ms[key] for key in sorted(over.step_ms.keys() & under.step_ms.keys())]
-    return median_ratio(ratios)
+    shared = sorted(over.step_ms.keys() & under.step_ms.keys())
+    found = median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared])
+    sets = over.device_sets, under.device_sets
+    across = sum(len({each.get(key) for each in sets} - {None}) > 1 for key in shared)
+    return replace(found, across=across) if found else None
 
 
 def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
@@ -44,9 +59,11 @@ def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
 
 
 def by_medians(*cells: Cell) -> str:
+    """What is behind a ratio of medians."""
     sizes = sorted({len(cell.step_ms) for cell in cells})
     spread = counted(sizes[0], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
-    return f"by medians of {spread}, no interval"
+    on = several(number for cell in cells for number in cell.device_sets.values())
+    return f"by medians of {spread}{f' on {on}' if on else ''}, no interval"
 
 
 def ratio_of_medians(over: Cell, under: Cell) -> float:

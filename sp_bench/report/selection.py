@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from sp_bench import results
+from sp_bench.report import device_sets
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
@@ -37,8 +38,8 @@ MIXED = ""  # the pool of every row where environments are mixed
 
 @dataclass(frozen=True)
 class Selection:
-    """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder), `file` (folder/file name) and
-    `pool` (rows of equal cell and pool are replicates of each other)."""
+    """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder), `file` (folder/file name), `pool`
+    (rows of equal cell and pool are replicates of each other) and `device_set` (see device_sets.py)."""
 
     rows: pd.DataFrame
     num_read: int
@@ -81,6 +82,7 @@ def select(
     newest = last["env_id"] == _newest_environments(last)
     chosen = pd.DataFrame(last[newest]).sort_values("file", ignore_index=True)
     chosen["pool"] = MIXED if mix else _pools(chosen)
+    chosen["device_set"] = device_sets.numbered(chosen["environment"])
     others = Counter(map(str, last.loc[~newest, "env_id"]))
     return Selection(chosen, len(frame), len(frame) - len(last), dict(sorted(others.items())), problems)
 

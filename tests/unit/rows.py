@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from sp_bench import costs, results
 from sp_bench.config import AttentionShape
+from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.selection import COLUMNS, Selection
 
@@ -186,7 +187,9 @@ def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
     table = pa.Table.from_pylist([dict(each) for each in rows], schema=results.SCHEMA).select(list(COLUMNS))
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get).assign(folder="made_up", pool="env")
     files = [results.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
-    return Selection(frame.assign(file=[f"made_up/{file}" for file in files]), len(frame), 0, {}, ())
+    frame["file"] = [f"made_up/{file}" for file in files]
+    frame["device_set"] = device_sets.numbered(frame["environment"])
+    return Selection(frame, len(frame), 0, {}, ())
 
 
 def cells_of(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:

@@ -150,7 +150,7 @@ def comparisons(rows: list[dict[str, object]]) -> list[str]:
 
 
 def test_page_claims_no_interval_for_single_replicates(smoke_page: Page) -> None:
-    assert "1 replicate each: no interval is claimed" in smoke_page.text
+    assert "by medians of 1 replicate, no interval" in smoke_page.text
     assert "as fast as" not in smoke_page.text
     assert "for want of replicates (1 a cell; an interval takes 6 that pair)" in smoke_page.text
 
@@ -159,7 +159,7 @@ def test_the_lowest_median_is_named_with_the_ratio_of_medians() -> None:
     (sentence,) = comparisons([row(median_ms=10.0, **ULYSSES), row(median_ms=12.5)])
     assert sentence == (
         "1,024 tokens on 2 ranks, lowest median step time of 2: ulysses takes 10.0 ms and ring contiguous 12.5 ms, "
-        "1.25x by medians (1 replicate each: no interval is claimed)."
+        "1.25x, by medians of 1 replicate, no interval."
     )
 
 

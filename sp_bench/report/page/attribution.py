@@ -49,7 +49,7 @@ def _words(a: Attribution) -> Words:
     words = say(f"{where}: {cell.series} takes ", median_ms(cell))
     if a.alone is not None:
         paired = paired_ratio(a.alone, cell)
-        evidence = f"coverage {paired.interval.coverage:.1%}" if paired else by_medians(a.alone, cell)
+        evidence = paired.evidence if paired else by_medians(a.alone, cell)
         words = say(words, ", ", ref(a.fraction, (a.alone, cell)), " of the speed of the kernel alone, ")
         words = say(words, median_ms(a.alone), f" ({evidence})")
     if a.beyond_kernel_ms is not None and a.alone is not None:

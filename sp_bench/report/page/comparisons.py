@@ -6,7 +6,7 @@ from itertools import groupby
 from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
-from sp_bench.report.ratios import MIN_REPLICATES, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, paired_ratio, ratio_of_medians
 
 PAIR = ("ulysses", "ring")  # the question of the benchmark
 Group = tuple[tuple[str, int, int], list[Cell]]
@@ -59,16 +59,15 @@ def against(first: Cell, second: Cell) -> Words:
     if paired is None:
         took = say(f"{first.series} takes ", median_ms(first), f" and {second.series} ", median_ms(second), ", ")
         ratio = Ref(_times(second, first), (first, second), strong=True)
-        return say(took, ratio, f" by medians ({_replicates(first, second)}: no interval is claimed)")
+        return say(took, ratio, f", {by_medians(first, second)}")
     if paired.interval.high < 1:  # by pairs the other one is faster, whatever the medians
         return against(second, first)
     ratio = Ref(paired.words, (first, second), strong=True)
-    evidence = f"paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%}"
     if paired.excludes_1:
         words = say(f"{first.series} is ", ratio, f" as fast as {second.series} (", median_ms(first), " against ")
-        return say(words, median_ms(second), f"; {evidence})")
+        return say(words, median_ms(second), f"; {paired.evidence})")
     names = say(f"neither {first.series} (", median_ms(first), f") nor {second.series} (", median_ms(second), ")")
-    return say(names, " is called faster: ", ratio, f", {evidence}")
+    return say(names, " is called faster: ", ratio, f", {paired.evidence}")
 
 
 def unclaimed(groups: Sequence[Group]) -> list[Words]:
@@ -98,7 +97,7 @@ def _scaling(cell: Cell, every: Sequence[Cell]) -> list[Words]:
         return []
     paired = paired_ratio(start, cell)
     ratio = paired.words if paired else f"{ratio_of_medians(start, cell):.2f}x"
-    evidence = f"paired over {paired.pairs} replicates" if paired else f"{_replicates(start, cell)}, no interval"
+    evidence = paired.pairing if paired else by_medians(start, cell)
     words = say(f"Strong scaling: {cell.series} on {processors(cell)} has a speed-up of ", ref(ratio, (start, cell)))
     words = say(words, f" over its baseline, single on {processors(start)} at the same seq_len ({evidence}); ideal is ")
     return [say(words, f"{whole(cell.asked['sp_size'])}x.")]
@@ -123,11 +122,6 @@ def _ranked(cells: Sequence[Cell]) -> list[Cell]:
 
 def _place(group: Sequence[Cell]) -> Ref:
     return ref(f"{whole(group[0].asked['seq_len'])} tokens on {processors(group[0])}", group)
-
-
-def _replicates(first: Cell, second: Cell) -> str:
-    a, b = len(first.step_ms), len(second.step_ms)
-    return f"{counted(a, 'replicate')} each" if a == b else f"{a} and {counted(b, 'replicate')}"
 
 
 def _times(slower: Cell, faster: Cell) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 import pandas as pd
 
 from sp_bench.report.cells import listed
+from sp_bench.report.device_sets import several
 from sp_bench.report.formats import MISSING
 from sp_bench.report.selection import Selection
 
@@ -30,7 +31,8 @@ def environment(selection: Selection) -> list[tuple[str, str]]:
         ("schema", _values(rows["schema_version"])),
     ]
     facts += [(name.replace("_", " "), _values(e.get(name) for e in environments)) for name in NAMED]
-    facts.append(("devices", _values(_multiset(e.get("device_names")) for e in environments)))
+    devices = (_values(_multiset(e.get("device_names")) for e in environments), several(rows["device_set"].dropna()))
+    facts.append(("devices", "; ".join(filter(None, devices))))
     for name, column in (("libraries", "packages"), ("variables", "env")):
         pairs = (f"{key} {value}" for e in environments for key, value in listed(e.get(column)))
         facts.append((name, _values(pairs)))

@@ -90,8 +90,7 @@ def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
     """(theirs / ours, what is behind it)."""
     if (paired := paired_ratio(their, our)) is None:
         return f"{ratio_of_medians(their, our):.3f}x", by_medians(their, our)
-    evidence = f"paired over {paired.pairs} replicates, coverage {paired.interval.coverage:.1%}"
-    return paired.words, evidence if paired.excludes_1 else f"{evidence}: neither is called faster"
+    return paired.words, paired.evidence if paired.excludes_1 else f"{paired.evidence}: neither is called faster"
 
 
 def _named(cell: Cell) -> str:

@@ -1,0 +1,34 @@
+"""Which rows ran on the same devices. Equal machines are not equally fast, least where a step waits for the host, so
+that a page says where rows of separate devices are compared."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pandas as pd
+from pandas.api.extensions import ExtensionArray
+
+from sp_bench.report.formats import counted
+
+
+def numbered(environments: Iterable[Any]) -> ExtensionArray:
+    """Of each row's environment the number of its set of devices, from 1 in order of the UUIDs; missing where none is
+    known, as on CPUs. Rows that share a device are of one set, and so is whatever shares one with either."""
+    used = [_uuids(environment) for environment in environments]
+    sets: list[frozenset[str]] = []
+    for devices in dict.fromkeys(filter(None, used)):
+        touching = [each for each in sets if each & devices]
+        sets = [each for each in sets if not each & devices] + [devices.union(*touching)]
+    numbers = {uuid: number for number, each in enumerate(sorted(sets, key=min), start=1) for uuid in each}
+    return pd.array([numbers[min(devices)] if devices else None for devices in used], dtype="Int64")
+
+
+def several(numbers: Iterable[int | None]) -> str:
+    """`2 separate sets of devices`; empty where there is one, or none is known."""
+    sets = set(numbers) - {None}
+    return f"{counted(len(sets), 'separate set')} of devices" if len(sets) > 1 else ""
+
+
+def _uuids(environment: Any) -> frozenset[str]:
+    """NVML's spelling begins with GPU-, torch's does not."""
+    recorded = environment.get("device_uuids") if isinstance(environment, Mapping) else None
+    return frozenset(str(uuid).removeprefix("GPU-") for uuid in ([] if recorded is None else recorded))

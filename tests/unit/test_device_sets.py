@@ -1,0 +1,87 @@
+"""Rows of separate devices are told apart, and a page says where they are compared."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench.report.anonymous import anonymous
+from sp_bench.report.cells import Cell, cells
+from sp_bench.report.device_sets import numbered, several
+from sp_bench.report.page.environment import environment as facts_of
+from sp_bench.report.provenance import words
+from sp_bench.report.ratios import by_medians, paired_ratio
+from sp_bench.report.selection import select
+
+from .rows import ENVIRONMENT, commit, row
+
+ULYSSES = {"method": "ulysses", "ulysses_degree": 2, "ring_degree": 1}
+
+
+def on(*uuids: str) -> dict[str, Any]:
+    return ENVIRONMENT | {"device_names": ["NVIDIA H200"] * len(uuids), "device_uuids": list(uuids)}
+
+
+def two_cells(folder: Path, first: list[dict[str, Any]], second: list[dict[str, Any]]) -> list[Cell]:
+    """A ring and Ulysses, a replicate for each environment."""
+    rows = [row(median_ms=12.0, replicate=r, environment=e) for r, e in enumerate(first)]
+    rows += [row(median_ms=10.0, replicate=r, environment=e, **ULYSSES) for r, e in enumerate(second)]
+    return cells(select([commit(rows, folder)]).rows)
+
+
+def test_rows_that_share_a_device_are_of_one_set_in_whatever_spelling() -> None:
+    environments = [on("a", "b"), on("GPU-b", "GPU-c"), on("x"), on("GPU-a"), on(), None, {"device_uuids": None}]
+    assert list(numbered(environments).dropna()) == [1, 1, 2, 1]
+    assert list(numbered(environments).isna()) == [False] * 4 + [True] * 3
+
+
+def test_a_row_joins_sets_that_share_nothing_themselves() -> None:
+    assert list(numbered([on("a"), on("b"), on("c"), on("a", "b")])) == [1, 1, 2, 1]
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdefg"), min_size=1, max_size=3), max_size=8), st.randoms())
+def test_sets_are_the_connected_components_whatever_the_rows_order(used: list[set[str]], random: Any) -> None:
+    numbers = list(numbered([on(*sorted(each)) for each in used]))
+    reached = np.array([[bool(a & b) for b in used] for a in used], dtype=int).reshape(len(used), len(used))
+    for _ in used:
+        reached = (reached @ reached > 0).astype(int)
+    assert [[a == b for b in numbers] for a in numbers] == (reached > 0).tolist()
+    order = random.sample(range(len(used)), len(used))
+    assert list(numbered([on(*sorted(used[i])) for i in order])) == [numbers[i] for i in order]
+
+
+def test_several_says_nothing_of_one_set_or_of_none() -> None:
+    assert (several([1, None, 1]), several([None]), several([])) == ("", "", "")
+    assert several([1, 2, None, 2]) == "2 separate sets of devices"
+
+
+def test_provenance_and_facts_count_the_sets_with_and_without_names(tmp_path: Path) -> None:
+    folder = commit([row(environment=on("GPU-a")), row(seq_len=2048, environment=on("x"))], tmp_path / "night")
+    for selection in (select([folder]), anonymous(select([folder]), [folder])):
+        assert "; 1 x NVIDIA H200, 2 separate sets of devices; " in words(cells(selection.rows))
+        assert ("devices", "1 x NVIDIA H200; 2 separate sets of devices") in facts_of(selection)
+
+
+def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) -> None:
+    ring, ulysses = two_cells(tmp_path / "apart", [on("a", "b")], [on("c", "d")])
+    assert by_medians(ring, ulysses) == "by medians of 1 replicate on 2 separate sets of devices, no interval"
+    ring, ulysses = two_cells(tmp_path / "together", [on("a", "b")], [on("GPU-b")])
+    assert by_medians(ring, ulysses) == "by medians of 1 replicate, no interval"
+
+
+@pytest.mark.parametrize(
+    ("ulysses", "said"),
+    [
+        ([on("a")] * 4 + [on("x")] * 3, "paired over 7 replicates, coverage 98.4%"),
+        ([on("a")] * 6 + [on("x")] * 1, "paired over 7 replicates, 2 of them across separate devices, coverage 98.4%"),
+        ([ENVIRONMENT] * 7, "paired over 7 replicates, coverage 98.4%"),  # not known: nothing is said
+    ],
+)
+def test_a_paired_ratio_counts_the_pairs_across_devices(tmp_path: Path, ulysses: list[Any], said: str) -> None:
+    over, under = two_cells(tmp_path / "night", [on("a")] * 4 + [on("x")] * 3, ulysses)
+    paired = paired_ratio(over, under)
+    assert paired is not None
+    assert paired.evidence == said
