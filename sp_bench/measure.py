@@ -9,6 +9,7 @@ import gc
 import itertools
 import re
 import resource
+import statistics
 import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from sp_bench.costs import Traffic
 from sp_bench.counters import DeviceCounters
 from sp_bench.ledger import Counts, Ledger
 
+LAUNCHES = 100  # of one sample; few enough that a device that is slower than the host can still queue them
 MIN_ENERGY_WINDOW_MS = 1000.0  # NVML renews its energy total every 100 ms or so: shorter windows would read noise
 
 Step = Callable[[], Any]
@@ -46,6 +48,7 @@ class Measurement:
     energy_j: float | None = None  # of one step
     wire_bytes: float | None = None  # of one step; None: not counted, or it does not travel by NVLink
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
+    host_launch_us: float | None = None  # see `launch_us`
     cuda_kernels: list[str] | None = None  # all that an untimed step launched; None on CPU
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of its steps
     counts: Counts = field(default_factory=dict)  # of the ledger step
@@ -117,6 +120,7 @@ def _phases(
             measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
     yield from _inspect(measurement, counters)
+    measurement.host_launch_us = launch_us(device)
     return measurement
 
 
@@ -136,6 +140,23 @@ def _inspect(measurement: Measurement, counters: DeviceCounters | None) -> Gener
             torch.cuda.synchronize()
         measurement.cuda_kernels = sorted(launched(profiler, DeviceType.CUDA))
     measurement.counts = ledger.counts
+
+
+def launch_us(device: torch.device) -> float:
+    """us that this process takes to issue one operation on one number: the median of some samples.
+
+    A step of n operations lasts at least n times that, however fast the device: machines that differ in it differ in
+    short steps, for no reason of the method.
+    """
+    number = torch.zeros(1, device=device)
+    samples = []
+    for _ in range(9):
+        _synchronise(device)
+        start = time.perf_counter()
+        for _ in range(LAUNCHES):
+            number.add_(1)
+        samples.append(time.perf_counter() - start)
+    return 1e6 * statistics.median(samples) / LAUNCHES
 
 
 def launched(profiler: profile, device_type: DeviceType) -> set[str]:

@@ -32,7 +32,7 @@ def assemble(
         name: _all_or_none([getattr(m, name) for m in measurements])
         for name in (
             *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
-            *("device_used_bytes", "allocator_retries", "energy_j"),
+            *("device_used_bytes", "allocator_retries", "energy_j", "host_launch_us"),
         )
     }
     row: dict[str, Any] = (

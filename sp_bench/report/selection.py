@@ -26,7 +26,7 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
     *("dp_shard_size", "world_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("config", "warmup_steps", "timed_steps", "median_step_ms", "tokens_per_s", "mfu", "hfu", "model_flops"),
     *("attention_flops_per_s", "compute_only_step_ms", "comm_only_step_ms", "exposed_comm_ms", "overlap_efficiency"),
-    *("latency_us", "bandwidth_bytes_per_s", "energy_j", "device_state", "launched_kernels"),
+    *("latency_us", "bandwidth_bytes_per_s", "energy_j", "host_launch_us", "device_state", "launched_kernels"),
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "comm_predicted_bytes", "comm_counted_bytes"),
     *("comm_wire_bytes", "comm", "correctness_seq_len", "rel_error_output", "rel_error_dq", "rel_error_dk"),
     *("rel_error_dv", "error_budget", "sampled_rel_error", "rel_error_loss", "rel_error_grad_norm"),

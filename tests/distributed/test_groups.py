@@ -55,6 +55,13 @@ def test_retries_of_the_allocator_are_not_handed_on(group):
     assert all(columns[n]["allocator_retries"] in (None, [0, 0]) for n in NAMES)
 
 
+def test_every_rank_tells_what_its_host_takes_to_launch_an_operation(group):
+    columns, _ = group
+    each = [columns[name]["host_launch_us"] for name in NAMES]
+    assert [len(ranks) for ranks in each] == [2] * len(NAMES)
+    assert all(0 < us < 1e4 for ranks in each for us in ranks)
+
+
 def test_library_state_is_as_before_for_the_next_trial(group):
     _, root = group
     for rank in range(2):

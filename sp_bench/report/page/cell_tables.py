@@ -61,6 +61,7 @@ def _columns(cell: Cell, singles: Sequence[Cell]) -> dict[str, str | Ref]:
         "speed-up, strong": ref(f"{speed_up:.2f}x", (cell, start)) if speed_up and start else MISSING,
         "MFU": MISSING if cell.mfu is None else f"{cell.mfu:.1%}",
         "HFU": MISSING if cell.hfu is None else f"{cell.hfu:.1%}",
+        "host, a launch (\N{MICRO SIGN}s)": number(cell.middle("host_launch_us")),
         "memory": in_bytes(cell.median_memory_bytes),
         "bytes predicted": in_bytes(comm.predicted_bytes),
         "bytes counted": in_bytes(comm.counted_bytes),
