@@ -54,6 +54,11 @@ class Cell:
         return {_launch(row): row["device_set"] for row in self.measured}
 
     @property
+    def ran_on(self) -> list[int]:
+        """The known sets of devices of the rows, whatever their status."""
+        return [row["device_set"] for row in self.rows if row["device_set"] is not None]
+
+    @property
     def env_ids(self) -> list[str]:
         return sorted({str(row["env_id"]) for row in self.rows})
 

@@ -12,6 +12,8 @@ from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.device_sets import numbered, several
 from sp_bench.report.page.environment import environment as facts_of
+from sp_bench.report.page.parts import plain
+from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import by_medians, paired_ratio
 from sp_bench.report.selection import select
@@ -63,6 +65,18 @@ def test_provenance_and_facts_count_the_sets_with_and_without_names(tmp_path: Pa
     for selection in (select([folder]), anonymous(select([folder]), [folder])):
         assert "; 1 x NVIDIA H200, 2 separate sets of devices; " in words(cells(selection.rows))
         assert ("devices", "1 x NVIDIA H200; 2 separate sets of devices") in facts_of(selection)
+
+
+def test_the_verdict_counts_the_trials_of_each_set_where_there_are_several(tmp_path: Path) -> None:
+    together = [row(environment=on("a")), row(seq_len=2048, environment=on("GPU-a"), status="oom"), row(seq_len=4096)]
+    assert "separate" not in notes_of(tmp_path / "together", together)
+    apart = notes_of(tmp_path / "apart", [*together, row(seq_len=8192, environment=on("x"))])
+    assert "\nOn 2 separate sets of devices: 2 trials, 1 trial. Equal machines are not equally fast" in apart
+
+
+def notes_of(folder: Path, rows: list[dict[str, Any]]) -> str:
+    selection = select([commit(rows, folder)])
+    return "\n".join(plain(words) for words in judge(cells(selection.rows), selection).notes)
 
 
 def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) -> None:

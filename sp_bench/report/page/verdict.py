@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.device_sets import several
 from sp_bench.report.effort import effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
@@ -33,7 +34,14 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     for (setting, _, _), group in groups:
         comparisons.setdefault(setting, []).append(compare(group))
     notes = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells), *unclaimed(groups)]
-    notes += [*_counts(cells), *_bytes(cells), *_parity(cells), *_alone(speeds), *_effort(selection, cells)]
+    notes += [
+        *_counts(cells),
+        *_device_sets(cells),
+        *_bytes(cells),
+        *_parity(cells),
+        *_alone(speeds),
+        *_effort(selection, cells),
+    ]
     if mixed := mixing(cells):
         notes.append((f"{mixed[0].upper()}{mixed[1:]}.",))
     if len(shown) < len(speeds):
@@ -54,6 +62,16 @@ def _counts(cells: Sequence[Cell]) -> list[Words]:
     ordered = sorted(statuses.items(), key=lambda item: (item[0] != "ok", -item[1], item[0]))
     parts = [ref(f"{quantity:,} {status}", (c for c in cells if status in c.statuses)) for status, quantity in ordered]
     return [say(ref(counted(statuses.total(), "trial"), cells), ": ", listing([(part,) for part in parts]), ".")]
+
+
+def _device_sets(cells: Sequence[Cell]) -> list[Words]:
+    """Nothing where all trials whose devices are known ran on one set."""
+    ran = Counter(number for cell in cells for number in cell.ran_on)
+    if not (told := several(ran)):
+        return []
+    each = [(ref(counted(ran[n], "trial"), (c for c in cells if n in c.ran_on)),) for n in sorted(ran)]
+    beware = ". Equal machines are not equally fast: a difference between trials of two sets may be theirs."
+    return [say(f"On {told}: ", listing(each), beware)]
 
 
 def _effort(selection: Selection, cells: Sequence[Cell]) -> list[Words]:
