@@ -253,7 +253,21 @@ def _existing(folders: Sequence[Path]) -> list[Path]:
         if not os.access(folder, os.R_OK | os.X_OK):
             raise ConfigError(f"{folder} cannot be read: permission denied")
         require_contained(folder)
+        _require_no_parent(folder)
     return list(folders)
+
+
+def _require_no_parent(folder: Path) -> None:
+    """A folder of campaigns has no rows of its own: its report would be empty.
+
+    Raises:
+        ConfigError: it has none, and folders in it have some.
+    """
+    if any(folder.glob("*.parquet")):
+        return
+    if campaigns := sorted({row.parent.name for row in folder.glob("[!._]*/*.parquet")}):
+        several = ", ".join(campaigns[:5]) + (", ..." if len(campaigns) > 5 else "")
+        raise ConfigError(f"{shown(folder)} holds campaigns, not rows: name one or more of {shown(several)}")
 
 
 def _hand_over(arguments: Sequence[str]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
@@ -136,7 +137,13 @@ class Comparison:
         ]
         if not found and self.a.selection.env_ids != self.b.selection.env_ids:
             found.append("the code that measures")
-        return found
+        return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
+
+    def _on_separate_devices(self) -> bool:
+        before, after = (list(side.selection.rows["environment"]) for side in (self.a, self.b))
+        numbers = device_sets.numbered([*before, *after])
+        sets = [set(each.dropna()) for each in (numbers[: len(before)], numbers[len(before) :])]
+        return all(sets) and not sets[0] & sets[1]
 
 
 def fail_bound(text: str) -> float:

@@ -31,4 +31,4 @@ def several(numbers: Iterable[int | None]) -> str:
 def _uuids(environment: Any) -> frozenset[str]:
     """NVML's spelling begins with GPU-, torch's does not."""
     recorded = environment.get("device_uuids") if isinstance(environment, Mapping) else None
-    return frozenset(str(uuid).removeprefix("GPU-") for uuid in ([] if recorded is None else recorded))
+    return frozenset(str(uuid).removeprefix("GPU-") for uuid in ([] if recorded is None else recorded) if uuid)

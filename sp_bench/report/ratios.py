@@ -1,7 +1,7 @@
 """Two cells compared: the ratio of their step times, and what may be claimed of it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.report.cells import Cell
@@ -14,13 +14,11 @@ MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 9
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """Median of the step-time ratios of equal replicates, with its interval. A pair ran in one block; unless its two
-    are `across` separate sets of devices, on the same ones."""
+    """Median of the step-time ratios of equal replicates, which ran in the same block, with its interval."""
 
     ratio: float
     interval: Interval
     pairs: int
-    across: int = 0
 
     @property
     def excludes_1(self) -> bool:
@@ -35,21 +33,23 @@ class PairedRatio:
 
     @property
     def pairing(self) -> str:
-        across = f", {self.across} of them across separate devices" if self.across else ""
-        return f"paired over {self.pairs} replicates{across}"
+        return f"paired over {self.pairs} replicates"
 
     @property
     def evidence(self) -> str:
         return f"{self.pairing}, coverage {self.interval.coverage:.1%}"
 
 
+def shared_replicates(over: Cell, under: Cell) -> list[str]:
+    """Keys of those that both cells have. Two that ran on separate devices are no pair: what machines differ in would
+    count as the methods' difference."""
+    both = sorted(over.step_ms.keys() & under.step_ms.keys())
+    return [key for key in both if len({cell.device_sets.get(key) for cell in (over, under)} - {None}) < 2]
+
+
 def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
-    """None with fewer than 6 replicates that both cells have."""
-    shared = sorted(over.step_ms.keys() & under.step_ms.keys())
-    found = median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared])
-    sets = over.device_sets, under.device_sets
-    across = sum(len({each.get(key) for each in sets} - {None}) > 1 for key in shared)
-    return replace(found, across=across) if found else None
+    """None with fewer than 6 replicates that pair."""
+    return median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared_replicates(over, under)])
 
 
 def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:

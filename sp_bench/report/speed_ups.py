@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from sp_bench.report.cells import Cell, baseline
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
 from sp_bench.report.statistics import Interval
 
 Kind = Literal["strong", "weak"]
@@ -96,7 +96,7 @@ def _speed_up(cell: Cell, start: Cell) -> SpeedUp | None:
         if not flops or not start_flops:
             return None
         work = flops / start_flops
-    shared = sorted(start.step_ms.keys() & cell.step_ms.keys())
+    shared = shared_replicates(start, cell)
     replicates = {key: work * start.step_ms[key] / cell.step_ms[key] for key in shared}
     if (paired := paired_ratio(start, cell)) is None:
         return SpeedUp(cell, start, work * ratio_of_medians(start, cell), None, replicates)

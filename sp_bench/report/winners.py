@@ -66,18 +66,22 @@ def places(cells: Sequence[Cell]) -> list[Place]:
     return [_place(seq_len, sp_size, group) for (sp_size, seq_len), group in sorted(grouped.items())]
 
 
-def _place(seq_len: int, sp_size: int, group: Sequence[Cell]) -> Place:
-    measured, failed = tuple(c for c in group if c.ok), tuple(c for c in group if not c.ok)
+def best_of_methods(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    """Of cells of one place that ran, the best series of each method, fastest first: on one kernel where two methods
+    ran on one, of several on that with the fastest step."""
     by_kernel: dict[str, dict[str, list[Cell]]] = {}
-    for cell in measured:
+    for cell in cells:
         methods = by_kernel.setdefault(str(cell.asked["kernel"]), {})
         methods.setdefault(str(cell.asked["method"]), []).append(cell)
     ranked = [_ranked([fastest(each) for each in methods.values()]) for methods in by_kernel.values()]
     compared = [each for each in ranked if len(each) > 1]
-    if not compared:
-        return Place(seq_len, sp_size, None, measured, failed)
-    best = fastest([each[0] for each in compared])
-    return Place(seq_len, sp_size, Win(next(e for e in compared if e[0] is best), failed), measured, failed)
+    return min(compared or ranked, key=lambda each: (each[0].median_step_ms or 0.0, each[0].series), default=())
+
+
+def _place(seq_len: int, sp_size: int, group: Sequence[Cell]) -> Place:
+    measured, failed = tuple(c for c in group if c.ok), tuple(c for c in group if not c.ok)
+    ranked = best_of_methods(measured)
+    return Place(seq_len, sp_size, Win(ranked, failed) if len(ranked) > 1 else None, measured, failed)
 
 
 def _ranked(cells: Sequence[Cell]) -> tuple[Cell, ...]:

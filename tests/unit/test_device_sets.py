@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
+from sp_bench.report.comparison import compare
 from sp_bench.report.device_sets import numbered, several
 from sp_bench.report.page.environment import environment as facts_of
 from sp_bench.report.page.parts import plain
 from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
-from sp_bench.report.ratios import by_medians, paired_ratio
+from sp_bench.report.ratios import by_medians, paired_ratio, shared_replicates
 from sp_bench.report.selection import select
 
 from .rows import ENVIRONMENT, commit, row
@@ -35,9 +36,12 @@ def two_cells(folder: Path, first: list[dict[str, Any]], second: list[dict[str, 
 
 
 def test_rows_that_share_a_device_are_of_one_set_in_whatever_spelling() -> None:
-    environments = [on("a", "b"), on("GPU-b", "GPU-c"), on("x"), on("GPU-a"), on(), None, {"device_uuids": None}]
-    assert list(numbered(environments).dropna()) == [1, 1, 2, 1]
-    assert list(numbered(environments).isna()) == [False] * 4 + [True] * 3
+    known, unknown = (
+        [on("a", "b"), on("GPU-b", "c"), on("x"), on("GPU-a")],
+        [on(), on(""), None, {"device_uuids": None}],
+    )
+    assert list(numbered(known)) == [1, 1, 2, 1]
+    assert list(numbered([*unknown, *known]).isna()) == [True] * 4 + [False] * 4
 
 
 def test_a_row_joins_sets_that_share_nothing_themselves() -> None:
@@ -76,7 +80,7 @@ def test_the_verdict_counts_the_trials_of_each_set_where_there_are_several(tmp_p
 
 def notes_of(folder: Path, rows: list[dict[str, Any]]) -> str:
     selection = select([commit(rows, folder)])
-    return "\n".join(plain(words) for words in judge(cells(selection.rows), selection).notes)
+    return "\n".join(plain(words) for words in judge(cells(selection.rows), selection).caveats)
 
 
 def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) -> None:
@@ -87,15 +91,28 @@ def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("ulysses", "said"),
-    [
-        ([on("a")] * 4 + [on("x")] * 3, "paired over 7 replicates, coverage 98.4%"),
-        ([on("a")] * 6 + [on("x")] * 1, "paired over 7 replicates, 2 of them across separate devices, coverage 98.4%"),
-        ([ENVIRONMENT] * 7, "paired over 7 replicates, coverage 98.4%"),  # not known: nothing is said
-    ],
+    ("ulysses", "pairs"),
+    [([on("a")] * 4 + [on("x")] * 3, 7), ([on("a")] * 6 + [on("x")], 5), ([ENVIRONMENT] * 7, 7)],  # the last: unknown
 )
-def test_a_paired_ratio_counts_the_pairs_across_devices(tmp_path: Path, ulysses: list[Any], said: str) -> None:
+def test_replicates_that_ran_on_separate_devices_are_no_pairs(tmp_path: Path, ulysses: list[Any], pairs: int) -> None:
     over, under = two_cells(tmp_path / "night", [on("a")] * 4 + [on("x")] * 3, ulysses)
+    assert len(shared_replicates(over, under)) == pairs
     paired = paired_ratio(over, under)
-    assert paired is not None
-    assert paired.evidence == said
+    assert (paired.pairs if paired else 5) == pairs
+
+
+def test_nothing_is_claimed_of_methods_that_ran_on_separate_devices(tmp_path: Path) -> None:
+    folder = tmp_path / "night"
+    two_cells(folder, [on("a")] * 6, [on("x")] * 6)
+    selection = select([folder])
+    verdict = judge(cells(selection.rows), selection)
+    ((sentence,),) = verdict.comparisons.values()
+    assert "by medians of 6 replicates on 2 separate sets of devices, no interval" in plain(sentence)
+    assert any("for want of pairs" in plain(words) for words in verdict.caveats)
+
+
+def test_a_comparison_of_campaigns_names_separate_devices(tmp_path: Path) -> None:
+    folders = [commit([row(environment=on(uuid))], tmp_path / name) for name, uuid in (("a", "a"), ("b", "x"))]
+    assert compare(*folders).differences() == ["separate devices, by their UUIDs"]
+    same = commit([row(environment=on("GPU-a"))], tmp_path / "c")
+    assert compare(folders[0], same).differences() == []

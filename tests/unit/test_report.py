@@ -152,14 +152,14 @@ def comparisons(rows: list[dict[str, object]]) -> list[str]:
 def test_page_claims_no_interval_for_single_replicates(smoke_page: Page) -> None:
     assert "by medians of 1 replicate, no interval" in smoke_page.text
     assert "as fast as" not in smoke_page.text
-    assert "for want of replicates (1 a cell; an interval takes 6 that pair)" in smoke_page.text
+    assert "for want of pairs (1 replicate a cell; an interval takes 6 pairs on the same devices)" in smoke_page.text
 
 
 def test_the_lowest_median_is_named_with_the_ratio_of_medians() -> None:
     (sentence,) = comparisons([row(median_ms=10.0, **ULYSSES), row(median_ms=12.5)])
     assert sentence == (
-        "1,024 tokens on 2 ranks, lowest median step time of 2: ulysses takes 10.0 ms and ring contiguous 12.5 ms, "
-        "1.25x, by medians of 1 replicate, no interval."
+        "1,024 tokens on 2 ranks, lowest median step time of 2 methods: ulysses takes 10.0 ms and ring contiguous "
+        "12.5 ms, 1.25x, by medians of 1 replicate, no interval."
     )
 
 
@@ -175,10 +175,10 @@ def paired(slower: list[float]) -> list[dict[str, object]]:
 @pytest.mark.parametrize(("slower", "claim"), [(SLOWER, True), (AROUND, False)])
 def test_a_method_is_called_faster_only_when_the_paired_interval_excludes_1(slower: list[float], claim: bool) -> None:
     (sentence,) = comparisons(paired(slower))
-    assert ("fastest of 2: ulysses is" in sentence) == claim
+    assert ("fastest of 2 methods: ulysses is" in sentence) == claim
     assert ("neither ulysses (10.0 ms) nor ring" in sentence) != claim
     assert "paired over 6 replicates, coverage 96.9%" in sentence
-    assert ("because the paired interval holds 1" in page_of(paired(slower)).text) != claim
+    assert ("because the paired interval to the next holds 1" in page_of(paired(slower)).text) != claim
 
 
 def test_whoever_has_the_smaller_median_is_not_called_faster_against_the_pairs() -> None:
@@ -199,7 +199,7 @@ def test_the_headline_sets_ulysses_against_the_ring_at_the_largest_place_of_a_se
     ((first, second),) = judge(cells(selection.rows), selection).headlines.values()
     assert plain(first).startswith("At 4,096 tokens on 2 ranks, ulysses takes 30.0 ms and ring contiguous 33.0")
     assert plain(second).startswith(
-        "4,096 tokens on 2 ranks, lowest median step time of 3: all_gather contiguous takes 20.0 ms"
+        "4,096 tokens on 2 ranks, lowest median step time of 3 methods: all_gather contiguous takes 20.0 ms"
     )
 
 
@@ -207,9 +207,20 @@ def test_a_headline_compares_on_one_kernel() -> None:
     rows = [row(median_ms=5, kernel="fast", **ULYSSES), row(median_ms=9, kernel="math", **ULYSSES)]
     rows.append(row(median_ms=10, kernel="math"))
     selection = selection_of(rows)
-    ((first, second),) = judge(cells(selection.rows), selection).headlines.values()
-    assert "ulysses math takes 9.00 ms and ring contiguous math 10.0 ms" in plain(first)
-    assert "ulysses fast takes 5.00 ms" in plain(second)
+    ((only,),) = judge(cells(selection.rows), selection).headlines.values()
+    assert "ulysses math takes 9.00 ms and ring contiguous math 10.0 ms" in plain(only)
+
+
+def test_series_of_one_method_do_not_compete_and_nothing_is_unclaimed_between_them() -> None:
+    zigzag = [row(median_ms=10.0 + (-1) ** r, replicate=r, layout="zigzag") for r in range(6)]
+    rows = [row(median_ms=20.0, replicate=r, **ULYSSES) for r in range(6)]
+    rows += [row(median_ms=10.0, replicate=r) for r in range(6)]
+    selection = selection_of([*rows, *zigzag])
+    verdict = judge(cells(selection.rows), selection)
+    assert not any("Not claimed" in plain(words) for words in verdict.caveats)
+    ((sentence,),) = verdict.comparisons.values()
+    assert "fastest of 2 methods: ring" in plain(sentence)
+    assert judge(cells(selection_of(zigzag).rows), selection_of(zigzag)).comparisons == {}
 
 
 def test_strong_scaling_names_its_baseline_and_the_ideal() -> None:

@@ -417,6 +417,17 @@ def test_a_manifest_that_leads_out_of_the_folder_removes_nothing_there(tmp_path:
     assert precious.read_text() == "kept"
 
 
+def test_a_folder_of_campaigns_is_no_campaign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(reports, "build", lambda *arguments, **options: pytest.fail("worked"))
+    for name in ("night", "day"):
+        commit([row()], tmp_path / name)
+    code, said = run(monkeypatch, capsys, "report", str(tmp_path))
+    assert code == 2
+    assert said.split()[1:] == f"{tmp_path} holds campaigns, not rows: name one or more of day, night".split()
+
+
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[Any, str]:
     monkeypatch.setattr("sys.argv", ["sp-bench", *arguments])
     with pytest.raises(SystemExit) as ended:

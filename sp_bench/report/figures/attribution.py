@@ -22,7 +22,7 @@ CAPTION = (
     "beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step would end if "
     "all of its communication were exposed; inside the bar, communication slows the step by more than it takes alone. "
     "On the right: kernel alone / step, and the step. Bars of steps without a "
-    "measured kernel alone begin at compute only. Medians over replicates."
+    "measured kernel alone begin at compute only. Medians over replicates, of each part its own: they need not add up."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
 LABELS = {
@@ -76,8 +76,10 @@ def _bars(a: Attribution) -> list[tuple[str, float, float]]:
     """(colour, from, to) in ms beyond the kernel alone, or beyond compute only where the kernel alone is not known."""
     if a.alone_ms is None:
         return [(EXPOSED, 0.0, a.exposed_ms or 0.0)]
-    beyond, end = a.beyond_kernel_ms, (a.cell.median_step_ms or 0.0) - a.alone_ms
-    return [(UNSPLIT, 0.0, end)] if beyond is None else [(COMPUTE, 0.0, beyond), (EXPOSED, beyond, end)]
+    beyond = a.beyond_kernel_ms
+    if beyond is None:
+        return [(UNSPLIT, 0.0, (a.cell.median_step_ms or 0.0) - a.alone_ms)]
+    return [(COMPUTE, 0.0, beyond), (EXPOSED, beyond, beyond + (a.exposed_ms or 0.0))]
 
 
 def _unhidden(a: Attribution) -> float | None:
@@ -121,7 +123,7 @@ def _step(a: Attribution) -> str:
 
 
 def _data(a: Attribution) -> list[dict[str, Any]]:
-    """The parts that are known; exposed communication and compute beyond the kernel are differences of the others."""
+    """The parts that are known; exposed communication is the median of the replicates' differences."""
     parts = {
         "step": a.cell.median_step_ms,
         "kernel alone": a.alone_ms,

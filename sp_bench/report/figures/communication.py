@@ -33,7 +33,8 @@ ROW_IN = 0.3  # least height of a row: two bars, or three
 PANEL_IN, SPARE_IN = 0.34, 0.9
 CAPTION = (
     "Communication at the longest seq_len of each sp_size, by phase in the order of the legend: plain bars are the "
-    "closed form, hatched ones were counted from the collectives of one untimed step; = and ≠ compare the two exactly."
+    "closed form, hatched ones were counted from the collectives of one untimed step; = and ≠ compare the two exactly. "
+    "A phase without a closed form has no plain part."
 )
 OTHER_WORDS = " Phase other is outside that comparison and has its own thin bar."
 WIRE_WORDS = (

@@ -1,5 +1,6 @@
 """The figure of speed-up and efficiency over sp_size against the ideal: strong scaling, and weak where it was run."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,9 +102,14 @@ def _speed_ups(axes: Axes, panel: Scaling, names: Sequence[str], style: Mapping[
     values = [*ideals, *(v for s in shown for v in (s.value, *s.replicates.values()))]
     axes.set_yscale("log", base=2)
     axes.set_ylim(min(values) / 1.15, max(values) * 1.15)
-    axes.yaxis.set_major_locator(FixedLocator(ideals))
+    axes.yaxis.set_major_locator(FixedLocator([*ideals, *_octaves_beyond(max(ideals), max(values))]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
     axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _octaves_beyond(ideal: float, largest: float) -> list[float]:
+    """Ticks above the ideal, up to the largest value."""
+    return [ideal * 2**i for i in range(1, 1 + max(0, int(math.log2(largest / ideal))))]
 
 
 def _efficiencies(axes: Axes, panel: Scaling, names: Sequence[str], style: Mapping[str, Style]) -> None:
@@ -142,7 +148,9 @@ def _baselines(panels: Sequence[Scaling]) -> str:
 def _marks(shown: Sequence[SpeedUp]) -> str:
     words = ["Speed-ups are of median step times"]
     if any(s.interval for s in shown):
-        words.append("bars are order-statistic intervals of the median of paired ratios, from 6 replicates on")
+        words.append("from 6 pairs on the median of the paired ratios, with bars for its order-statistic interval")
+    if any(s.cell.asked["optimizer_offload"] for s in shown):
+        words.append("a step waits once for the optimizer in host memory, so that longer ones gain without parallelism")
     if any(len(s.replicates) > 1 for s in shown):
         words.append("small dots are replicates")
     if any(s.single for s in shown):

@@ -21,7 +21,8 @@ CAPTION = (
     "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the same "
     "step with its messages replaced by local copies. Comm only: the same step without attention kernels. Compute "
     "beyond the kernel = compute only - kernel alone: uneven ranks, smaller blocks, merges and copies. Exposed "
-    "communication = step - compute only. Overlap efficiency = 1 - exposed / comm only. Medians over replicates."
+    "communication = step - compute only, of each replicate. Overlap efficiency = 1 - exposed / comm only. Medians "
+    "over replicates, of each column its own: differences of medians need not be medians of differences."
 )
 
 

@@ -7,6 +7,7 @@ from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
 from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.winners import best_of_methods
 
 PAIR = ("ulysses", "ring")  # the question of the benchmark
 Group = tuple[tuple[str, int, int], list[Cell]]
@@ -31,22 +32,24 @@ def largest_places(groups: Sequence[Group]) -> dict[str, list[Cell]]:
 def headline(group: Sequence[Cell], every: Sequence[Cell]) -> tuple[Words, ...]:
     """Of one place: Ulysses against the ring where both ran on one kernel, the fastest where it is neither of them, and
     how far the faster scales from one rank."""
-    first, pair = fastest(group), _pair(group)
+    ranked, pair = best_of_methods(group), _pair(group)
+    first = ranked[0]
     sentences = [say("At ", _place(group), ", ", against(*pair), ".")] if pair else []
     if not pair or all(first is not cell for cell in pair):
-        sentences.append(compare(group))
+        sentences.append(compare(ranked))
     return (*sentences, *_scaling(pair[0] if pair else first, every))
 
 
-def compare(group: Sequence[Cell]) -> Words:
-    """The fastest of one place against the next one and the slowest."""
-    first, *others = _ranked(group)
+def compare(ranked: Sequence[Cell]) -> Words:
+    """The best series of a place's methods, fastest first: the first against the next one and the slowest."""
+    first, *others = ranked
     proven = all((paired := paired_ratio(other, first)) is not None and paired.interval.low > 1 for other in others)
     claim = "fastest" if proven else "lowest median step time"
-    words = say(_place(group), f", {claim} of {len(group)}: ", against(first, others[0]))
-    if len(group) > 2:
-        last = others[-1]
-        words = say(words, "; ", ref(_times(last, first), (first, last)), f" over the slowest, {last.series}")
+    words = say(_place(ranked), f", {claim} of {len(ranked)} methods: ", against(first, others[0]))
+    if len(ranked) > 2:
+        last, paired = others[-1], paired_ratio(others[-1], first)
+        ratio, evidence = (paired.words, "") if paired else (_times(last, first), f" ({by_medians(first, last)})")
+        words = say(words, "; ", ref(ratio, (first, last)), f" over the slowest, {last.series}{evidence}")
     rate = first.attention_tflops(first.median_step_ms or 0.0) if first.median_step_ms else None
     if rate is not None:
         words = say(words, "; ", ref(number(rate), first), f" attention TFLOP/s/{first.processor}")
@@ -70,24 +73,28 @@ def against(first: Cell, second: Cell) -> Words:
     return say(names, " is called faster: ", ratio, f", {paired.evidence}")
 
 
-def unclaimed(groups: Sequence[Group]) -> list[Words]:
-    """At how many places it is not claimed that the first is faster than the second, and why."""
+def unclaimed(contests: Sequence[Sequence[Cell]]) -> list[Words]:
+    """Of how many places' best series of each method it is not claimed that the first is faster than the second, and
+    why."""
     few: list[Cell] = []
     holds_1: list[Cell] = []
-    for first, second in (_ranked(group)[:2] for _, group in groups):
+    for first, second in (ranked[:2] for ranked in contests):
         paired = paired_ratio(second, first)
         if paired is None or not paired.excludes_1:
             (few if paired is None else holds_1).extend((first, second))
     reasons = []
     if few:
         sizes = sorted({len(cell.step_ms) for cell in few})
-        spread = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-        why = f" for want of replicates ({spread} a cell; an interval takes {MIN_REPLICATES} that pair)"
+        spread = "" if len(sizes) == 1 else f"{sizes[0]} to "
+        of_each = f"{spread}{counted(sizes[-1], 'replicate')}"
+        why = f" for want of pairs ({of_each} a cell; an interval takes {MIN_REPLICATES} pairs on the same devices)"
         reasons.append(say("at ", ref(f"{len(few) // 2:,}", few), why))
     if holds_1:
-        reasons.append(say("at ", ref(f"{len(holds_1) // 2:,}", holds_1), " because the paired interval holds 1"))
-    places = f"{counted(len(groups), 'compared place')} (setting, sp_size, seq_len)"
-    return [say(f"Not claimed, of {places}: which method is faster, ", listing(reasons, "; "), ".")] if reasons else []
+        reasons.append(
+            say("at ", ref(f"{len(holds_1) // 2:,}", holds_1), " because the paired interval to the next holds 1")
+        )
+    places = f"{counted(len(contests), 'compared place')} (setting, sp_size, seq_len)"
+    return [say(f"Not claimed, of {places}: which method is fastest, ", listing(reasons, "; "), ".")] if reasons else []
 
 
 def _scaling(cell: Cell, every: Sequence[Cell]) -> list[Words]:

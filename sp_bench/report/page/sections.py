@@ -6,6 +6,7 @@ from dataclasses import replace
 from sp_bench.report.cells import Cell
 from sp_bench.report.page import attribution, device, errors, fabrics, interconnect, offload, parity, rivals
 from sp_bench.report.page.parts import Section, Table
+from sp_bench.report.provenance import words
 
 MAX_LINES = 1000  # of the tables of one section: thousands of cells would make a page that nobody opens
 TOPICS = (rivals, offload, attribution, fabrics, interconnect, errors, parity, device)  # in the order of the page
@@ -14,7 +15,16 @@ TOPICS = (rivals, offload, attribution, fabrics, interconnect, errors, parity, d
 def sections(cells: Sequence[Cell]) -> list[Section]:
     """Words and tables; figures of the kind that a section's anchor names are shown in it."""
     made = [topic.section(cells) for topic in TOPICS]
-    return [_shortened(section) for section in made if section is not None]
+    return [_shortened(_with_provenance(section)) for section in made if section is not None]
+
+
+def _with_provenance(section: Section) -> Section:
+    return replace(section, tables=tuple(replace(t, provenance=t.provenance or _of_lines(t)) for t in section.tables))
+
+
+def _of_lines(table: Table) -> str:
+    cells = {cell.cell_id: cell for line in table.lines for cell in line.cells}
+    return words(list(cells.values()))
 
 
 def _shortened(section: Section) -> Section:

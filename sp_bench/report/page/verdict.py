@@ -16,41 +16,38 @@ from sp_bench.report.page.comparisons import by_place, compare, headline, larges
 from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
 from sp_bench.report.provenance import mixing
 from sp_bench.report.selection import Selection
+from sp_bench.report.winners import best_of_methods
 
 
 @dataclass(frozen=True)
 class Verdict:
     headlines: Mapping[str, tuple[Words, ...]]  # by setting: what the largest place says
     out_of_memory: tuple[Words, ...]
-    notes: tuple[Words, ...]  # what is not claimed, and on the whole
+    findings: tuple[Words, ...]  # across settings
+    caveats: tuple[Words, ...]  # what is not claimed, and on the whole
     comparisons: Mapping[str, tuple[Words, ...]]  # by setting: one sentence a (sp_size, seq_len), largest first
 
 
 def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] not in ("parity", "collective")]
     shown = foremost(speeds, places(cells))
-    groups = [(place, group) for place, group in by_place(shown) if len(group) > 1]
+    contested = [(place, group) for place, group in by_place(shown) if len(best_of_methods(group)) > 1]
+    contests = [best_of_methods(group) for _, group in contested]
     comparisons: dict[str, list[Words]] = {}
-    for (setting, _, _), group in groups:
-        comparisons.setdefault(setting, []).append(compare(group))
-    notes = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells), *unclaimed(groups)]
-    notes += [
-        *_counts(cells),
-        *_device_sets(cells),
-        *_bytes(cells),
-        *_parity(cells),
-        *_alone(speeds),
-        *_effort(selection, cells),
-    ]
+    for ranked in contests:
+        comparisons.setdefault(ranked[0].setting, []).append(compare(ranked))
+    findings = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells)]
+    caveats = [*unclaimed(contests), *_counts(cells), *_device_sets(cells), *_bytes(cells)]
+    caveats += [*_parity(cells), *_alone(speeds), *_effort(selection, cells)]
     if mixed := mixing(cells):
-        notes.append((f"{mixed[0].upper()}{mixed[1:]}.",))
+        caveats.append((f"{mixed[0].upper()}{mixed[1:]}.",))
     if len(shown) < len(speeds):
-        notes.append(("Of each setting this is the fastest fabric; all of them are compared under Fabrics.",))
-    of_methods = [(place, group) for place, group in groups if len({c.asked["method"] for c in group}) > 1]
+        caveats.append(("Of each setting this is the fastest fabric; all of them are compared under Fabrics.",))
     return Verdict(
-        {setting: headline(group, speeds) for setting, group in largest_places(of_methods).items()},
+        {setting: headline(group, speeds) for setting, group in largest_places(contested).items()},
         tuple(_out_of_memory(cells)),
-        tuple(notes),
+        tuple(findings),
+        tuple(caveats),
         {setting: tuple(lines) for setting, lines in comparisons.items()},
     )
 
@@ -134,8 +131,8 @@ def _parity(cells: Sequence[Cell]) -> list[Words]:
 
 
 def _alone(speeds: Sequence[Cell]) -> list[Words]:
-    lonely = [group[0] for _, group in by_place(speeds) if len(group) == 1]
+    lonely = [c for _, group in by_place(speeds) if len(best_of_methods(group)) == 1 for c in group]
     if not lonely:
         return []
     quantity = ref(counted(len(lonely), "cell"), lonely)
-    return [say("Without a rival at their seq_len and sp_size: ", quantity, f" ({_names(lonely)}).")]
+    return [say("Without a rival on their kernel, seq_len and sp_size: ", quantity, f" ({_names(lonely)}).")]
