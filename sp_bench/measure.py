@@ -106,10 +106,11 @@ def _phases(
         yield
     _synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
-    dist.barrier()  # ranks enter the window together; nothing inside it waits on purpose
+    dist.barrier()  # what peers still take from this device is of the warm-up
     _reset_peaks(device)
     enter_phase("measure")
     before = counters.read() if counters else None
+    dist.barrier()  # reading took each rank its own time: they enter the window together, and nothing inside it waits
     step_ms, window_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     if counters and before:

@@ -119,10 +119,14 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
 
 
 def process_key(config: TrialConfig) -> tuple[str, ...]:
-    """Trials in a row with an equal key share one warm process group; empty: fresh processes."""
+    """Trials in a row of one replicate with an equal key share one warm process group; empty: fresh processes.
+
+    In it is whatever processes are started with (trial.environment).
+    """
     if config.isolation == "trial":
         return ()
-    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name)
+    started_with = (str(config.hardware.threads_per_rank), repr(sorted(config.fabric.env.items())))
+    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
 
 
 def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:

@@ -64,6 +64,9 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
         flags.append("unsettled")
     if any(m.allocator_retries for m in measurements):
         flags.append("allocator_retried")
+    cap_gib = config.hardware.device_memory_gib
+    if cap_gib is not None and any((m.device_used_bytes or 0) > cap_gib * 2**30 for m in measurements):
+        flags.append("above_device_memory")
     return {
         "rank_step_ms": rank_step_ms,
         "step_ms": step_ms,

@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -104,7 +104,13 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
         dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
-    job = workloads.Job(config, _mesh(config), device, partial(_enter_phase, folder, rank))
+
+    def enter_phase(name: str) -> None:
+        if name == "warmup":  # the proof has made the communicators, whose buffers count as well
+            _emulate_memory(config, device)
+        _enter_phase(folder, rank, name)
+
+    job = workloads.Job(config, _mesh(config), device, enter_phase)
     with library_state.of_one_trial(device):
         measurement = workloads.get(config.workload.name).run(job)
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes

@@ -40,11 +40,13 @@ def launch(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
 
 
 def _claim(left: Sequence[Attempt], driver: Driver) -> list[tuple[Attempt, Claim]]:
-    """The first attempt to be had, and those that follow it and may run in its processes."""
+    """The first attempt to be had, and those that follow it and may run in its processes: not those of another
+    replicate, which is a launch of its own."""
     held: list[tuple[Attempt, Claim]] = []
     for current in left:
-        key = process_key(current.planned.config)
-        if held and (not key or key != process_key(held[0][0].planned.config)):
+        first = held[0][0].planned if held else current.planned
+        keys = [(process_key(each.config), each.replicate) for each in (first, current.planned)]
+        if held and (not keys[0][0] or keys[0] != keys[1]):
             break
         if claim := driver.claim(current):
             held.append((current, claim))

@@ -174,6 +174,15 @@ def test_trials_of_a_group_share_their_processes_and_each_leaves_its_row(command
     assert not trial_processes(tmp_path)
 
 
+def test_a_replicate_of_a_group_is_a_launch_of_its_own(command, tmp_path):
+    shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
+    done = command("run", *shared, "replicates=2")
+    assert done.returncode == 0, done.stderr
+    assert pd.read_parquet(tmp_path / "results" / "g")["status"].tolist() == ["ok"] * 4
+    launcher_logs = (tmp_path / "results" / "g" / "_work" / "trials").glob("*/launcher.log")
+    assert len({path.stat().st_ino for path in launcher_logs}) == 2
+
+
 def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp_path):
     shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
     done = command("run", *shared, "deadlines.correctness=0.001")

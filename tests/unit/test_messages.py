@@ -129,6 +129,14 @@ def test_a_fabric_of_gpus_that_are_not_here_is_unsupported(make_config):
     assert plan.unsupported_reason(config, 4) is None
 
 
+def test_ranks_of_other_threads_are_other_processes(make_config):
+    configs = [make_config(isolation="group", hardware__threads_per_rank=n) for n in (None, 1, 16)]
+    assert len({plan.process_key(config) for config in configs}) == len(configs)
+    assert plan.process_key(configs[0]) == plan.process_key(
+        make_config(isolation="group", seq_len=96, hardware__threads_per_rank=None)
+    )
+
+
 def test_each_fabric_has_processes_of_its_own_and_no_multicast(make_config):
     names = ("nvlink", "channels_2", "channels_1", "shm", "socket")
     configs = [make_config(workload="collective", fabric=f, hardware="h200", isolation="group") for f in names]

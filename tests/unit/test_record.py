@@ -131,6 +131,13 @@ def test_steps_in_which_the_allocator_had_to_try_again_are_flagged() -> None:
     assert row["allocator_retries"] == [0, 3]
 
 
+@pytest.mark.parametrize(("cap_gib", "flags"), [(None, []), (80, []), (79, ["above_device_memory"])])
+def test_a_step_that_held_more_than_the_emulated_device_is_flagged(cap_gib: float | None, flags: list[str]) -> None:
+    config = replace(CONFIG, hardware=replace(CONFIG.hardware, device_memory_gib=cap_gib))
+    ranks = [measurement(300, device_used_bytes=size * 2**30) for size in (70, 80)]
+    assert assemble(config, ranks, H100, own=True)["flags"] == flags
+
+
 def test_an_unknown_device_has_no_utilisation() -> None:
     row = assemble(CONFIG, [measurement(300), measurement(300)], "Some New GPU", own=True)
     assert row["mfu"] is None
