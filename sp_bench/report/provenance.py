@@ -13,17 +13,17 @@ from sp_bench.report.ratios import MIN_REPLICATES
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
 
 
-def words(cells: Sequence[Cell]) -> str:
+def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
     """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and env_id of these cells.
 
-    What no row knows is left out. Empty without cells.
+    What no row knows is left out, the estimator where no times are shown. Empty without cells.
     """
     if not cells:
         return ""
     rows = [row for cell in cells for row in cell.rows]
     parts = [
         f"{_listing(row['folder'] for row in rows)}: {_rows(rows)}, {_replicates(cells)}",
-        _estimator(cells),
+        _estimator(cells) if of_times else "",
         _git(rows),
         _hardware(rows),
         _libraries(cells),

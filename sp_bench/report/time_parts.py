@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING
+from sp_bench.report.formats import MISSING, number
 from sp_bench.report.ratios import paired_ratio, ratio_of_medians
+from sp_bench.report.statistics import Interval, median_interval
 
 _SAME = ("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation")
 
@@ -23,6 +24,7 @@ class Attribution:
     compute_only_ms: float | None
     comm_only_ms: float | None
     exposed_ms: float | None
+    exposed_interval: Interval | None  # of its replicates, from 6 on
     overlap_efficiency: float | None
 
     @property
@@ -33,6 +35,12 @@ class Attribution:
     def beyond_kernel_ms(self) -> float | None:
         known = self.alone_ms is not None and self.compute_only_ms is not None
         return (self.compute_only_ms or 0.0) - (self.alone_ms or 0.0) if known else None
+
+    @property
+    def exposed(self) -> str:
+        """ms, with the interval of the replicates where there is one."""
+        span = self.exposed_interval
+        return number(self.exposed_ms) + (f" [{number(span.low)}, {number(span.high)}]" if span else "")
 
     @property
     def fraction(self) -> str:
@@ -70,6 +78,7 @@ def attributions(cells: Sequence[Cell]) -> list[Attribution]:
             cell.middle("compute_only_step_ms"),
             cell.middle("comm_only_step_ms"),
             cell.middle("exposed_comm_ms"),
+            median_interval([r["exposed_comm_ms"] for r in cell.measured if r["exposed_comm_ms"] is not None]),
             cell.middle("overlap_efficiency"),
         )
         for cell in cells

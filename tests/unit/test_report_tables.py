@@ -310,7 +310,7 @@ def test_published_figures_are_set_beside_cells_of_the_same_model_length_and_ran
 
 def test_each_published_figure_has_a_metric_and_asks_for_columns_that_identify_its_shape() -> None:
     found = sources.figures()
-    assert len(found) == 38
+    assert len(found) == 39
     for figure in found:
         assert figure.metric in METRICS
         assert set(figure.where) <= set(sources.COLUMNS)

@@ -18,11 +18,12 @@ from sp_bench.report.formats import number, whole
 from sp_bench.report.time_parts import Attribution, largest
 
 CAPTION = (
-    "Step time beyond the kernel alone, at the longest seq_len of each sp_size; each panel has its own scale. Compute "
-    "beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step would end if "
-    "all of its communication were exposed; inside the bar, communication slows the step by more than it takes alone. "
-    "On the right: kernel alone / step, and the step. Bars of steps without a "
-    "measured kernel alone begin at compute only. Medians over replicates, of each part its own: they need not add up."
+    "Step time beyond the kernel alone, at the longest seq_len of each sp_size; each panel has its own scale. "
+    "Compute beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step "
+    "would end if all of its communication were exposed; inside the bar, communication slows the step by more than "
+    "it takes alone. On the right: kernel alone / step, and the step. Bars of steps without a measured kernel alone "
+    "begin at compute only. Medians over replicates, of each part its own: they need not add up. Lines across a "
+    "bar's end: order-statistic intervals of exposed communication, from 6 replicates on."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
 LABELS = {
@@ -30,6 +31,7 @@ LABELS = {
     EXPOSED: "exposed communication",
     UNSPLIT: "not split: no compute-only step",
 }
+WHISKER: dict[str, Any] = {"color": BLACK, "lw": 0.9, "marker": "|", "ms": 5, "solid_capstyle": "butt"}
 RING: dict[str, Any] = {"marker": "o", "ms": 6, "mfc": "none", "mec": BLACK, "mew": 1.2, "ls": ""}
 BAR = 0.5
 NAMES_SHARE = 0.3  # of the figure's width: numbers stand on the right
@@ -101,6 +103,10 @@ def _panel(panel: Axes, lines: Sequence[Attribution], texts: Mapping[str, str]) 
         for colour, low, high in _bars(a):
             panel.barh(row, high - low, BAR, left=low, color=colour, edgecolor="white", linewidth=0.5)
             ends += [low, high]
+        if (span := a.exposed_interval) is not None and a.beyond_kernel_ms is not None:
+            bounds = [a.beyond_kernel_ms + span.low, a.beyond_kernel_ms + span.high]
+            panel.plot(bounds, [row, row], **WHISKER)
+            ends += bounds
         if (unhidden := _unhidden(a)) is not None:
             panel.plot([unhidden], [row], **RING, in_layout=False)
             ends.append(unhidden)
@@ -132,9 +138,13 @@ def _data(a: Attribution) -> list[dict[str, Any]]:
         "compute beyond the kernel": a.beyond_kernel_ms if a.alone is not None else None,
         "exposed communication": a.exposed_ms,
     }
+    interval = a.exposed_interval
+    span = {"interval_low_ms": interval.low, "interval_high_ms": interval.high} if interval else {}
     ids = {"kernel alone": trial_ids(a.alone) if a.alone else ""}
     return [
-        about(a.cell) | {"part": part, "median_ms": ms, "trial_ids": ids.get(part, trial_ids(a.cell))}
+        about(a.cell)
+        | {"part": part, "median_ms": ms, **(span if part == "exposed communication" else {})}
+        | {"trial_ids": ids.get(part, trial_ids(a.cell))}
         for part, ms in parts.items()
         if ms is not None
     ]

@@ -21,6 +21,7 @@ from sp_bench.report.provenance import words
 
 DPI = 144
 COLOURS = 256  # of a PNG; figures have about ten and their blends with white
+UNTIMED = ("memory", "max_context", "communication")  # kinds of figures that show no times
 MAX_STEM = 120  # characters of a file name
 MARGIN_IN = 0.2  # on both sides of a title together
 POSITION_DIGITS = 9  # of an axes' place, in widths and heights of its figure
@@ -76,7 +77,9 @@ def finish(kind: str, setting: str, plot: Plot) -> Drawing:
     words_of_name = f"{kind}-{asked['workload']}-{asked['pass_kind']}"
     stem = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in words_of_name)[:MAX_STEM]
     files = {"png": _png(figure), "pdf": _pdf(figure), "svg": _svg(figure), "csv": _csv(plot.data)}
-    return Drawing(kind, setting, stem, plot.caption, words(plot.cells), round(96 * width), files)
+    return Drawing(
+        kind, setting, stem, plot.caption, words(plot.cells, of_times=kind not in UNTIMED), round(96 * width), files
+    )
 
 
 def named(drawings: Sequence[Drawing]) -> list[Drawing]:

@@ -18,11 +18,12 @@ BASIS = (
     "single on one device with the whole sequence and 1/P of the heads."
 )
 CAPTION = (
-    "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the same "
-    "step with its messages replaced by local copies. Comm only: the same step without attention kernels. Compute "
-    "beyond the kernel = compute only - kernel alone: uneven ranks, smaller blocks, merges and copies. Exposed "
-    "communication = step - compute only, of each replicate. Overlap efficiency = 1 - exposed / comm only. Medians "
-    "over replicates, of each column its own: differences of medians need not be medians of differences."
+    "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the "
+    "same step with its messages replaced by local copies. Comm only: the same step without attention kernels. "
+    "Compute beyond the kernel = compute only - kernel alone: uneven ranks, smaller blocks, merges and copies. "
+    "Exposed communication = step - compute only, of each replicate. Overlap efficiency = 1 - exposed / comm only. "
+    "Medians over replicates, of each column its own: differences of medians need not be medians of differences. "
+    "Brackets: order-statistic intervals, from 6 replicates on."
 )
 
 
@@ -56,7 +57,7 @@ def _words(a: Attribution) -> Words:
     if a.beyond_kernel_ms is not None and a.alone is not None:
         words = say(words, "; ", in_ms(a.beyond_kernel_ms, cell, a.alone), " is compute beyond the kernel")
     if a.exposed_ms is not None:
-        words = say(words, "; ", in_ms(a.exposed_ms, cell), " is exposed communication")
+        words = say(words, "; ", ref(f"{a.exposed} ms", cell), " is exposed communication")
         if a.comm_only_ms is not None:
             words = say(words, ", which alone takes ", in_ms(a.comm_only_ms, cell))
     return say(words, ".")
@@ -69,6 +70,6 @@ def _line(a: Attribution) -> Line:
     texts = (
         *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
         *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
-        *(ref(a.fraction, both), ref(number(a.beyond_kernel_ms), both), number(a.exposed_ms), overlap),
+        *(ref(a.fraction, both), ref(number(a.beyond_kernel_ms), both), a.exposed, overlap),
     )
     return Line(texts, (a.cell,))
