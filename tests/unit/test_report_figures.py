@@ -301,6 +301,16 @@ def test_nothing_measured_gives_no_figure_of_values_and_no_error(tmp_path: Path)
     assert draw(cells_of(failed, tmp_path)) == ([], [])
 
 
+def test_of_a_crowd_each_method_is_drawn_however_slow(tmp_path: Path) -> None:
+    crowd = [row(kernel=f"k{k:03}", median_ms=10.0 + k, **RING) for k in range(20)]
+    slow = RING | {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8"}
+    crowd += [row(kernel=f"k{k:03}", median_ms=90.0 + k, **slow) for k in range(2)]
+    drawn = {c.series for c in reduced(cells_of(crowd, tmp_path))[0]}
+    assert any("k000" in series and "ring-flash-attn" in series for series in drawn)
+    assert not any("k001" in series and "ring-flash-attn" in series for series in drawn)
+    assert len(drawn) == MAX_SERIES
+
+
 def test_of_a_crowd_the_fastest_series_are_drawn_and_the_rest_is_named(tmp_path: Path) -> None:
     crowd = [
         row(kernel=f"k{k:03}", seq_len=1024 * 2**n, median_ms=10.0 + (k * 37 + 11 * n) % 80, **RING)
@@ -314,6 +324,7 @@ def test_of_a_crowd_the_fastest_series_are_drawn_and_the_rest_is_named(tmp_path:
         here = [c for c in found if c.asked["seq_len"] == seq_len]
         assert min(here, key=lambda c: c.median_step_ms or 0.0) in few
     assert f"{MAX_SERIES} of 40 series" in words
+    assert words.endswith(" and 14 more.")
     assert reduced(few) == (few, "")
     assert_fits(plot_of(draw_throughput, few, "neurips").figure)
 
