@@ -1,7 +1,8 @@
 """The figure of step time over measured bandwidth: marks were measured, lines are predicted."""
 
 from collections.abc import Mapping, Sequence
-from itertools import groupby
+from dataclasses import replace
+from itertools import cycle, groupby
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from sp_bench.report.fabric_model import Place, Point, fastest_of
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, printable, series_handles, text_inches
-from sp_bench.report.figures.styles import Style
+from sp_bench.report.figures.styles import DENSE, UNEVEN, Style
 from sp_bench.report.figures.venues import width_in
 
 GIB = 2.0**30
 PANEL_HEIGHT_IN = 2.4
+DASHES = ("-", "--", "-.", ":", UNEVEN, DENSE)  # a line of its own for each series: most layouts are zigzag here
 MAX_PANELS = 3  # of a page
 BESIDE_IN = 0.75  # of a panel's width: its ticks and label
 CAPTION = (
@@ -52,6 +54,7 @@ def draw_fabrics(every: Sequence[Place], style: Mapping[str, Style]) -> Plot | N
     if not places:
         return None
     names = sorted({p.cell.series for place in places for p in place.points}, key=lambda s: style[s].order)
+    style = {name: replace(style[name], line_style=dashes) for name, dashes in zip(names, cycle(DASHES), strict=False)}
     figure = Figure(figsize=(width_in(), PANEL_HEIGHT_IN * len(places) + 0.5), layout="constrained")
     axes = figure.subplots(len(places), 1, sharex=True, squeeze=False).flat
     panels = dict(zip(axes, places, strict=True))
