@@ -32,12 +32,12 @@ def check(stage: Stage, cell: Cell, record_property: Any, seed: int) -> None:
 
 
 def check_pace(row: dict[str, Any], cell: Cell) -> None:
-    """A slow rank holds up its peers: the phase, and a step that is timed, last as long as it sleeps."""
+    """A slow rank holds up its peers, and the phase lasts as long as it sleeps; no step does: they enter together."""
     assert row["flags"] is not None
     assert faults.FLAG in row["flags"]
     assert dict(row["phase_s"])[cell.phase] >= 0.9 * faults.SLOW_S
-    if cell.phase == "measure" and cell.ranks != "all":
-        assert max(row["step_ms"]) >= 900 * faults.SLOW_S
+    if cell.phase == "measure":
+        assert max(row["step_ms"]) < 500 * faults.SLOW_S
 
 
 @pytest.mark.parametrize(("seed", "cell"), [*enumerate(ONE_OF_EACH)], ids=map(str, ONE_OF_EACH))
