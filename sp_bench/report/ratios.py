@@ -71,6 +71,10 @@ def ratio_of_medians(over: Cell, under: Cell) -> float:
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
 
 
+def ranked(cells: Sequence[Cell]) -> list[Cell]:
+    """By median step time, the fastest first; equal ones by name. All were measured."""
+    return sorted(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))
+
+
 def fastest(cells: Sequence[Cell]) -> Cell:
-    """By median step time; of equal ones the first by name. All were measured."""
-    return min(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))
+    return ranked(cells)[0]

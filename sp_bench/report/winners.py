@@ -10,7 +10,7 @@ from functools import cached_property
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.limits import out_of_memory
-from sp_bench.report.ratios import PairedRatio, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import PairedRatio, fastest, paired_ratio, ranked, ratio_of_medians
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,12 @@ def best_of_methods(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     for cell in cells:
         methods = by_kernel.setdefault(str(cell.asked["kernel"]), {})
         methods.setdefault(str(cell.asked["method"]), []).append(cell)
-    ranked = [_ranked([fastest(each) for each in methods.values()]) for methods in by_kernel.values()]
-    compared = [each for each in ranked if len(each) > 1]
-    return min(compared or ranked, key=lambda each: (each[0].median_step_ms or 0.0, each[0].series), default=())
+    kernels = [ranked([fastest(each) for each in methods.values()]) for methods in by_kernel.values()]
+    compared = [each for each in kernels if len(each) > 1]
+    return tuple(min(compared or kernels, key=lambda each: (each[0].median_step_ms or 0.0, each[0].series), default=[]))
 
 
 def _place(seq_len: int, sp_size: int, group: Sequence[Cell]) -> Place:
     measured, failed = tuple(c for c in group if c.ok), tuple(c for c in group if not c.ok)
-    ranked = best_of_methods(measured)
-    return Place(seq_len, sp_size, Win(ranked, failed) if len(ranked) > 1 else None, measured, failed)
-
-
-def _ranked(cells: Sequence[Cell]) -> tuple[Cell, ...]:
-    return tuple(sorted(cells, key=lambda c: (c.median_step_ms or 0.0, c.series)))
+    best = best_of_methods(measured)
+    return Place(seq_len, sp_size, Win(best, failed) if len(best) > 1 else None, measured, failed)

@@ -6,7 +6,7 @@ from itertools import groupby
 from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
-from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, paired_ratio, ranked, ratio_of_medians
 from sp_bench.report.winners import best_of_methods
 
 PAIR = ("ulysses", "ring")  # the question of the benchmark
@@ -32,21 +32,21 @@ def largest_places(groups: Sequence[Group]) -> dict[str, list[Cell]]:
 def headline(group: Sequence[Cell], every: Sequence[Cell]) -> tuple[Words, ...]:
     """Of one place: Ulysses against the ring where both ran on one kernel, the fastest where it is neither of them, and
     how far the faster scales from one rank."""
-    ranked, pair = best_of_methods(group), _pair(group)
-    first = ranked[0]
+    best, pair = best_of_methods(group), _pair(group)
+    first = best[0]
     sentences = [say("At ", _place(group), ", ", against(*pair), ".")] if pair else []
     if not pair or all(first is not cell for cell in pair):
-        sentences.append(compare(ranked))
+        sentences.append(compare(best))
     return (*sentences, *_scaling(pair[0] if pair else first, every))
 
 
-def compare(ranked: Sequence[Cell]) -> Words:
+def compare(best: Sequence[Cell]) -> Words:
     """The best series of a place's methods, fastest first: the first against the next one and the slowest."""
-    first, *others = ranked
+    first, *others = best
     proven = all((paired := paired_ratio(other, first)) is not None and paired.interval.low > 1 for other in others)
     claim = "fastest" if proven else "lowest median step time"
-    words = say(_place(ranked), f", {claim} of {len(ranked)} methods: ", against(first, others[0]))
-    if len(ranked) > 2:
+    words = say(_place(best), f", {claim} of {len(best)} methods: ", against(first, others[0]))
+    if len(best) > 2:
         last, paired = others[-1], paired_ratio(others[-1], first)
         ratio, evidence = (paired.words, "") if paired else (_times(last, first), f" ({by_medians(first, last)})")
         words = say(words, "; ", ref(ratio, (first, last)), f" over the slowest, {last.series}{evidence}")
@@ -78,7 +78,7 @@ def unclaimed(contests: Sequence[Sequence[Cell]]) -> list[Words]:
     why."""
     few: list[Cell] = []
     holds_1: list[Cell] = []
-    for first, second in (ranked[:2] for ranked in contests):
+    for first, second, *_ in contests:
         paired = paired_ratio(second, first)
         if paired is None or not paired.excludes_1:
             (few if paired is None else holds_1).extend((first, second))
@@ -118,13 +118,9 @@ def _pair(group: Sequence[Cell]) -> tuple[Cell, Cell] | None:
         same = [c for c in group if str(c.asked["kernel"]) == kernel]
         both = [[c for c in same if c.asked["method"] == method] for method in PAIR]
         if all(both):
-            pairs.append(_ranked([fastest(each) for each in both]))
+            pairs.append(ranked([fastest(each) for each in both]))
     first, second = min(pairs, key=lambda pair: pair[0].median_step_ms or 0.0, default=(None, None))
     return None if first is None or second is None else (first, second)
-
-
-def _ranked(cells: Sequence[Cell]) -> list[Cell]:
-    return sorted(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))
 
 
 def _place(group: Sequence[Cell]) -> Ref:
