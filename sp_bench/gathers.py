@@ -86,7 +86,7 @@ class Gather:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
-        dq, dkv = torch.zeros_like(q, dtype=wide_dtype(q)), torch.zeros_like(kv)
+        dq, dkv = torch.zeros_like(q), torch.zeros_like(kv)  # a row of dq has two parts at most: one rounding
 
         def share(rows: slice, heads: slice, keys: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
             """dk and dv of these keys; adds to dq."""
@@ -111,7 +111,7 @@ class Gather:
             leaving.append((kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])))
         for kv_heads, message in leaving:
             dkv[:, :, :, kv_heads] += message.wait()
-        return dq.to(q.dtype), dkv[0], dkv[1]
+        return dq, dkv[0], dkv[1]
 
     def places(self, seq_len: int) -> list[Place]:
         """Which rank holds which tokens."""

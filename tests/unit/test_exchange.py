@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_bench import copy_engines, costs, kernels, ledger
-from sp_bench.collectives import by_rank, copy_rows, send_to_heads
+from sp_bench.collectives import by_rank, copy_rows, replicate_kv_heads, send_to_heads
 from sp_bench.config import AttentionShape
 from sp_bench.copy_engines import CopyEngines
 from sp_bench.exchange import Message, Transport, one_ahead
 from sp_bench.gathers import Gather
-from sp_bench.head_chunks import HeadChunks
+from sp_bench.head_chunks import ChunkedAttention, HeadChunks
 from sp_bench.layouts import SequenceLayout
 
 DTYPES = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
@@ -64,6 +64,13 @@ def test_copying_rows_is_copying(data: st.DataObject, dtype: torch.dtype, same: 
         to.copy_(torch.zeros_like(to))
         torch.as_strided(beside, to.shape, to.stride(), to.storage_offset()).zero_()
         assert torch.equal(to._base, beside)
+
+
+@pytest.mark.parametrize(("size", "of_ranks"), [(1, [0, 1]), (2, [0, 1]), (4, [0, 0, 1, 1]), (6, [0, 0, 0, 1, 1, 1])])
+def test_ranks_side_by_side_share_a_kv_head(size: int, of_ranks: list[int]) -> None:
+    k = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1)
+    replicas = replicate_kv_heads(k, k + 10, size)
+    assert [t.flatten().tolist() for t in replicas] == [of_ranks, [10 + head for head in of_ranks]]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -143,6 +150,30 @@ def test_chunks_take_every_head_once_and_the_kv_heads_that_their_queries_read(si
         # the kernel groups a part's queries by its own numbers of heads: each must find its KV head there
         inside = len(mine) // len(keys[held])
         assert [keys[held][i // inside] for i in range(len(mine))] == [head // group for head in mine]
+
+
+def test_what_chunks_find_for_a_kv_head_that_they_share_is_summed_before_it_is_rounded() -> None:
+    """bfloat16 has 8 bits: 256 + 1 is 256, and 256 + 1 + 1 + 2 is 260."""
+    shares = {"dk": iter([256.0, 1.0, 1.0, 2.0]), "dv": iter([512.0, 2.0, 2.0, 4.0])}
+
+    class Shares:
+        @staticmethod
+        def forward(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+            return q.clone(), q.new_zeros(q.shape[:3])
+
+        @staticmethod
+        def backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, *saved: Tensor, **options: Any) -> list[Tensor]:
+            return [dout, *(torch.full_like(t, next(shares[name])) for name, t in (("dk", k), ("dv", v)))]
+
+    transport = SimpleNamespace(
+        group=SimpleNamespace(rank=lambda: 0, size=lambda: 1), all_to_all=lambda sent: Message(sent, sent, [])
+    )
+    chunks = HeadChunks(cast(Any, Shares), cast(Transport, transport), True, 1.0, 4)
+    q, k, v = (torch.ones(1, 2, heads, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 1, 1))
+    cast(Tensor, ChunkedAttention.apply(chunks, q, k, v)).sum().backward()
+    for leaf, total in ((q, 1.0), (k, 260.0), (v, 520.0)):
+        assert leaf.grad is not None
+        assert torch.equal(leaf.grad, torch.full_like(leaf, total))
 
 
 @settings(deadline=None)
