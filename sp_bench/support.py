@@ -9,12 +9,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import NamedTuple, get_args
 
-import yaml
-
 from sp_bench import kernels, methods
+from sp_bench.conf_files import conf_file
 from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.layouts import LayoutKind
-from sp_bench.overrides import conf_folder
 from sp_bench.parsing import ConfigError, parse
 
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
@@ -72,18 +70,14 @@ class Support:
 
 def default_options(name: str) -> MethodConfig:
     """The options of a method as conf/method/<name>.yaml has them."""
-    return parse(MethodConfig, _file(name), "method")
-
-
-def _file(name: str) -> dict[str, object]:
-    return yaml.safe_load((conf_folder() / "method" / f"{name}.yaml").read_text())
+    return parse(MethodConfig, conf_file(f"method/{name}"), "method")
 
 
 def _options(name: str, variant: str | None, sp_size: int) -> Iterator[MethodConfig]:
     """Each layout, and each degree if its file has one, those of its file first."""
     default = replace(default_options(name), variant=variant)
     degrees = [default.ulysses_degree]
-    if "ulysses_degree" in _file(name):
+    if "ulysses_degree" in conf_file(f"method/{name}"):
         degrees += [None, *(n for n in range(1, sp_size + 1) if sp_size % n == 0)]
     for kind, degree in product(dict.fromkeys((default.layout, *get_args(LayoutKind))), dict.fromkeys(degrees)):
         method = replace(default, layout=kind, ulysses_degree=degree)

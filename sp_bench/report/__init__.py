@@ -16,6 +16,7 @@ from sp_bench.report.cells import Cell, cells
 from sp_bench.report.figures import begin
 from sp_bench.report.figures import draw as draw
 from sp_bench.report.figures.drawings import Drawing
+from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.formats import counted
 from sp_bench.report.page import render
@@ -29,7 +30,7 @@ from sp_bench.report.tables.markdown import markdown
 from sp_bench.report.tables.parts import PaperTable
 from sp_bench.report.tables.sheet import sheet
 
-PAGE, FIGURES, TABLES = "index.html", "figures", "tables"
+FIGURES, TABLES = "figures", "tables"
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,11 @@ class Options:
 class ReportResult:
     page: Path
     problems: tuple[str, ...]  # one line for each file that was passed over
+
+
+def default_out(folders: Sequence[Path]) -> Path:
+    """Where a report is written unless told: among what the first campaign holds beside its rows."""
+    return Path(folders[0]) / results.WORK / "report"
 
 
 def read(folders: Sequence[Path]) -> list[Cell]:
@@ -86,7 +92,7 @@ def build(
     drawings, undrawn = finished()
     say("writing the tables and the page")
     page = render(selection, measured, verdict, drawings, undrawn, parts, tables)
-    out = out or Path(folders[0]) / results.WORK / "report"
+    out = out or default_out(folders)
     folder.write(out, _figure_files(drawings) | files | {PAGE: page.encode()})
     return ReportResult(out / PAGE, selection.problems)
 

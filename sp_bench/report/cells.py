@@ -51,7 +51,7 @@ class Cell:
     @property
     def device_sets(self) -> dict[str, int | None]:
         """Of the replicates that `step_ms` has, by the same keys."""
-        return {_launch(row): row["device_set"] for row in self.measured}
+        return {key: row["device_set"] for key, row in self.launches.items()}
 
     @property
     def ran_on(self) -> list[int]:
@@ -90,11 +90,20 @@ class Cell:
         """The rows that have a step time."""
         return _measured(self.rows)
 
+    @property
+    def launches(self) -> dict[str, Mapping[str, Any]]:
+        """The measured rows by the keys of `step_ms`."""
+        return {_launch(row): row for row in self.measured}
+
+    def of_launches(self, column: str) -> dict[str, float]:
+        """What the launches have in a column, by the keys of `step_ms`; of a column of samples, their medians."""
+        known = {key: row[column] for key, row in self.launches.items() if row[column] is not None}
+        return {key: float(median(v)) if isinstance(v, Iterable) else float(v) for key, v in known.items()}
+
     def middle(self, column: str) -> float | None:
         """Median over the replicates of a column; of a column of samples, of the replicates' medians."""
-        values = [row[column] for row in self.measured if row[column] is not None]
-        found = [float(median(v)) if isinstance(v, Iterable) else float(v) for v in values]
-        return median(found) if found else None
+        found = self.of_launches(column)
+        return median(found.values()) if found else None
 
     def largest(self, column: str) -> float | None:
         """Over the replicates."""

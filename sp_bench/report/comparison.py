@@ -120,11 +120,13 @@ class Comparison:
 
     def regressions(self, bound: float) -> list[str]:
         """One line for each cell of B that is worse than `bound` (0.05: 5%) allows, worst first: its statuses, or its
-        ratio, which must exceed 1 + bound and, where it has an interval, be told apart from 1."""
+        ratio, which must exceed 1 + bound and, where it has an interval, be told apart from 1. Before them one for each
+        row of B that cannot be read: it may be such a cell's."""
+        unread = [f"{file}: cannot be read" for file in self.b.selection.unread]
         failed = [f"{name(change.b)}: {change.words}" for change in self.changes if change.kind == REGRESSION]
         slower = [p for p in self.pairs if p.ratio > 1 + bound and p.verdict in (SLOWER, NO_INTERVAL)]
         lines = [f"{name(p.b)}: {p.words}{', no interval' if p.paired is None else ''}" for p in slower]
-        return failed + lines
+        return unread + failed + lines
 
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else

@@ -59,7 +59,7 @@ def _say(console: Console, words: str, style: str = "") -> None:
 
 def _side_words(side: Side) -> str:
     left_out = [
-        f"{counted(num_rows, 'row')} of env_id {env_id} left out, for a newer one measured their cells again"
+        f"{counted(num_rows, 'row')} of env_id {env_id} left out: the last measurement of their cells is of another"
         for env_id, num_rows in side.selection.left_out.items()
     ]
     return "; ".join([words(list(side.cells.values())), *left_out, *side.selection.problems])

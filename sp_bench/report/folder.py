@@ -6,12 +6,13 @@ from pathlib import Path, PurePosixPath
 
 from sp_bench import results
 
+PAGE = "index.html"
 MANIFEST = ".report-files"  # names of the files that reports made here, one a line
 
 
 def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
-    """Why a report cannot be written to `out`, or None: no folder, no permission, or a place among the rows of a
-    campaign, where it would be in the way of all who read the campaign's folder."""
+    """Why a report cannot be written to `out`, or None: no folder, no permission, a page that no report made, or a
+    place among the rows of a campaign, where it would be in the way of all who read the campaign's folder."""
     target = out.resolve()
     for campaign in (campaign.resolve() for campaign in campaigns):
         if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (results.WORK,):
@@ -22,6 +23,8 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
         return f"cannot be written: {error.strerror}"
     if not nearest.is_dir():
         return f"cannot be made: {nearest.name} is not a folder"
+    if (target / PAGE).exists() and PAGE not in _manifest(target):
+        return f"has an {PAGE} that no report made; use another folder, or move it away"
     return None if os.access(nearest, os.W_OK | os.X_OK) else f"cannot be written: no permission in {nearest.name}"
 
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import pyarrow as pa
 
 from sp_bench import results
 from sp_bench.report import device_sets
+from sp_bench.report.formats import counted
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
@@ -44,8 +45,9 @@ class Selection:
     rows: pd.DataFrame
     num_read: int
     num_superseded: int  # earlier attempts of trials whose last attempt counts
-    left_out: Mapping[str, int]  # older env_id -> its rows of cells that a newer one measured again, last attempts only
+    left_out: Mapping[str, int]  # env_id -> its rows of cells that another measured last, last attempts only
     problems: tuple[str, ...]
+    unread: tuple[str, ...]  # folder/file name of rows, by their names, that cannot be read; `problems` says why
 
     @property
     def env_ids(self) -> tuple[str, ...]:
@@ -76,15 +78,17 @@ def select(
         OSError: a folder is missing or cannot be read.
     """
     read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
-    frame = pd.concat([f for f, _ in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
-    problems = tuple(problem for _, lines in read for problem in lines)
-    last = frame.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
+    frame = pd.concat([each.rows for each in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
+    once, copies = _without_copies(frame)
+    problems = (*(problem for each in read for problem in each.problems), *copies)
+    unread = tuple(file for each in read for file in each.unread)
+    last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
     newest = last["env_id"] == _newest_environments(last)
     chosen = pd.DataFrame(last[newest]).sort_values("file", ignore_index=True)
     chosen["pool"] = MIXED if mix else _pools(chosen)
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
     others = Counter(map(str, last.loc[~newest, "env_id"]))
-    return Selection(chosen, len(frame), len(frame) - len(last), dict(sorted(others.items())), problems)
+    return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), problems, unread)
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -94,21 +98,40 @@ def _named(folders: Sequence[Path]) -> dict[str, Path]:
     return {f.name if clashes[f.name] == 1 else f"{f.parent.name}/{f.name}": f for f in resolved}
 
 
-def _read(
-    name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]
-) -> tuple[pd.DataFrame, list[str]]:
+class _Read(NamedTuple):
+    rows: pd.DataFrame
+    problems: list[str]
+    unread: list[str]
+
+
+def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = results.read(folder, COLUMNS, executor=executor, progress=progress)
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
     frame = frame.assign(folder=name)
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     frame["file"] = [f"{name}/{results.RowName(*each).file_name}" for each in identity]
-    return frame, [f"{name}: {problem}" for problem in problems]
+    files = set(frame["file"])
+    committed = (f"{name}/{row.file_name}" for row in results.committed(folder))
+    unread = sorted(file for file in committed if file not in files)
+    return _Read(frame, [f"{name}: {problem}" for problem in problems], unread)
+
+
+def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Each attempt once, whichever folders hold its row, and a line for each folder that holds it again: a copy of a
+    campaign is no further evidence."""
+    attempt = ["trial_id", "env_id", "attempt", "started_at", "median_step_ms"]
+    again = rows.duplicated(attempt) & rows["started_at"].notna()
+    copies = Counter(rows.loc[again, "folder"])
+    lines = [f"{name}: {counted(n, 'row')} of another folder again; each counts once" for name, n in copies.items()]
+    return pd.DataFrame(rows[~again]), lines
 
 
 def _newest_environments(rows: pd.DataFrame) -> list[str]:
-    """Of each row, the env_id that its cell last ran in, in its campaign; of equal times the last by name."""
+    """Of each row, the env_id that its cell last ran in, in its campaign; of equal times the last by name. One in which
+    it was only refused, say for want of a GPU, stands behind those in which it ran."""
     cells = list(zip(rows["folder"], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
-    dated = rows.assign(cell=cells).sort_values(["started_at", "env_id"], na_position="first")
+    dated = rows.assign(cell=cells, ran=rows["status"] != "unsupported")
+    dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
     newest = dict(zip(dated["cell"], dated["env_id"], strict=True))
     return [newest[cell] for cell in cells]
 

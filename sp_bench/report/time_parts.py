@@ -4,15 +4,29 @@ The kernel alone is the method `single` on one device with the whole sequence an
 of P ranks has, without exchange, blocks, merges or waiting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
 
 _SAME = ("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Median ms of a part of the step, with the interval of its replicates from 6 on."""
+
+    ms: float
+    interval: Interval | None
+
+    @property
+    def words(self) -> str:
+        span = self.interval
+        return number(self.ms) + (f" [{number(span.low)}, {number(span.high)}]" if span else "")
 
 
 @dataclass(frozen=True)
@@ -23,24 +37,13 @@ class Attribution:
     alone: Cell | None
     compute_only_ms: float | None
     comm_only_ms: float | None
-    exposed_ms: float | None
-    exposed_interval: Interval | None  # of its replicates, from 6 on
+    exposed: Part | None
+    beyond_kernel: Part | None  # compute only - kernel alone, of equal replicates where both have them
     overlap_efficiency: float | None
 
     @property
     def alone_ms(self) -> float | None:
         return self.alone.median_step_ms if self.alone else None
-
-    @property
-    def beyond_kernel_ms(self) -> float | None:
-        known = self.alone_ms is not None and self.compute_only_ms is not None
-        return (self.compute_only_ms or 0.0) - (self.alone_ms or 0.0) if known else None
-
-    @property
-    def exposed(self) -> str:
-        """ms, with the interval of the replicates where there is one."""
-        span = self.exposed_interval
-        return number(self.exposed_ms) + (f" [{number(span.low)}, {number(span.high)}]" if span else "")
 
     @property
     def fraction(self) -> str:
@@ -72,19 +75,38 @@ def attributions(cells: Sequence[Cell]) -> list[Attribution]:
     """One for each measured attention cell on several ranks of which any part of the time is known."""
     singles = [c for c in cells if c.asked["method"] == "single"]
     made = [
-        Attribution(
-            cell,
-            kernel_alone(cell, singles),
-            cell.middle("compute_only_step_ms"),
-            cell.middle("comm_only_step_ms"),
-            cell.middle("exposed_comm_ms"),
-            median_interval([r["exposed_comm_ms"] for r in cell.measured if r["exposed_comm_ms"] is not None]),
-            cell.middle("overlap_efficiency"),
-        )
+        _attribution(cell, kernel_alone(cell, singles))
         for cell in cells
         if cell.ok and cell.asked["workload"] == "attention" and (cell.asked["sp_size"] or 1) > 1
     ]
     return [a for a in made if a.alone is not None or a.compute_only_ms is not None]
+
+
+def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
+    return Attribution(
+        cell,
+        alone,
+        cell.middle("compute_only_step_ms"),
+        cell.middle("comm_only_step_ms"),
+        _part(cell.of_launches("exposed_comm_ms").values()),
+        None if alone is None else _beyond_kernel(cell, alone),
+        cell.middle("overlap_efficiency"),
+    )
+
+
+def _part(values: Collection[float]) -> Part | None:
+    return Part(median(values), median_interval([*values])) if values else None
+
+
+def _beyond_kernel(cell: Cell, alone: Cell) -> Part | None:
+    """Replicates of separate machines, or of cells with other numbers of them, give a difference of medians."""
+    compute_ms = cell.of_launches("compute_only_step_ms")
+    pairs = [key for key in shared_replicates(cell, alone) if key in compute_ms]
+    if pairs and len(pairs) == len(compute_ms):
+        return _part([compute_ms[key] - alone.step_ms[key] for key in pairs])
+    if not compute_ms or alone.median_step_ms is None:
+        return None
+    return Part(median(compute_ms.values()) - alone.median_step_ms, None)
 
 
 def largest(group: Sequence[Attribution]) -> list[Attribution]:

@@ -39,9 +39,19 @@ def test_a_slower_cell_exits_with_1_and_is_named(command, tmp_path):
     assert done.returncode == 1
     assert "1 slower, 1 not told apart" in done.stdout
     heading, line = done.stderr.splitlines()
-    assert heading == "sp-bench: worse than --fail-on median:5% allows: 1 cell"
+    assert heading == "sp-bench: worse than --fail-on median:5% allows: 1 finding"
     assert line.startswith("  ring contiguous, sp_size 2, seq_len 2,048, attention forward_backward")
     assert line.endswith("1.20x [1.20, 1.20]")
+
+
+@pytest.mark.usefixtures("before")
+def test_rows_that_cannot_be_read_do_not_pass(command, tmp_path):
+    cut = sorted(commit(campaign(1.0), tmp_path / "after").glob("*.parquet"))[0]
+    cut.write_bytes(cut.read_bytes()[:100])
+    done = command("compare", "before", "after", "--fail-on", "median:5%")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:] == [f"  after/{cut.name}: cannot be read"]
+    assert f"after: {cut.name}: " in done.stdout  # and why
 
 
 @pytest.mark.usefixtures("before")

@@ -189,7 +189,7 @@ def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
     files = [results.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
     frame["file"] = [f"made_up/{file}" for file in files]
     frame["device_set"] = device_sets.numbered(frame["environment"])
-    return Selection(frame, len(frame), 0, {}, ())
+    return Selection(frame, len(frame), 0, {}, (), ())
 
 
 def cells_of(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:

@@ -10,7 +10,7 @@ from sp_bench import campaign, cli, hardware, plan, results
 from sp_bench.config import CampaignConfig, DeadlinesConfig
 
 ROWS = 20_000
-STATUSES = ("ok", "oom", "timeout", "error", "unsupported")  # of the rows, in turn
+STATUSES = ("ok", "oom", "timeout", "error", "incorrect")  # of the rows, in turn
 
 
 @pytest.fixture(scope="module")

@@ -252,6 +252,13 @@ def test_the_shortest_length_out_of_memory_is_named_for_each_setting_and_number_
     ]
 
 
+def test_bytes_of_a_cell_are_equal_only_if_those_of_every_replicate_are() -> None:
+    comm = [{"phase": "forward", "op": "send", "calls": 1, "predicted_bytes": 10.0, "counted_bytes": 12.0}]
+    for strays in (0, 1):
+        (cell,) = cells_of([row(replicate=r, comm=comm) if r == strays else row(replicate=r) for r in (0, 1)])
+        assert cell.communication.equal is False
+
+
 def test_bytes_that_differ_in_one_phase_are_marked_even_if_totals_agree() -> None:
     comm = [
         {"phase": "forward", "op": "send", "calls": 1, "predicted_bytes": 10.0, "counted_bytes": 12.0},

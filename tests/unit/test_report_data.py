@@ -4,6 +4,7 @@ import json
 import re
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,28 @@ def test_the_newest_environment_is_that_of_the_cell_and_not_of_the_campaign(tmp_
     rows = [row(env_id=OTHER_ENV, started_at=None), row(), row(seq_len=2048, env_id="ffffffff", started_at=None)]
     selection = select([commit(rows, tmp_path)])
     assert sorted(selection.rows["env_id"]) == [ENV_ID, "ffffffff"]
+
+
+def test_an_environment_that_only_refused_a_cell_does_not_stand_before_one_that_ran_it(tmp_path: Path) -> None:
+    ran = row(env_id="a" * 8, started_at=STARTED_AT)
+    refused = row(
+        env_id="b" * 8, started_at=STARTED_AT + timedelta(days=1), status="unsupported", reason="no driver here"
+    )
+    folder = commit([ran, refused], tmp_path / "c")
+    assert select([folder]).env_ids == ("a" * 8,)
+    assert select([folder]).left_out == {"b" * 8: 1}
+    assert select([commit([refused], tmp_path / "alone")]).env_ids == ("b" * 8,)
+
+
+def test_a_copy_of_a_campaign_adds_no_replicates_and_is_named(tmp_path: Path) -> None:
+    rows = [row(replicate=n, started_at=STARTED_AT + timedelta(minutes=n)) for n in range(6)]
+    again = [{**rows[0], "started_at": STARTED_AT + timedelta(days=1)}]
+    first, copy, later = (commit(r, tmp_path / n) for n, r in (("a", rows), ("b", rows), ("c", again)))
+    (cell,) = cells_of(first, copy)
+    assert len(cell.step_ms) == 6
+    assert select([first, copy]).problems == ("b: 6 rows of another folder again; each counts once",)
+    (cell,) = cells_of(first, later)
+    assert len(cell.step_ms) == 7
 
 
 def test_environments_of_one_setting_are_settings_of_their_own_and_say_which(two_environments: list[Path]) -> None:
@@ -287,7 +310,7 @@ def test_anonymous_campaigns_with_equal_names_stay_apart(tmp_path: Path) -> None
 def test_any_reason_can_be_made_anonymous(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
     selection = select([commit([row()], tmp_path_factory.mktemp("rows"))])
     rows = selection.rows.assign(reason=reason, config=json.dumps({"note": reason}))
-    hidden = anonymous(type(selection)(rows, 1, 0, {}, (reason,)), []).rows
+    hidden = anonymous(replace(selection, rows=rows, problems=(reason,)), []).rows
     assert json.loads(hidden["config"][0]).keys() == {"note"}
 
 
@@ -349,6 +372,7 @@ def test_columns_and_statuses_of_a_newer_schema_are_kept_apart_and_named(tmp_pat
     other_file(tmp_path, "a", status="throttled", reason="hot", novelty=1, more=[{"deep": 2}])
     selection = select([tmp_path])
     (problem,) = selection.problems
+    assert selection.unread == ()  # it is a row all the same
     assert "novelty" in problem
     assert "more" in problem
     assert sorted(selection.rows["status"]) == ["ok", "throttled"]
@@ -406,6 +430,15 @@ def test_an_interrupted_report_leaves_no_half_file_and_is_cleaned_up_by_the_next
     assert sorted(p.name for p in out.iterdir()) == [folder.MANIFEST, "a.png"]
     folder.write(out, {"index.html": b"4"})
     assert sorted(p.name for p in out.iterdir()) == [folder.MANIFEST, "index.html"]
+
+
+def test_a_page_that_no_report_made_is_not_replaced(tmp_path: Path) -> None:
+    campaign, out = commit([row()], tmp_path / "c"), tmp_path / "paper"
+    build([campaign], out)
+    assert folder.obstacle(out, [campaign]) is None
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "index.html").write_text("mine")
+    assert "has an index.html that no report made" in str(folder.obstacle(tmp_path / "mine", [campaign]))
 
 
 def test_a_manifest_that_leads_out_of_the_folder_removes_nothing_there(tmp_path: Path) -> None:

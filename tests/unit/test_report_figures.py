@@ -290,6 +290,18 @@ def test_many_series_at_two_lengths_are_dots_and_few_are_lines(tmp_path: Path) -
     assert not is_dots([c for c in found if c.series.endswith(("k0", "k1"))])
 
 
+@pytest.mark.parametrize("venue", [None, "neurips"])
+def test_two_lengths_of_many_series_are_beside_each_other_each_on_its_scale(tmp_path: Path, venue: str | None) -> None:
+    first_ms = {1024: 1.0, 4096: 100.0}
+    two = [row(seq_len=n, median_ms=ms + k, kernel=f"k{k}", **RING) for n, ms in first_ms.items() for k in range(14)]
+    plot = plot_of(draw_step_time, cells_of(two, tmp_path), venue)
+    left, right = plot.figure.axes
+    assert len(plot.cells) == 28
+    assert left.get_xlim()[1] < 30 < 100 < right.get_xlim()[1]
+    assert left.get_yticks().tolist() == right.get_yticks().tolist()
+    assert "each seq_len has its own scale" in plot.caption
+
+
 def test_an_axis_begins_above_zero_only_for_values_within_a_factor_of_two() -> None:
     assert is_close([500.0, 560.0])
     assert not is_close([200.0, 560.0])
@@ -463,6 +475,9 @@ KINDS: Mapping[str, Draw] = {
     "throughput": draw_throughput,
     "memory": draw_memory,
     "dots": lambda cells, style: draw_step_time([c for c in cells if c.asked["seq_len"] == 131072], style),
+    "dots of two lengths": lambda cells, style: draw_step_time(
+        [c for c in cells if c.asked["seq_len"] < 131072], style
+    ),
     "communication": draw_communication,
     "attribution": lambda cells, style: draw_time_parts(attributions(cells), style),
     "fabrics": lambda cells, style: draw_fabrics(places(cells), style),

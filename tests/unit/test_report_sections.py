@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from sp_bench.report import fabric_model
 from sp_bench.report.fabric_model import Place, places
 from sp_bench.report.figures import draw
 from sp_bench.report.figures.drawings import Drawing
@@ -15,10 +16,10 @@ from sp_bench.report.page import fabrics
 from sp_bench.report.page.attribution import HEAD as ATTRIBUTION_HEAD
 from sp_bench.report.page.parts import Line, Ref, Section, plain
 from sp_bench.report.page.sections import sections
-from sp_bench.report.time_parts import attributions
+from sp_bench.report.time_parts import Part, attributions
 
 from .pages import page_of
-from .rows import cells_of, collective, row
+from .rows import ENVIRONMENT, cells_of, collective, row
 
 MIB, GIB = 2**20, 2**30
 ULYSSES = {"method": "ulysses", "sp_size": 8, "ulysses_degree": 8, "ring_degree": 1}
@@ -72,6 +73,12 @@ def test_fabrics_need_two_fabrics_with_bandwidths() -> None:
     one = [r for r in bandwidths((300, 300), (20, 20)) if r["fabric"] == "nvlink"]
     assert "fabrics" not in sections_of(rows + one)
     assert "fabrics" in sections_of(rows + bandwidths((300, 300), (20, 20)))
+
+
+def test_the_bandwidth_of_a_primitive_is_the_median_over_its_rows() -> None:
+    rows = [collective("nvlink", "all_to_all", value, replicate=r) for r, value in enumerate((60, 10, 20))]
+    (bandwidth,) = fabric_model.bandwidths(cells_of(rows)).values()
+    assert bandwidth.bytes_per_s == 20 * GIB
 
 
 def test_byte_times_are_predicted_bytes_over_the_bandwidth_of_the_own_primitive() -> None:
@@ -233,8 +240,10 @@ def test_the_kernel_alone_is_single_with_1_of_p_of_the_heads_at_the_same_length_
     one = {"method": "single", "sp_size": 1, "ring_degree": 1}
     rows += [row(median_ms=1.0, **{**HEADS, **one, "num_heads": 4, "num_kv_heads": 1, **other}) for other in DECOYS]
     (found,) = attributions(cells_of(rows))
-    assert (found.alone_ms, found.compute_only_ms, found.exposed_ms) == (10.0, 10.2, 0.8)
-    assert found.beyond_kernel_ms == pytest.approx(0.2)
+    assert (found.alone_ms, found.compute_only_ms) == (10.0, 10.2)
+    assert found.exposed == Part(0.8, None)
+    assert found.beyond_kernel is not None
+    assert found.beyond_kernel.ms == pytest.approx(0.2)
 
 
 DECOYS: tuple[dict[str, Any], ...] = (
@@ -255,8 +264,23 @@ def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(replic
     assert ("coverage 96.9%" in sentence) == interval
     assert ("no interval" in sentence) != interval
     assert "0.909" in sentence
+    beyond = "0.175 [0.150, 0.200]" if replicates == 6 else "0.180" if replicates == 5 else "0.200"
+    assert f"{beyond} ms is compute beyond the kernel" in sentence
     bounds = " [0.800, 0.800]" if interval else ""
     assert f"0.800{bounds} ms is exposed communication, which alone takes 2.00 ms" in sentence
+
+
+@pytest.mark.parametrize(("uuid", "interval"), [("a", True), ("x", False)])
+def test_compute_beyond_the_kernel_has_no_interval_where_the_kernel_ran_on_other_devices(
+    uuid: str, interval: bool
+) -> None:
+    rows = alone_and_method(6)
+    for each in rows:
+        each["environment"] = ENVIRONMENT | {"device_uuids": [uuid if each["method"] == "single" else "a"]}
+    (found,) = attributions(cells_of(rows))
+    assert found.beyond_kernel is not None
+    assert found.beyond_kernel.ms == pytest.approx(10.2 - 10.025)
+    assert (found.beyond_kernel.interval is not None) == interval
 
 
 def test_attribution_links_times_to_the_cell_and_shares_to_the_kernel_alone_too() -> None:

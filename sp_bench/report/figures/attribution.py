@@ -15,7 +15,7 @@ from sp_bench.report.figures.legends import legend
 from sp_bench.report.figures.styles import BLACK, SKY, VERMILLION, Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import number, whole
-from sp_bench.report.time_parts import Attribution, largest
+from sp_bench.report.time_parts import Attribution, Part, largest
 
 CAPTION = (
     "Step time beyond the kernel alone, at the longest seq_len of each sp_size; each panel has its own scale. "
@@ -23,7 +23,7 @@ CAPTION = (
     "would end if all of its communication were exposed; inside the bar, communication slows the step by more than "
     "it takes alone. On the right: kernel alone / step, and the step. Bars of steps without a measured kernel alone "
     "begin at compute only. Medians over replicates, of each part its own: they need not add up. Lines across a "
-    "bar's end: order-statistic intervals of exposed communication, from 6 replicates on."
+    "bar's end: order-statistic intervals of its part, from 6 replicates on."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
 LABELS = {
@@ -77,17 +77,28 @@ def _figure(panels: Sequence[Sequence[Attribution]], texts: Mapping[str, str], r
 def _bars(a: Attribution) -> list[tuple[str, float, float]]:
     """(colour, from, to) in ms beyond the kernel alone, or beyond compute only where the kernel alone is not known."""
     if a.alone_ms is None:
-        return [(EXPOSED, 0.0, a.exposed_ms or 0.0)]
-    beyond = a.beyond_kernel_ms
-    if beyond is None:
+        return [(EXPOSED, 0.0, _ms(a.exposed))]
+    if a.beyond_kernel is None:
         return [(UNSPLIT, 0.0, (a.cell.median_step_ms or 0.0) - a.alone_ms)]
-    return [(COMPUTE, 0.0, beyond), (EXPOSED, beyond, beyond + (a.exposed_ms or 0.0))]
+    beyond = a.beyond_kernel.ms
+    return [(COMPUTE, 0.0, beyond), (EXPOSED, beyond, beyond + _ms(a.exposed))]
+
+
+def _ms(part: Part | None) -> float:
+    return part.ms if part else 0.0
+
+
+def _whiskers(a: Attribution) -> list[tuple[list[float], float]]:
+    """(ends of a part's interval, counted from where the part begins in its bar; place above the bar's middle)."""
+    parts = ((a.beyond_kernel, 0.0, BAR / 4), (a.exposed, _ms(a.beyond_kernel), -BAR / 4))
+    found = [(part.interval, start, above) for part, start, above in parts if part and part.interval]
+    return [([start + span.low, start + span.high], above) for span, start, above in found]
 
 
 def _unhidden(a: Attribution) -> float | None:
     if a.comm_only_ms is None or a.compute_only_ms is None:
         return None
-    return a.comm_only_ms + (a.beyond_kernel_ms or 0.0)
+    return a.comm_only_ms + _ms(a.beyond_kernel)
 
 
 def _share(a: Attribution) -> str:
@@ -103,9 +114,8 @@ def _panel(panel: Axes, lines: Sequence[Attribution], texts: Mapping[str, str]) 
         for colour, low, high in _bars(a):
             panel.barh(row, high - low, BAR, left=low, color=colour, edgecolor="white", linewidth=0.5)
             ends += [low, high]
-        if (span := a.exposed_interval) is not None and a.beyond_kernel_ms is not None:
-            bounds = [a.beyond_kernel_ms + span.low, a.beyond_kernel_ms + span.high]
-            panel.plot(bounds, [row, row], **WHISKER)
+        for bounds, above in _whiskers(a):
+            panel.plot(bounds, [row + above, row + above], **WHISKER)
             ends += bounds
         if (unhidden := _unhidden(a)) is not None:
             panel.plot([unhidden], [row], **RING, in_layout=False)
@@ -129,22 +139,21 @@ def _step(a: Attribution) -> str:
 
 
 def _data(a: Attribution) -> list[dict[str, Any]]:
-    """The parts that are known; exposed communication is the median of the replicates' differences."""
-    parts = {
+    """The parts that are known; differences are medians of the replicates' differences."""
+    known = {
         "step": a.cell.median_step_ms,
         "kernel alone": a.alone_ms,
         "compute only": a.compute_only_ms,
         "communication only": a.comm_only_ms,
-        "compute beyond the kernel": a.beyond_kernel_ms if a.alone is not None else None,
-        "exposed communication": a.exposed_ms,
     }
-    interval = a.exposed_interval
-    span = {"interval_low_ms": interval.low, "interval_high_ms": interval.high} if interval else {}
+    parts = {name: Part(ms, None) for name, ms in known.items() if ms is not None}
+    differences = {"compute beyond the kernel": a.beyond_kernel, "exposed communication": a.exposed}
+    parts |= {name: part for name, part in differences.items() if part is not None}
     ids = {"kernel alone": trial_ids(a.alone) if a.alone else ""}
     return [
         about(a.cell)
-        | {"part": part, "median_ms": ms, **(span if part == "exposed communication" else {})}
-        | {"trial_ids": ids.get(part, trial_ids(a.cell))}
-        for part, ms in parts.items()
-        if ms is not None
+        | {"part": name, "median_ms": part.ms}
+        | {f"interval_{end}_ms": getattr(part.interval, end, None) for end in ("low", "high")}
+        | {"trial_ids": ids.get(name, trial_ids(a.cell))}
+        for name, part in parts.items()
     ]

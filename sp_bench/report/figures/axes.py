@@ -21,6 +21,7 @@ from sp_bench.report.figures.venues import width_in
 
 LOG_RATIO = 12  # a wider range of values gets a logarithmic axis
 DECADES_RATIO = 1000  # a still wider one only labels of whole decades
+TICKS = 5
 CLOSE_RATIO = 2  # dots of a narrower range get an axis that begins above zero
 MARGIN = 0.35  # octaves on both sides of the lengths
 BINARY = ((2**20, "Mi"), (2**10, "Ki"))
@@ -63,8 +64,9 @@ def is_close(values: Sequence[float]) -> bool:
     return bool(positive) and max(positive) < CLOSE_RATIO * min(positive)
 
 
-def scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float = 0.0) -> None:
-    """From zero, or logarithmic where values span more than LOG_RATIO; all of them below the uppermost `strip`.
+def scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float = 0.0, ticks: int = TICKS) -> None:
+    """From zero, or logarithmic where values span more than LOG_RATIO; all of them below the uppermost `strip`; about
+    `ticks` labels, fewer than TICKS for a narrow panel.
 
     Dots, along x, say their value by place and not by length: close ones get an axis that begins above zero."""
     positive = [v for v in values if v > 0]
@@ -77,18 +79,19 @@ def scale_values(panel: Axes, axis: str, values: Sequence[float], strip: float =
         bottom, top = low / 1.5, 1.5 * high
         set_scale("log")
         set_limits(bottom, bottom * (top / bottom) ** (1 / room))
-        labelled, unlabelled = ((1,), (2, 5)) if high > DECADES_RATIO * low else ((1, 2, 5), ())
+        few = ((1, 5), (2,)) if ticks < TICKS else ((1, 2, 5), ())
+        labelled, unlabelled = ((1,), (2, 5)) if high > DECADES_RATIO * low else few
         along.set_major_locator(LogLocator(10, subs=labelled))
         along.set_minor_locator(LogLocator(10, subs=unlabelled) if unlabelled else NullLocator())
     elif axis == "x" and is_close(positive):
         margin = 0.15 * max(high - low, 0.1 * high)
         top = high + margin
         set_limits(low - margin, top)
-        along.set_major_locator(MaxNLocator(5))
+        along.set_major_locator(MaxNLocator(ticks))
     else:
         top = high * 1.12
         set_limits(0, top / room)
-        along.set_major_locator(FixedLocator([v for v in MaxNLocator(5).tick_values(0, top / room) if v <= top]))
+        along.set_major_locator(FixedLocator([v for v in MaxNLocator(ticks).tick_values(0, top / room) if v <= top]))
     along.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}" if value <= top else ""))
     along.set_minor_formatter(NullFormatter())
 

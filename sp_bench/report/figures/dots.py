@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures.axes import fitted_names, fitting, name_rows, scale_values
+from sp_bench.report.figures.axes import NAMES_SHARE, TICKS, fitted_names, fitting, name_rows, scale_values
 from sp_bench.report.figures.legends import oom_site, oom_words
 from sp_bench.report.figures.marks import draw_marks
 from sp_bench.report.figures.panels import Quantity, marks
@@ -14,8 +15,11 @@ from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import whole
 
 FEW_SERIES = 4  # more of them at two lengths would hide each other
-PANEL_IN = 0.34  # of a panel's title
-SPARE_IN = 0.9  # title and label of the axis
+FEW_TICKS = 3  # of panels beside each other
+PANEL_IN = 1.7  # least width of one of several
+TITLE_IN = 0.5  # of a panel's title and the labels of its axis
+SPARE_IN = 0.75  # title, and what the axis shows
+Key = tuple[int, int]  # sp_size, seq_len
 
 
 def is_dots(cells: Sequence[Cell]) -> bool:
@@ -25,27 +29,48 @@ def is_dots(cells: Sequence[Cell]) -> bool:
 
 
 def draw_dots(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:
-    """The figure, and the cells that it shows: those of the largest sp_sizes and lengths that fit one page."""
-    keys = sorted({(c.asked["sp_size"], c.asked["seq_len"]) for c in cells})
-    groups = [[c for c in cells if (c.asked["sp_size"], c.asked["seq_len"]) == key] for key in keys]
-    names = [sorted({c.series for c in group}, key=lambda s: style[s].order) for group in groups]
-    texts, row_in = fitted_names([name for each in names for name in each])
-    kept = fitting({place: len(each) for place, each in enumerate(names)}, row_in, PANEL_IN + 0.6 * row_in, SPARE_IN)
+    """The figure, and the cells that it shows: those of the largest sp_sizes and lengths that fit one page.
+
+    Lengths are beside each other, or below each other where the figure is too narrow; each has its own scale."""
+    groups: dict[Key, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(cell)
+    lengths = sorted({seq_len for _, seq_len in groups})
+    if (1 - NAMES_SHARE) * width_in() > PANEL_IN * len(lengths):
+        lines = [[(n, seq_len) for seq_len in lengths] for n in sorted({sp_size for sp_size, _ in groups})]
+    else:
+        lines = [[key] for key in sorted(groups)]
+    names = [_names([c for key in line for c in groups.get(key, [])], style) for line in lines]
+    texts, row_in = fitted_names([c.series for c in cells])
+    kept = fitting({place: len(each) for place, each in enumerate(names)}, row_in, TITLE_IN + 0.6 * row_in, SPARE_IN)
+    shown = [c for place in kept for key in lines[place] for c in groups.get(key, [])]
     heights = [len(names[place]) + 0.6 for place in kept]
-    shown = [c for place in kept for c in groups[place]]
-    height = row_in * sum(heights) + PANEL_IN * len(heights) + SPARE_IN
+    height = row_in * sum(heights) + TITLE_IN * len(heights) + SPARE_IN
     figure = Figure(figsize=(width_in(), height), layout="constrained")
-    axes = figure.subplots(len(kept), 1, sharex=True, squeeze=False, height_ratios=heights).flat
-    for panel, place in zip(axes, kept, strict=True):
-        rows = name_rows(panel, texts, names[place])
-        for cell in groups[place]:
-            look, row = style[cell.series], rows[cell.series]
-            draw_marks(panel, marks(cell, quantity, row), look, across=True)
-            if "oom" in cell.statuses:
-                where = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "center"}
-                panel.text(0.99, row, oom_words(oom_site(cell)), color=look.colour, size=7, **where)
-        panel.grid(axis="y", visible=True)
-        panel.set_title(f"sp_size {keys[place][0]}, seq_len {whole(keys[place][1])} tokens", loc="left")
-    scale_values(figure.axes[0], "x", [p for c in shown for p in quantity.points(c).values()])
-    figure.axes[-1].set_xlabel(quantity.label.replace("\n", " "))
+    axes = figure.subplots(len(kept), len(lines[0]), squeeze=False, height_ratios=heights)
+    for line, place in zip(axes, kept, strict=True):
+        for panel, key in zip(line, lines[place], strict=True):
+            panel.set_title(f"sp_size {key[0]}, {whole(key[1])} tokens", loc="left")
+            _draw_panel(panel, groups.get(key, []), name_rows(panel, texts, names[place]), style, quantity)
+            panel.tick_params(axis="y", labelleft=panel is line[0])
+            values = [p for c in shown if c.asked["seq_len"] == key[1] for p in quantity.points(c).values()]
+            scale_values(panel, "x", values, ticks=TICKS if len(line) == 1 else FEW_TICKS)
+    for panel in axes[-1]:
+        panel.set_xlabel(quantity.label.replace("\n", " "))
     return figure, shown
+
+
+def _names(cells: Sequence[Cell], style: Mapping[str, Style]) -> list[str]:
+    return sorted({c.series for c in cells}, key=lambda name: style[name].order)
+
+
+def _draw_panel(
+    panel: Axes, cells: Sequence[Cell], rows: Mapping[str, int], style: Mapping[str, Style], quantity: Quantity
+) -> None:
+    for cell in cells:
+        look, row = style[cell.series], rows[cell.series]
+        draw_marks(panel, marks(cell, quantity, row), look, across=True)
+        if "oom" in cell.statuses:
+            where = {"transform": panel.get_yaxis_transform(), "ha": "right", "va": "center"}
+            panel.text(0.99, row, oom_words(oom_site(cell)), color=look.colour, size=7, **where)
+    panel.grid(axis="y", visible=True)

@@ -72,7 +72,7 @@ def shifted(place: float, turn: int, turns: int, octaves: float) -> float:
 
 def replicate_ids(cell: Cell) -> dict[str, str]:
     """trial_id by replicate, named as in `Cell.step_ms`."""
-    return {f"{row['folder']}/{row['env_id']}/{row['replicate']}": str(row["trial_id"]) for row in cell.measured}
+    return {key: str(row["trial_id"]) for key, row in cell.launches.items()}
 
 
 def fullest(series: Iterable[str], style: Mapping[str, Style]) -> tuple[list[str], str]:

@@ -114,7 +114,7 @@ def data(cells: Sequence[Cell], quantity: Quantity) -> pd.DataFrame:
 
 
 def _data(cell: Cell, quantity: Quantity) -> list[dict[str, Any]]:
-    column, middle, points = quantity.column, quantity.middle(cell), quantity.points(cell)
+    column, middle, points, launches = quantity.column, quantity.middle(cell), quantity.points(cell), cell.launches
     low, high = quantity.interval(cell) or (None, None)
     failed = [row for row in cell.rows if row["status"] == "oom"]
     made: list[dict[str, Any]] = []
@@ -127,9 +127,8 @@ def _data(cell: Cell, quantity: Quantity) -> list[dict[str, Any]]:
     if middle is not None:
         bounds = {f"interval_low_{column}": low, f"interval_high_{column}": high}
         add("median", trial_ids(cell), **{column: middle}, **bounds)
-    rows = {f"{row['folder']}/{row['env_id']}/{row['replicate']}": row for row in cell.measured}
     for replicate, value in points.items() if len(points) > 1 else ():
-        add("replicate", joined_ids([rows[replicate]]), **{column: value}, replicate=replicate)
+        add("replicate", joined_ids([launches[replicate]]), **{column: value}, replicate=replicate)
     if failed:
         add("out of memory", joined_ids(failed), oom_site=oom_site(cell))
     return made

@@ -64,14 +64,10 @@ def draw_memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | Non
     what, label = MEMORY[column]
     scale, unit = byte_unit(max(max(c.memory_bytes) for c in shown if c.memory_bytes))
 
-    def points(cell: Cell) -> dict[str, float]:
-        rows = [row for row in cell.measured if row[column] is not None]
-        return {f"{row['folder']}/{row['env_id']}/{row['replicate']}": row[column] / scale for row in rows}
-
     quantity = Quantity(
         column=f"{column.removesuffix('_bytes')}_{unit.lower()}",
         label=f"{label} ({unit})",
-        points=points,
+        points=lambda c: {key: value / scale for key, value in c.of_launches(column).items()},
         middle=lambda c: None if c.median_memory_bytes is None else c.median_memory_bytes / scale,
         interval=lambda c: None,
     )
@@ -114,8 +110,14 @@ def _reading(cells: Sequence[Cell], quantity: Quantity) -> str:
     words = ["Small dots are replicates, the marker their median"] if several else ["A marker is a cell"]
     if not is_dots(cells):
         words.append("series of one length are set slightly apart")
-    elif is_close([value for c in cells for value in quantity.points(c).values()]):
-        words.append("the axis begins above zero")
+    else:
+        values: dict[int, list[float]] = {}  # of each length
+        for cell in cells:
+            values.setdefault(cell.asked["seq_len"], []).extend(quantity.points(cell).values())
+        if len(values) > 1:
+            words.append("each seq_len has its own scale")
+        if any(map(is_close, values.values())):
+            words.append("an axis of close values begins above zero")
     if any(len(c.step_ms) == 1 for c in measured):
         words.append("hollow markers are single replicates")
     if any(quantity.interval(c) for c in measured):

@@ -114,7 +114,7 @@ def _paper(place: int, table: PaperTable) -> Table:
 
 def _left_out(selection: Selection) -> list[str]:
     lines = [
-        f"{counted(rows, 'row')} of env_id {env_id}: cells that a newer environment measured again"
+        f"{counted(rows, 'row')} of env_id {env_id}: cells whose last measurement is of another environment"
         for env_id, rows in selection.left_out.items()
     ]
     if selection.num_superseded:

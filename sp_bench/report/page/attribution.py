@@ -20,8 +20,9 @@ BASIS = (
 CAPTION = (
     "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the "
     "same step with its messages replaced by local copies. Comm only: the same step without attention kernels. "
-    "Compute beyond the kernel = compute only - kernel alone: uneven ranks, smaller blocks, merges and copies. "
-    "Exposed communication = step - compute only, of each replicate. Overlap efficiency = 1 - exposed / comm only. "
+    "Compute beyond the kernel = compute only - kernel alone, of each replicate that both have: uneven ranks, smaller "
+    "blocks, merges and copies. Exposed communication = step - compute only, of each replicate. "
+    "Overlap efficiency = 1 - exposed / comm only. "
     "Medians over replicates, of each column its own: differences of medians need not be medians of differences. "
     "Brackets: order-statistic intervals, from 6 replicates on."
 )
@@ -54,10 +55,10 @@ def _words(a: Attribution) -> Words:
         evidence = paired.evidence if paired else by_medians(a.alone, cell)
         words = say(words, ", ", ref(a.fraction, (a.alone, cell)), " of the speed of the kernel alone, ")
         words = say(words, median_ms(a.alone), f" ({evidence})")
-    if a.beyond_kernel_ms is not None and a.alone is not None:
-        words = say(words, "; ", in_ms(a.beyond_kernel_ms, cell, a.alone), " is compute beyond the kernel")
-    if a.exposed_ms is not None:
-        words = say(words, "; ", ref(f"{a.exposed} ms", cell), " is exposed communication")
+    if a.beyond_kernel is not None and a.alone is not None:
+        words = say(words, "; ", ref(f"{a.beyond_kernel.words} ms", (cell, a.alone)), " is compute beyond the kernel")
+    if a.exposed is not None:
+        words = say(words, "; ", ref(f"{a.exposed.words} ms", cell), " is exposed communication")
         if a.comm_only_ms is not None:
             words = say(words, ", which alone takes ", in_ms(a.comm_only_ms, cell))
     return say(words, ".")
@@ -66,10 +67,11 @@ def _words(a: Attribution) -> Words:
 def _line(a: Attribution) -> Line:
     overlap = MISSING if a.overlap_efficiency is None else f"{a.overlap_efficiency:.2f}"
     both = (a.cell,) if a.alone is None else (a.cell, a.alone)
+    beyond, exposed = (MISSING if part is None else part.words for part in (a.beyond_kernel, a.exposed))
     alone_ms = MISSING if a.alone is None else ref(number(a.alone_ms), a.alone)
     texts = (
         *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
         *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
-        *(ref(a.fraction, both), ref(number(a.beyond_kernel_ms), both), a.exposed, overlap),
+        *(ref(a.fraction, both), ref(beyond, both), exposed, overlap),
     )
     return Line(texts, (a.cell,))
