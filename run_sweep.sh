@@ -2,7 +2,8 @@
 # From a fresh machine to rows and a report:
 #
 #   ./run_sweep.sh                        the smoke sweep, into results/smoke
-#   ./run_sweep.sh smoke seq_len=512      any sweep of conf/sweep, with overrides
+#   ./run_sweep.sh seq_len=512            the same with overrides
+#   ./run_sweep.sh parity seq_len=1024    any sweep of conf/sweep, by its name, with overrides
 #
 # Run again, it skips what is committed. SP_BENCH_PYTHON=/path/to/python: see .ci/environment.sh.
 set -euo pipefail
@@ -10,5 +11,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source .ci/environment.sh
 
 prepare_environment
-sweep="${1:-smoke}"
-exec "$PYTHON" -m sp_bench run "sweep=$sweep" "${@:2}"
+case "${1:-}" in
+  sweep=*) ;;
+  "" | -* | *=*) set -- sweep=smoke "$@" ;;
+  *) set -- "sweep=$1" "${@:2}" ;;
+esac
+exec "$PYTHON" -m sp_bench run "$@"

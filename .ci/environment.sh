@@ -7,10 +7,15 @@
 # flash-attn and so on are already there (once: pip install -e '.[test]').
 
 prepare_environment() {
-  local extra="${1:-}" target="." stamp wanted
+  local extra="${1:-}" target="." reason stamp wanted
+  [[ -n "$extra" ]] && target=".[$extra]"
   if [[ -n "${SP_BENCH_PYTHON:-}" ]]; then
     PYTHON="$SP_BENCH_PYTHON"
-    "$PYTHON" -c 'import sp_bench' || { echo "SP_BENCH_PYTHON=$PYTHON has no sp_bench: pip install -e . there" >&2; exit 2; }
+    # sp_bench itself is found in this folder by any Python: what counts is that it can be run
+    reason="$("$PYTHON" -c 'import sp_bench.cli, hydra_plugins.sp_bench_plugins' 2>&1)" || {
+      echo "SP_BENCH_PYTHON=$PYTHON cannot run sp_bench (${reason##*$'\n'}): $PYTHON -m pip install -e '$target' first" >&2
+      exit 2
+    }
     return
   fi
   PYTHON="$PWD/.venv/bin/python"
@@ -18,7 +23,6 @@ prepare_environment() {
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "python3 3.11 or newer is needed" >&2; exit 2; }
     python3 -m venv .venv
   fi
-  [[ -n "$extra" ]] && target=".[$extra]"
   stamp=".venv/.sp_bench-${extra:-base}"
   wanted="$(cat pyproject.toml constraints.txt | sha256sum)"
   if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then

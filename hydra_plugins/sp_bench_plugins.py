@@ -36,23 +36,38 @@ class BlockSweeper(Sweeper):
 
 
 class LocalLauncher(Launcher):
-    """Composes every point, then runs the trials on this machine, one after another."""
+    """Composes every point, then runs the trials on this machine, one after another - or shows the one there is."""
+
+    def __init__(self, show_config: bool = False) -> None:
+        self.show_config = show_config
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.config = hydra_context, config
         self._composed: dict[tuple[str, ...], dict[str, Any]] = {}  # by the files that a point chooses
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        configs = [self._trial(overrides) for overrides in progress.composing(job_overrides)]
-        campaign.run(configs, _settings(self.config), local.launch)
+        composed = (self._compose(overrides) for overrides in progress.composing(job_overrides))
+        if self.show_config:
+            for trial in composed:  # one: --cfg takes no sweeps
+                _show(trial, self.config)
+            return []
+        campaign.run([parse(TrialConfig, each) for each in composed], _settings(self.config), local.launch)
         return []
 
-    def _trial(self, overrides: Sequence[str]) -> TrialConfig:
+    def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:
+        """The fields of one trial, and of its groups those that the chosen files have."""
         files, options = sweep.split_point(overrides)
         if files not in self._composed:
             loader = self.hydra_context.config_loader
             self._composed[files] = sweep.trial_mapping(_plain(loader.load_sweep_config(self.config, list(files))))
-        return parse(TrialConfig, sweep.with_options(self._composed[files], options))
+        return sweep.with_options(self._composed[files], options)
+
+
+def _show(trial: dict[str, Any], config: DictConfig) -> None:
+    """A configuration as YAML, once `run` would take it."""
+    parse(TrialConfig, trial)
+    _settings(config)
+    print(OmegaConf.to_yaml(OmegaConf.create(_plain(config) | trial)), end="")
 
 
 def _settings(config: DictConfig) -> CampaignConfig:

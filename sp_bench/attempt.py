@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sp_bench import handover, hardware, methods, patterns, results, trial
 from sp_bench.claims import Claim, Claims, LostClaim
@@ -69,8 +69,15 @@ class Driver:
         return self.claims.take(attempt.key, lambda: results.is_committed(self.campaign.folder, *identity))
 
 
-def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[str | None, None, None]:
-    """Run attempts that share their processes, commit a row for each as it ends, and yield its status; None for a row
+class Ended(NamedTuple):
+    """What an attempt's row says of it."""
+
+    status: str
+    reason: str | None
+
+
+def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[Ended | None, None, None]:
+    """Run attempts that share their processes, commit a row for each as it ends, and yield what it says; None for a row
     that was refused, since another driver had taken the claim over.
 
     Ends after the first that is not ok: its processes are gone, and the rest have not run.
@@ -126,7 +133,7 @@ class _Watch:
         }
 
 
-def refuse(attempt: Attempt, driver: Driver) -> str | None:
+def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
     """Commit the row of a trial that cannot run; nothing is launched. None: another driver does or did so."""
     claim = driver.claim(attempt)
     if claim is None:
@@ -154,7 +161,7 @@ def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -
             shutil.rmtree(parent / name)
 
 
-def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str, Any]) -> str | None:
+def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str, Any]) -> Ended | None:
     campaign, config = driver.campaign, attempt.planned.config
     columns = dict(outcome)
     if "environment" not in columns and columns["phase"] != "plan":
@@ -169,7 +176,7 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
-    return columns["status"]
+    return Ended(columns["status"], columns.get("reason"))
 
 
 def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A campaign: plan the points, leave out what is committed, run the rest, say where the rows and the report are."""
 
+import itertools
 import random
 import tempfile
 import time
@@ -13,7 +14,8 @@ from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.containment import require_contained
 from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.parsing import ConfigError
-from sp_bench.progress import Progress, show_plan, summary
+from sp_bench.plan import Trial
+from sp_bench.progress import Progress, number_of, show_plan, summary
 from sp_bench.results import RowName
 from sp_bench.storage import StorageError
 
@@ -36,30 +38,56 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch
     campaign = _describe(configs, settings)
     cuda = any(config.hardware.device == "cuda" for config in configs)
     found = hardware.gpus() if cuda else None
+    _require_devices(configs, found, settings)
     trials = plan.plan(configs, settings.replicates, settings.order_seed, len(found.devices) if found else None)
-    latest = _latest(results.committed(campaign.folder))
-    rows = [latest.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
-    numbers = [next_attempt(row, settings) for row in rows]
+    rows = _rows(trials, campaign)
+    numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     if settings.plan_only:
         show_plan(trials, [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)])
         return
     left = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
+    before = [row for row, number in zip(rows, numbers, strict=True) if row and number is None]
     cpu = any(config.hardware.device == "cpu" for config in configs)
     devices = ("cpu",) * cpu + tuple(gpu.uuid for gpu in (found.devices if found else ()))
     _make_writable(campaign)
     try:
         with Claims(campaign.work / FOLDER) as claims:
-            if _run(left, len(trials), campaign, claims, devices, launch):
+            interrupted = _run(left, before, campaign, claims, devices, launch)
+            if hint := _hint(trials, campaign):
+                print(hint)
+            if interrupted:
                 raise SystemExit(INTERRUPTED)
             _report(campaign, claims)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
 
 
-def next_attempt(latest: RowName | None, settings: CampaignConfig) -> int | None:
-    """The number of the attempt to make at a trial, from its latest row; None: none."""
+def _require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None, settings: CampaignConfig) -> None:
+    """Rows say which hardware was asked for, so it must be what is here. Without any, a plan can still be shown."""
+    kinds = sorted({config.hardware.name for config in configs if config.hardware.device == "cuda"})
+    if found is None:
+        if not settings.plan_only and all(config.hardware.device == "cuda" for config in configs):
+            raise ConfigError(
+                f"hardware={', '.join(kinds)} needs CUDA devices, and there is no NVIDIA driver here: run this on the "
+                "machine that has them, or use hardware=cpu; `sp-bench plan` shows what would run"
+            )
+        return
+    for model, kind in itertools.product(sorted({gpu.name for gpu in found.devices}), kinds):
+        if not hardware.describes(kind, model):
+            raise ConfigError(
+                f"hardware={kind}, but this machine has {model}; use the hardware of that name, or add a file to "
+                "conf/hardware that is named as the device is"
+            )
+
+
+def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig) -> int | None:
+    """The number of the attempt to make at a trial, from its latest row; None: none.
+
+    What was refused is asked for again whenever it is not refused any more: a machine may have had too few devices."""
     if latest is None:
         return 0
+    if latest.status == "unsupported":
+        return None if trial.unsupported_reason else latest.attempt + 1
     again = settings.resume and latest.status in RETRIED and latest.attempt + 1 < settings.max_attempts
     return latest.attempt + 1 if again else None
 
@@ -69,16 +97,35 @@ def _latest(rows: Iterable[RowName]) -> dict[tuple[str, str], RowName]:
     return {(row.trial_id, row.env_id): row for row in sorted(rows, key=lambda row: row.attempt)}
 
 
+def _rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:
+    """The last attempt at each trial in this environment."""
+    latest = _latest(results.committed(campaign.folder))
+    return [latest.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
+
+
+def _hint(trials: Sequence[Trial], campaign: Campaign) -> str:
+    """What to do about trials that stand as they failed; empty without any."""
+    most = campaign.settings.max_attempts
+    failed = [row for row in _rows(trials, campaign) if row and row.status in RETRIED]
+    spent = sum(row.attempt + 1 >= most for row in failed)
+    words = []
+    if again := len(failed) - spent:
+        words.append(f"{number_of(again)} failed; `sp-bench resume` with the words of this run tries again")
+    if spent:
+        words.append(f"{number_of(spent)} failed max_attempts={most} times; a larger one lets `resume` try again")
+    return "\n".join(words)
+
+
 def _run(
     left: Sequence[Attempt],
-    num_trials: int,
+    before: Sequence[RowName],
     campaign: Campaign,
     claims: Claims,
     devices: tuple[str, ...],
     launch: Launch,
 ) -> bool:
     """Give every attempt its row and say what came of it; whether a signal ended that early."""
-    with Signals() as signals, Progress(num_trials, [a.planned for a in left]) as progress:
+    with Signals() as signals, Progress([a.planned for a in left], [row.status for row in before]) as progress:
         interrupted = False
         try:
             _fill(left, Driver(campaign, claims, signals, progress, devices), launch)
@@ -98,8 +145,8 @@ def _fill(attempts: Sequence[Attempt], driver: Driver, launch: Launch) -> None:
         before = len(left)
         for each in [a for a in left.values() if a.planned.unsupported_reason]:
             driver.signals.check()
-            if status := attempt.refuse(each, driver):
-                driver.progress.finish(each.planned, status)
+            if ended := attempt.refuse(each, driver):
+                driver.progress.finish(each.planned, *ended)
                 del left[each.key]
         for each in launch([a for a in left.values() if not a.planned.unsupported_reason], driver):
             del left[each.key]
@@ -112,8 +159,7 @@ def _fill(attempts: Sequence[Attempt], driver: Driver, launch: Launch) -> None:
 
 def _wait(num_left: int, driver: Driver) -> None:
     if holders := driver.claims.holders():
-        trials = "1 trial" if num_left == 1 else f"{num_left} trials"
-        driver.progress.note(f"waiting for {trials} of other runs: {', '.join(holders)}")
+        driver.progress.note(f"waiting for {number_of(num_left)} of other runs: {', '.join(holders)}")
     end = time.monotonic() + POLL_S * random.uniform(1, 2)  # not in step with a run that wants the same trial
     while time.monotonic() < end:
         driver.signals.check()

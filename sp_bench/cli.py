@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sp_bench import results
-from sp_bench.containment import require_contained
+from sp_bench.containment import require_campaigns
 from sp_bench.parsing import ConfigError, shown
 from sp_bench.progress import console, working
 
@@ -120,12 +120,16 @@ def report(
 
     if venue is not None and venue not in VENUES:
         raise ConfigError(f"--venue {venue} is not known; use one of {', '.join(VENUES)}")
-    _existing(folders)
-    if out is not None and (obstacle := reports.obstacle(out, folders)):
-        raise ConfigError(f"--out {shown(out)} {obstacle}")
+    require_campaigns(folders)
+    target = reports.default_out(folders) if out is None else out
+    if obstacle := reports.obstacle(target, folders):
+        raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
     options = reports.Options(venue, anonymous, mix)
-    with working() as say, reports.processes(folders) as executor:
-        built = reports.build(folders, out, options, executor=executor, say=say)
+    try:
+        with working() as say, reports.processes(folders) as executor:
+            built = reports.build(folders, target, options, executor=executor, say=say)
+    except OSError as error:
+        raise ConfigError(f"no report in {shown(target)}: {shown(error)}") from error
     for problem in built.problems[:SHOWN]:
         print(problem)
     if more := built.problems[SHOWN:]:
@@ -148,7 +152,8 @@ def compare(
     sp-bench compare results/before results/after --fail-on median:5%
 
     A cell fails when B over A is above the bound - and, from 6 replicates of both on, the interval of that ratio
-    excludes 1 - or when more of its replicates failed than before. Exit codes: 0 fine, 1 a cell fails, 2 bad input.
+    excludes 1 - or when more of its replicates failed than before. A row of B that cannot be read fails, too. Exit
+    codes: 0 fine, 1 something fails, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.report import comparison
@@ -157,7 +162,7 @@ def compare(
 
     try:
         bound = None if fail_on is None else comparison.fail_bound(fail_on)
-        folder_a, folder_b = folders = _existing([a, b])
+        folder_a, folder_b = folders = require_campaigns([a, b])
         with working() as say, reports.processes(folders) as executor:
             say("reading both campaigns")
             compared = comparison.compare(folder_a, folder_b, executor)
@@ -166,7 +171,7 @@ def compare(
     show(compared, console())
     if bound is None or not (worse := compared.regressions(bound)):
         return
-    print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'cell')}", file=sys.stderr)
+    print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'finding')}", file=sys.stderr)
     for line in worse:
         print(f"  {line}", file=sys.stderr)
     raise typer.Exit(WORSE)
@@ -182,7 +187,7 @@ def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders,
     for heading in ("campaign", "env_id", *results.STATUSES):
         table.add_column(heading, justify="left" if heading in ("campaign", "env_id") else "right")
     passed_over: list[str] = []
-    for folder in _existing(folders):
+    for folder in require_campaigns(folders):
         name = Text(shown(folder.name))  # as it stands: [ ] would be markup
         latest = {(r.trial_id, r.env_id): r for r in sorted(results.committed(folder), key=lambda r: r.attempt)}
         counts = Counter((row.env_id, row.status) for row in latest.values())
@@ -216,13 +221,14 @@ def doctor(
         sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
     """
     from sp_bench import doctor as examination
+    from sp_bench import overrides
 
     if not curves:
         if context.args:
             raise ConfigError(f"{' '.join(context.args)}: plain doctor takes no overrides; doctor --curves does")
         examination.show()
         return
-    arguments = [*examination.fabrics_here(), *context.args]
+    arguments = overrides.replaced(examination.fabrics_here(), context.args)
     _hand_over(arguments)
     examination.show_curves(arguments)
 
@@ -242,34 +248,6 @@ def methods(
         support_table.write_into(write)
 
 
-def _existing(folders: Sequence[Path]) -> list[Path]:
-    for folder in folders:
-        try:
-            is_folder = folder.is_dir()
-        except OSError as error:  # a name that no file system takes
-            raise ConfigError(f"{shown(folder)} cannot be read: {error.strerror}") from None
-        if not is_folder:
-            raise ConfigError(f"{shown(folder)} is not a folder of results")
-        if not os.access(folder, os.R_OK | os.X_OK):
-            raise ConfigError(f"{folder} cannot be read: permission denied")
-        require_contained(folder)
-        _require_no_parent(folder)
-    return list(folders)
-
-
-def _require_no_parent(folder: Path) -> None:
-    """A folder of campaigns has no rows of its own: its report would be empty.
-
-    Raises:
-        ConfigError: it has none, and folders in it have some.
-    """
-    if any(folder.glob("*.parquet")):
-        return
-    if campaigns := sorted({row.parent.name for row in folder.glob("[!._]*/*.parquet")}):
-        several = ", ".join(campaigns[:5]) + (", ..." if len(campaigns) > 5 else "")
-        raise ConfigError(f"{shown(folder)} holds campaigns, not rows: name one or more of {shown(several)}")
-
-
 def _hand_over(arguments: Sequence[str]) -> None:
     """Give the checked overrides to Hydra, whose sweeper and launcher (hydra_plugins) do the rest.
 
@@ -278,18 +256,20 @@ def _hand_over(arguments: Sequence[str]) -> None:
     """
     import hydra
 
-    from sp_bench import overrides
+    from sp_bench import conf_files, overrides, sweep
 
+    conf_files.check_defaults()
     request = overrides.read_arguments(arguments)
-    if request.show_config:
-        argv = ["--cfg", "job", *request.campaign, *request.cells]
-    else:
-        argv = ["--multirun", *request.campaign, f"hydra.sweeper.overrides={overrides.quoted_list(request.cells)}"]
+    if request.sweep:
+        sweep.check_file(request.sweep)
+    argv = ["--multirun", *request.campaign, f"hydra.sweeper.overrides={overrides.quoted_list(request.cells)}"]
+    if request.show_config:  # a run that shows its one trial, so that what it refuses is not shown
+        argv.append("+hydra.launcher.show_config=true")
     for name in [name for name in os.environ if name.startswith("HYDRA_")]:
         del os.environ[name]  # they change what Hydra loads and instantiates; a run is what its words say
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print, and `main` says it in one line
     sys.argv = [sys.argv[0], *argv]
-    hydra.main(config_path=str(overrides.conf_folder()), config_name="config", version_base="1.3")(_unused_task)()
+    hydra.main(config_path=str(conf_files.conf_folder()), config_name="config", version_base="1.3")(_unused_task)()
 
 
 def _unused_task(config: object) -> None:

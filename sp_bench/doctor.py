@@ -7,13 +7,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.table import Table
 from rich.text import Text
 
 from sp_bench import hardware, kernels, results
+from sp_bench.conf_files import choices, conf_file
 from sp_bench.config import AttentionShape
-from sp_bench.overrides import choices, conf_folder, parse_overrides, read_arguments
+from sp_bench.overrides import parse_overrides, read_arguments
 from sp_bench.parsing import ConfigError
 from sp_bench.progress import console
 from sp_bench.support import Support, all_methods
@@ -104,7 +104,7 @@ def fabrics_here() -> list[str]:
         gloo = ("fabric=gloo", "hardware=cpu", "dtype=float32", "sp_size=2", "workload.timed_steps=10")
         return ["sweep=fabrics", *gloo, "workload.max_message_bytes=16777216"]
     model = found.devices[0].name
-    kinds = [kind for kind in choices("hardware") if kind.upper() in model.upper()]
+    kinds = [kind for kind in choices("hardware") if hardware.describes(kind, model)]
     if not kinds:
         raise ConfigError(f"conf/hardware has no file for {model}; add one with device: cuda, named as the device is")
     sizes = [2**power for power in range(1, num_gpus.bit_length())]
@@ -136,10 +136,8 @@ def show_curves(arguments: Sequence[str]) -> None:
 
 def _campaign_folder(arguments: Sequence[str]) -> Path:
     """Where `run` with these overrides puts its rows."""
-    config = yaml.safe_load((conf_folder() / "config.yaml").read_text())
     given = {o.key_or_group: o.value() for o in parse_overrides(read_arguments(arguments).campaign)}
-    sweep = yaml.safe_load((conf_folder() / "sweep" / f"{given['sweep']}.yaml").read_text())
-    chosen = {**config, **sweep, **given}
+    chosen = {**conf_file("config"), **conf_file(f"sweep/{given['sweep']}"), **given}
     return Path(str(chosen["results_root"])) / str(chosen["campaign"])
 
 

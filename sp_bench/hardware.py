@@ -49,7 +49,7 @@ PACKAGES = (
 
 # Code of the driver, which no rank imports; everything else in the package is measuring code.
 DRIVER = (
-    *("report", "launchers", "__main__", "cli", "overrides", "sweep", "plan", "campaign"),
+    *("report", "launchers", "__main__", "cli", "conf_files", "overrides", "sweep", "plan", "campaign"),
     *("attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
 )
@@ -106,6 +106,11 @@ def gpus() -> Gpus | None:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         found = [Gpu(pynvml.nvmlDeviceGetName(h), pynvml.nvmlDeviceGetUUID(h)) for h in handles]
         return Gpus(pynvml.nvmlSystemGetDriverVersion(), tuple(_visible(found)))
+
+
+def describes(kind: str, model: str) -> bool:
+    """Whether the file `kind` of conf/hardware is of devices of that name: h200 of NVIDIA H200."""
+    return kind.upper() in model.upper()
 
 
 def _visible(devices: list[Gpu]) -> list[Gpu]:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from decimal import Decimal
-from functools import cache
-from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,12 +24,12 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
+from sp_bench.conf_files import GROUPS, check_file, choices
 from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.parsing import ConfigError, shown
 
 MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
 MAX_BRACKETS = 20  # sort(shuffle(range(...))) has three; Hydra's grammar takes seconds for thousands
-GROUPS = ("method", "kernel", "model", "workload", "engine", "fabric", "hardware", "sweep")
 _KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -43,16 +41,10 @@ class Request:
     cells: list[str]  # overrides of the cells, sweeps unexpanded
     show_config: bool
 
-
-def conf_folder() -> Path:
-    """The configuration: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(__file__).parent
-    return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
-
-
-@cache
-def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+    @property
+    def sweep(self) -> str | None:
+        """The file of conf/sweep that was asked for."""
+        return next((line.partition("=")[2] for line in self.campaign if line.startswith("sweep=")), None)
 
 
 def _leaves(schema: type, prefix: str = "") -> list[str]:
@@ -89,13 +81,39 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             raise ConfigError(f"{shown(argument)} is not a flag of run; flags: -m, --multirun, --cfg job, --help")
         else:
             overrides.append(argument)
-    parsed = {override.key_or_group: override for override in parse_overrides(overrides)}  # the last one counts
-    campaign = [override for key, override in parsed.items() if key in CAMPAIGN_KEYS]
+    parsed = parse_overrides(overrides)
+    _refuse_repeated(parsed)
+    campaign = [override for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
     for override in campaign:
         if override.is_sweep_override():
             raise ConfigError(f"{_line(override)}: one {override.key_or_group} a run; sweep over fields of a trial")
-    cells = [override for key, override in parsed.items() if key in CELL_KEYS]
+    for override in parsed if show_config else ():
+        if override.key_or_group == "sweep" or override.is_sweep_override():
+            raise ConfigError(f"{_line(override)}: --cfg job shows one configuration and takes no sweeps")
+    cells = [override for override in parsed if override.key_or_group in CELL_KEYS]
     return Request(_lines(campaign), _lines(cells), show_config)
+
+
+def _refuse_repeated(overrides: Sequence[Override]) -> None:
+    lines: dict[str, list[str]] = {}
+    for override in overrides:
+        lines.setdefault(override.key_or_group, []).append(str(override.input_line))
+    for key, given in lines.items():
+        if len(given) == 1:
+            continue
+        together = ",".join(line.partition("=")[2] for line in given)
+        items = dict.fromkeys(together.split(","))
+        can_sweep = (
+            key in CELL_KEYS and len(items) > 1 and not set("([{'\"") & set(together)
+        )  # no list holds range(...)
+        use = f"use {key}={','.join(items)}" if can_sweep else "give it once"
+        raise ConfigError(f"{shown(' '.join(given))}: {key} is given {len(given)} times; {shown(use)}")
+
+
+def replaced(lines: Iterable[str], above: Sequence[str]) -> list[str]:
+    """`above`, and before it those of `lines` whose key it does not set."""
+    keys = {line.partition("=")[0] for line in above}
+    return [*(line for line in lines if line.partition("=")[0] not in keys), *above]
 
 
 def _line(override: Override) -> str:
@@ -119,12 +137,24 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
         try:
             override = parser.parse_override(line)
         except (HydraException, ValueError, RecursionError) as error:  # of a number, or brackets, without end
-            reason = (str(error).splitlines() or [type(error).__name__])[0].partition(" expecting ")[0]
-            raise ConfigError(f"{shown(line)}: {shown(reason)}") from error
+            raise ConfigError(f"{shown(line)}: {shown(_unreadable(line, error))}") from error
         if override.key_or_group in GROUPS:
             _check_choice(override)
         parsed.append(override)
     return parsed
+
+
+def _unreadable(line: str, error: Exception) -> str:
+    """Why Hydra's grammar takes no such value; its own words are those of a parser."""
+    value = line.partition("=")[2]
+    if re.search(r"^\s*,|,\s*,|,\s*$", value):
+        return "a value is missing beside a comma; there are no spaces around commas, as in sp_size=2,4"
+    if "=" in value:
+        return "a value with = in it needs quotes; is this two words, each key=value?"
+    _, of_a_function, reason = str(error).partition(" while evaluating ")
+    if of_a_function:
+        return reason.splitlines()[0]
+    return "no such value; use a number, plain text, text in quotes, a list such as 2,4, or range(start,stop,step)"
 
 
 def _check_line(line: str) -> None:
@@ -133,13 +163,15 @@ def _check_line(line: str) -> None:
         raise ConfigError(f"{text}: an override has at most {MAX_LINE:,}; use range(start,stop,step), or several runs")
     if line.startswith(("+", "~")):
         raise ConfigError(f"{text}: keys cannot be added or deleted; set one with key=value")
+    if line.startswith("hydra/"):
+        raise ConfigError(f"{text}: Hydra's own groups are fixed; trials run on this machine only, one after another")
     if line.startswith("hydra"):
         raise ConfigError(
             f"{text}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
         )
     match = _KEY_VALUE.fullmatch(line)
     if not match:
-        raise ConfigError(f"{text}: expected key=value, such as method=ring or seq_len=2048,4096")
+        raise ConfigError(f"{text}: expected key=value without spaces, such as method=ring or seq_len=2048,4096")
     if sum(map(match["value"].count, "([{")) > MAX_BRACKETS:
         raise ConfigError(f"{text}: more than {MAX_BRACKETS} brackets; no override needs so many")
     if "$" in match["value"] or "_target_" in line:
@@ -151,10 +183,14 @@ def _check_line(line: str) -> None:
         return
     if key.endswith(".name") and key.removesuffix(".name") in GROUPS:
         raise ConfigError(f"{text}: choose it with {key.removesuffix('.name')}={shown(match['value'])}")
-    raise ConfigError(f"{shown(key)} is not a field; {_nearest(key, known)}sp-bench run --cfg job shows them all")
+    raise ConfigError(
+        f"{shown(key)} is not a field; {nearest(key, known)}"
+        "sp-bench run --cfg job shows the fields of a run, and with method=NAME the options of that method"
+    )
 
 
-def _nearest(name: str, valid: Sequence[str]) -> str:
+def nearest(name: str, valid: Sequence[str]) -> str:
+    """Asks whether the nearest valid name was meant, if one is near."""
     near = difflib.get_close_matches(name, valid, n=1)
     return f"did you mean {near[0]}? " if near else ""
 
@@ -165,8 +201,9 @@ def _check_choice(override: Override) -> None:
         raise ConfigError(f"{_line(override)}: give names; {group} is one of {', '.join(choices(group))}")
     for choice in values(override):
         if choice not in choices(group):
-            hint = _nearest(choice, choices(group))
+            hint = nearest(choice, choices(group))
             raise ConfigError(f"{group}={shown(choice)}: {hint}{group} is one of {', '.join(choices(group))}")
+        check_file(group, choice)
 
 
 def count_values(override: Override) -> int:

@@ -109,7 +109,7 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     if config.hardware.device == "cpu":
         return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
     if num_gpus is None:
-        return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here; use hardware=cpu"
+        return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here"
     if num_gpus < needed:
         return (
             f"{needed} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from rich.console import Console, Group
@@ -17,6 +18,7 @@ from sp_bench.plan import Trial
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
+REASON_WIDTH = 200  # characters of a trial's reason; its row has all of it
 LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
 
 
@@ -54,6 +56,10 @@ def counts_text(counts: Counter[str]) -> str:
     return ", ".join(parts)
 
 
+def number_of(trials: int) -> str:
+    return "1 trial" if trials == 1 else f"{trials:,} trials"
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -63,10 +69,10 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Counts the trials of one run as they end. `planned` includes those committed before."""
+    """Counts the trials of one run as they end. `before`: the statuses of those that are left as they are committed."""
 
-    def __init__(self, planned: int, left: Sequence[Trial]) -> None:
-        self.planned, self.skipped = planned, planned - len(left)
+    def __init__(self, left: Sequence[Trial], before: Sequence[str] = ()) -> None:
+        self.planned, self.before = len(left) + len(before), Counter(before)
         self.counts: Counter[str] = Counter()
         self.elsewhere = 0  # of these, by other runs
         self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
@@ -81,8 +87,8 @@ class Progress:
     def __enter__(self) -> "Progress":
         if self._console.is_terminal:
             self._live.start()
-        if self.skipped:
-            self.note(f"{self.skipped} of {self.planned} trials are committed already")
+        if self.before:
+            self.note(f"{self.before.total()} of {self.planned} trials are committed already")
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -91,7 +97,7 @@ class Progress:
 
     @property
     def done(self) -> int:
-        return self.skipped + self.counts.total()
+        return self.before.total() + self.counts.total()
 
     @property
     def eta_s(self) -> float | None:
@@ -107,7 +113,7 @@ class Progress:
     def enter_phase(self, phase: str) -> None:
         self._phase = phase
 
-    def finish(self, trial: Trial, status: str) -> None:
+    def finish(self, trial: Trial, status: str, reason: str | None) -> None:
         elapsed = None
         if trial is self._current:
             elapsed = time.monotonic() - self._since
@@ -115,7 +121,8 @@ class Progress:
             self._current = None
         self.counts[status] += 1
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        self._tell(f"{status}{took}: {self._label(trial)}", STYLES.get(status, "red"))
+        why = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
+        self._tell(f"{status}{took}: {self._label(trial)}{why}", STYLES.get(status, "red"))
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""
@@ -166,11 +173,17 @@ class Progress:
 def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool) -> str:
     """The one line that a run ends with. `effort`: how much of the time was measurement, or nothing."""
     ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
-    before = f"{progress.skipped} committed before; " if progress.skipped else ""
+    before = f"{_before(progress.before)}; " if progress.before else ""
     others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
     stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
     spent = f"{effort}; " if effort else ""
     return f"{progress.planned} trials: {ran}{others}{before}{stop}{spent}rows: {folder}"
+
+
+def _before(statuses: Counter[str]) -> str:
+    """31 committed before, of them 1 unsupported, 1 preempted."""
+    kinds = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()) if status != "ok")
+    return f"{statuses.total()} committed before{f', of them {kinds}' if kinds else ''}"
 
 
 PLAN_HEADINGS = (

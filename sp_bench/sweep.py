@@ -14,15 +14,48 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
+from sp_bench.conf_files import GROUPS, conf_file, conf_path
 from sp_bench.config import CampaignConfig, TrialConfig
-from sp_bench.overrides import CAMPAIGN_KEYS, CELL_KEYS, GROUPS, count_values, parse_overrides, values
+from sp_bench.overrides import CAMPAIGN_KEYS, CELL_KEYS, count_values, nearest, parse_overrides, values
 from sp_bench.parsing import ConfigError, shown
 
 ABSURD = 10**30  # points of a sweep that are not counted to the last one
+FILE_KEYS = ("sweep", *(field.name for field in fields(CampaignConfig)))
+HEADER = "# @package _global_"  # without it, Hydra puts all that the file says where nothing reads it
+
+
+def check_file(name: str) -> None:
+    """A file of conf/sweep says what it sweeps over, in the place where it is read.
+
+    Raises:
+        ConfigError: it does not begin with the header, has no blocks, or has a key that nothing reads.
+    """
+    file = f"conf/sweep/{name}.yaml"
+    shape = f"begin it with the line '{HEADER}', and list what it sweeps over below 'sweep: blocks:'"
+    content = conf_file(f"sweep/{name}")
+    lines = filter(None, map(str.split, conf_path(f"sweep/{name}").read_text(encoding="utf-8").splitlines()))
+    if next(lines, None) != HEADER.split():
+        raise ConfigError(f"{file} is not a sweep: {shape}")
+    for key in content:
+        if key in CELL_KEYS:
+            raise ConfigError(f"{file}: {key} is a field of a trial; it goes into the blocks below 'sweep: blocks:'")
+        if key not in FILE_KEYS:
+            raise ConfigError(
+                f"{file}: {shown(key)} is not a key of a sweep; {nearest(key, FILE_KEYS)}keys: {', '.join(FILE_KEYS)}"
+            )
+    sweep = content.get("sweep")
+    if not isinstance(sweep, Mapping) or not sweep.get("blocks"):
+        raise ConfigError(f"{file} has no blocks: {shape}")
+    if not isinstance(sweep["blocks"], list):
+        raise ConfigError(f"{file}: blocks must be a list, each block after a dash")
+    if others := [str(key) for key in sweep if key != "blocks"]:
+        raise ConfigError(f"{file}: sweep.{shown(others[0])} is not a key; sweep has blocks only")
 
 
 def override_line(key: str, value: Any) -> str:
     """One entry of a sweep block as an override: a list is a choice of its items, text is Hydra's grammar."""
+    if value == []:
+        raise ConfigError(f"{shown(key)}: an empty list sweeps nothing; give values, or leave {shown(key)} out")
     if isinstance(value, list):
         return f"{key}={','.join(_literal(item) for item in value)}"
     return f"{key}={value if isinstance(value, str) else _literal(value)}"
@@ -50,9 +83,8 @@ def merge_blocks(blocks: Sequence[Mapping[str, Any]], cells: Sequence[str]) -> l
         if not isinstance(block, Mapping):
             raise ConfigError(f"sweep.blocks[{index}] must map keys to values, not {shown(repr(block))}")
         kept = {key: value for key, value in block.items() if key not in above and str(key).split(".")[0] not in above}
-        lines = [override_line(str(key), value) for key, value in kept.items()]
         try:
-            below = parse_overrides(lines)
+            below = parse_overrides([override_line(str(key), value) for key, value in kept.items()])
         except ConfigError as error:
             raise ConfigError(f"sweep.blocks[{index}]: {error}") from error
         if campaign := [o.key_or_group for o in below if o.key_or_group in CAMPAIGN_KEYS]:

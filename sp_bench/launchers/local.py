@@ -23,13 +23,13 @@ def launch(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
         orphans.end()
         progress.start(held[0][0].planned)
         try:
-            with closing(attempt.launch(held, driver)) as statuses:
-                # statuses first: it must hear that there are no more, to end what is left of the processes
-                for status, (current, _), (following, _) in zip(statuses, held, [*held[1:], held[-1]], strict=False):
-                    if status is None:
+            with closing(attempt.launch(held, driver)) as ends:
+                # ends first: it must hear that there are no more, to end what is left of the processes
+                for ended, (current, _), (following, _) in zip(ends, held, [*held[1:], held[-1]], strict=False):
+                    if ended is None:
                         progress.refuse(current.planned)
                     else:
-                        progress.finish(current.planned, status)
+                        progress.finish(current.planned, *ended)
                         done.append(current)
                     if following is not current:
                         progress.start(following.planned)  # in the same processes, if they are left

@@ -5,6 +5,8 @@ import pytest
 
 from sp_bench import results
 
+from .console import refusal
+
 
 def test_a_plan_shows_validity_and_counts_and_creates_nothing(command, tmp_path):
     done = command("plan", "method=ulysses,ring", "sp_size=3,4", "seq_len=6144,6145")
@@ -85,3 +87,16 @@ def test_the_composed_config_of_a_trial_can_be_read(command):
     assert "ulysses_degree: 2" in done.stdout
     assert "sp_size: 4" in done.stdout
     assert results.WORK not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seq_len=-3"], "seq_len=-3 must be positive"),
+        (["replicates=0"], "replicates=0 must be positive"),
+        (["method=ulysses", "method.dkv_dtype=float32"], "method=ulysses has no such option"),
+        (["method=ulysses,ring"], "method=ulysses,ring: --cfg job shows one configuration and takes no sweeps"),
+    ],
+)
+def test_no_configuration_is_shown_that_run_refuses(capfd, words, message):
+    assert message in refusal(capfd, "run", *words, "--cfg", "job")

@@ -2,12 +2,16 @@ import itertools
 import os
 import signal
 import tempfile
+from contextlib import nullcontext
 
 import pytest
 
 from sp_bench import campaign, machine
 from sp_bench.config import CampaignConfig, DeadlinesConfig
+from sp_bench.hardware import Gpu, Gpus
 from sp_bench.interrupts import Interrupted, Signals
+from sp_bench.parsing import ConfigError
+from sp_bench.plan import Trial
 from sp_bench.results import STATUSES, RowName
 
 
@@ -21,20 +25,52 @@ def row(status, attempt=0):
     return RowName("a" * 12, "0" * 8, attempt, status)
 
 
+def trial(reason=None):
+    return Trial(None, "c" * 12, "a" * 12, 0, 0, reason)
+
+
 @pytest.mark.parametrize("status", STATUSES)
 def test_resume_retries_preempted_timeout_and_error_and_run_nothing(status):
     again = 1 if status in ("preempted", "timeout", "error") else None
-    assert campaign.next_attempt(row(status), settings()) == again
-    assert campaign.next_attempt(row(status), settings(resume=False)) is None
+    planned = trial("sp_size=3 does not divide 8 heads" if status == "unsupported" else None)
+    assert campaign.next_attempt(row(status), planned, settings()) == again
+    assert campaign.next_attempt(row(status), planned, settings(resume=False)) is None
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_what_was_refused_runs_once_nothing_refuses_it(resume):
+    assert campaign.next_attempt(row("unsupported", 3), trial(), settings(resume=resume)) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "plan_only", "expected"),
+    [
+        ("h200", ("NVIDIA H200", "NVIDIA H200"), False, None),
+        ("h200", ("NVIDIA A100-SXM4-80GB",), False, "this machine has NVIDIA A100-SXM4-80GB"),
+        ("h200", ("NVIDIA A100-SXM4-80GB",), True, "this machine has NVIDIA A100-SXM4-80GB"),
+        ("h200", None, False, "no NVIDIA driver here"),
+        ("h200", None, True, None),
+    ],
+)
+def test_the_hardware_that_rows_name_is_what_the_machine_has(make_config, kind, names, plan_only, expected):
+    config = make_config(hardware=kind, fabric="nvlink", dtype="bfloat16", kernel="cudnn")
+    found = None if names is None else Gpus("580", tuple(Gpu(name, f"GPU-{n}") for n, name in enumerate(names)))
+    with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
+        campaign._require_devices([config], found, settings(plan_only=plan_only))
+
+
+def test_a_plan_for_the_cpu_and_gpus_runs_where_there_are_none(make_config):
+    gpu = make_config(hardware="h200", fabric="nvlink", dtype="bfloat16", kernel="cudnn")
+    assert campaign._require_devices([make_config(), gpu], None, settings()) is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_has_no_row_is_attempt_0(resume):
-    assert campaign.next_attempt(None, settings(resume=resume)) == 0
+    assert campaign.next_attempt(None, trial(), settings(resume=resume)) == 0
 
 
 def test_attempts_are_bounded():
-    numbers = [campaign.next_attempt(row("error", n), settings(max_attempts=4)) for n in range(5)]
+    numbers = [campaign.next_attempt(row("error", n), trial(), settings(max_attempts=4)) for n in range(5)]
     assert numbers == [1, 2, 3, None, None]
 
 

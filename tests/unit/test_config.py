@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
+from sp_bench.conf_files import choices, conf_folder
 from sp_bench.config import CampaignConfig, DeadlinesConfig, EngineConfig, MethodConfig, TrialConfig
-from sp_bench.overrides import choices, conf_folder
 from sp_bench.parsing import ConfigError, parse
 
 CAMPAIGN = {
@@ -42,6 +42,30 @@ def test_each_file_of_a_group_is_a_valid_config_named_as_its_file(make_config, g
             extra = {"workload": "train_step"}
         config = make_config(**{group: name}, **extra)
         assert getattr(config, group).name == name
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("gloo", {}),
+        ("nvlink", {}),
+        ("channels_2", {"NCCL_MAX_NCHANNELS": "2"}),
+        ("channels_1", {"NCCL_MAX_NCHANNELS": "1"}),
+        ("shm", {"NCCL_P2P_DISABLE": "1"}),
+        ("socket", {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "Socket"}),
+    ],
+)
+def test_a_fabric_is_exactly_its_variables_with_multicast_off(make_config, name, env):
+    """Without any one of them NCCL takes a faster way, and rows would name a fabric that they did not use."""
+    nccl = name != "gloo"
+    fabric = make_config(fabric=name, hardware="h200" if nccl else "cpu").fabric
+    assert fabric.backend == ("nccl" if nccl else "gloo")
+    assert fabric.env == env | ({"NCCL_NVLS_ENABLE": "0"} if nccl else {})
+
+
+def test_every_fabric_of_nccl_has_multicast_off(make_config):
+    for name in set(choices("fabric")) - {"gloo"}:
+        assert make_config(fabric=name, hardware="h200").fabric.env["NCCL_NVLS_ENABLE"] == "0"
 
 
 @pytest.mark.parametrize("name", methods.NAMES)

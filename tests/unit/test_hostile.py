@@ -13,7 +13,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sp_bench import overrides, results, schema, sweep
+from sp_bench import conf_files, overrides, results, schema, sweep
 from sp_bench.config import CampaignConfig, TrialConfig
 from sp_bench.parsing import ConfigError, parse, shown
 
@@ -23,7 +23,7 @@ QUICK = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 # Overrides
 
-DEFAULTS = yaml.safe_load((overrides.conf_folder() / "config.yaml").read_text())
+DEFAULTS = yaml.safe_load((conf_files.conf_folder() / "config.yaml").read_text())
 KEYS = (*overrides.CELL_KEYS, *overrides.CAMPAIGN_KEYS, "hydra.run.dir", "method.name", "fabric.env.X", "a", "_target_")
 PIECES = (
     *("1", "-1", "0", "2.5", "1e9", "-1e308", "inf", "nan", "null", "true", "9" * 30, "9" * 5000, "0x1", "1_0", "ring"),

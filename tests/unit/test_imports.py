@@ -12,7 +12,19 @@ import sp_bench
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
 DRIVER = {
-    *("plan", "overrides", "sweep", "attempt", "campaign", "trial", "outcome", "logs", "labels", "progress"),
+    *(
+        "plan",
+        "conf_files",
+        "overrides",
+        "sweep",
+        "attempt",
+        "campaign",
+        "trial",
+        "outcome",
+        "logs",
+        "labels",
+        "progress",
+    ),
     *("cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
 }
 NO_TORCH = (

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp_bench import plan
+from sp_bench.conf_files import choices
 from sp_bench.config import TrialConfig
-from sp_bench.overrides import choices
 from sp_bench.parsing import ConfigError, parse
 
 

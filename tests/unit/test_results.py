@@ -128,9 +128,9 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 3, False, 1)
     campaign = attempt.Campaign(settings, tmp_path, {"cpu": "01234567"}, "f" * 40, True)
     with Claims(campaign.work / "claims") as claims:
-        driver = attempt.Driver(campaign, claims, Signals(), Progress(1, [planned]), ())
+        driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
-        assert attempt.refuse(refused, driver) == "unsupported"
+        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason)
         assert attempt.refuse(refused, driver) is None  # it has its row
     ((row,), problems) = (results.read(tmp_path)[0].to_pylist(), results.read(tmp_path)[1])
     assert problems == []
@@ -142,7 +142,10 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
 
 
 def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_config):
-    config = make_config(method="ring", workload="train_step", sp_size=4, seq_len=1001)
+    changes = {"dp_replicate_size": 2, "dp_shard_size": 3, "workload__warmup_steps": 5, "workload__timed_steps": 7}
+    config = make_config(method="ring", workload="train_step", sp_size=4, seq_len=1001, **changes)
     asked = attempt.asked_for(config)
     assert set(asked) <= set(results.SCHEMA.names)
     assert (asked["seq_len"], asked["padded_seq_len"], asked["ring_degree"]) == (1001, 1008, 4)
+    assert (asked["dp_replicate_size"], asked["dp_shard_size"], asked["world_size"]) == (2, 3, 24)
+    assert (asked["warmup_steps"], asked["timed_steps"]) == (5, 7)

@@ -5,7 +5,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import overrides, sweep
+from sp_bench import conf_files, overrides, sweep
 from sp_bench.config import CampaignConfig
 from sp_bench.parsing import ConfigError
 
@@ -80,7 +80,7 @@ def test_the_count_of_a_fractional_range_is_exact(start, tenths):
         ("sweep=smok", "did you mean smoke"),
         ("method=range(1,3)", "give names"),
         ("method=[ring,usp]", "method is one of"),
-        ("sq_len=5", "sq_len is not a field; did you mean seq_len"),
+        ("sq_len=5", "did you mean seq_len\\? sp-bench run --cfg job shows the fields of a run, and with method=NAME"),
         ("method.layuot=zigzag", "did you mean method.layout"),
         ("deadlines=5", "deadlines is not a field"),
         ("method.name=ring", "choose it with method=ring"),
@@ -89,12 +89,18 @@ def test_the_count_of_a_fractional_range_is_exact(start, tenths):
         ("~seed", "cannot be added or deleted"),
         ("++seed=1", "cannot be added or deleted"),
         ("hydra.sweep.dir=x", "Hydra's own settings are fixed"),
-        ("hydra/launcher=basic", "Hydra's own settings are fixed"),
+        ("hydra/launcher=slurm", "Hydra's own groups are fixed; trials run on this machine only"),
+        ("hydra/sweeper=basic", "Hydra's own groups are fixed"),
         ("campaign=${oc.env:HOME}", "no interpolation"),
         ("model.name._target_=os.system", "no _target_"),
-        ("seq_len", "expected key=value"),
+        ("seq_len", "expected key=value without spaces"),
+        ("sp_size=2,", "sp_size=2,: a value is missing beside a comma; there are no spaces around commas"),
+        ("sp_size= ,2", "a value is missing beside a comma"),
+        ("sweep=seq_len=512", "a value with = in it needs quotes; is this two words, each key=value"),
+        ("campaign=(a", "no such value; use a number, plain text, text in quotes"),
+        ("seq_len=range(a,b)", "seq_len=range\\(a,b\\): 'range\\(a,b\\)': mismatch type argument start"),
         ("method@x=ring", "expected key=value"),
-        ("seq_len=1,,2", "seq_len=1,,2: "),
+        ("seq_len=1,,2", "seq_len=1,,2: a value is missing beside a comma"),
         ("seq_len=interval(1,2)", "an interval has no points"),
         ("seq_len=range(1,9,0)", "a step other than 0"),
         ("seq_len=range(5,1)", "no value to sweep over"),
@@ -108,8 +114,25 @@ def test_a_bad_argument_is_refused_by_name_before_hydra_sees_it(line, message):
         points([], *overrides.read_arguments([line]).cells)
 
 
-def test_the_last_of_two_equal_keys_counts():
-    assert overrides.read_arguments(["seq_len=1", "seq_len=2"]).cells == ["seq_len=2"]
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["method=ring", "seed=1", "method=ulysses"], "method=ring method=ulysses: .* use method=ring,ulysses$"),
+        (["seq_len=1,2", "seq_len=2", "seq_len=4"], "given 3 times; use seq_len=1,2,4$"),
+        (["seq_len=range(1,3)", "seq_len=4"], "give it once$"),
+        (["method=ring", "method=ring"], "give it once$"),
+        (["campaign=a", "campaign=b"], "give it once$"),
+        (["sweep=smoke", "sweep=parity"], "give it once$"),
+    ],
+)
+def test_a_key_that_is_given_twice_is_refused_with_the_way_to_sweep_over_both(words, message):
+    with pytest.raises(ConfigError, match=message):
+        overrides.read_arguments(words)
+
+
+def test_words_of_a_command_stand_back_behind_those_of_its_user():
+    lines = overrides.replaced(["sweep=fabrics", "fabric=gloo", "sp_size=2"], ["fabric=shm", "seed=1"])
+    assert lines == ["sweep=fabrics", "sp_size=2", "fabric=shm", "seed=1"]
 
 
 def test_campaign_settings_and_cells_are_told_apart():
@@ -123,10 +146,21 @@ def test_the_composed_config_can_be_shown():
         overrides.read_arguments(["--cfg", "hydra"])
 
 
+@pytest.mark.parametrize("word", ["method=ring,usp", "seq_len=range(1,9)", "sweep=smoke"])
+def test_a_sweep_is_not_shown_as_one_configuration(word):
+    with pytest.raises(ConfigError, match="--cfg job shows one configuration and takes no sweeps"):
+        overrides.read_arguments(["--cfg", "job", word])
+
+
 @pytest.mark.parametrize("block", ["ring", [1], {"campaign": "c"}, {"sq_len": 5}])
 def test_a_bad_block_is_named_by_its_place(block):
     with pytest.raises(ConfigError, match=r"sweep\.blocks\[1\]"):
         points([{"seq_len": 8}, block])
+
+
+def test_an_empty_list_in_a_block_is_refused_as_one():
+    with pytest.raises(ConfigError, match=r"sweep\.blocks\[0\]: seq_len: an empty list sweeps nothing"):
+        points([{"method": "ring", "seq_len": []}])
 
 
 @given(st.one_of(st.booleans(), st.integers(), st.none(), st.text("abc ,'\"\\[]{}:=", min_size=1)))
@@ -152,7 +186,8 @@ def test_options_are_set_on_a_copy():
 
 
 def test_every_sweep_file_has_valid_blocks_and_sets_campaign_fields_only_outside_them():
-    for name in overrides.choices("sweep"):
-        content = yaml.safe_load((overrides.conf_folder() / "sweep" / f"{name}.yaml").read_text())
+    for name in conf_files.choices("sweep"):
+        sweep.check_file(name)
+        content = yaml.safe_load((conf_files.conf_folder() / "sweep" / f"{name}.yaml").read_text())
         assert points(content.pop("sweep")["blocks"])
         assert set(content) <= set(CampaignConfig.__annotations__)

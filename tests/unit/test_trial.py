@@ -162,11 +162,14 @@ def test_a_torchrun_rank_that_segfaults_is_named_with_its_signal(make_config, tm
     assert (result.status, result.columns["reason"]) == ("error", "rank 1 died with SIGSEGV in phase init")
 
 
-def test_the_fabrics_variables_and_the_threads_reach_the_ranks(make_config):
+def test_the_fabrics_variables_and_the_threads_reach_the_ranks_whatever_the_shell_says(make_config, monkeypatch):
+    for name, value in (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "7"), ("OF_THE_SHELL", "kept")):
+        monkeypatch.setenv(name, value)
     config = make_config(fabric__env={"GLOO_SOCKET_IFNAME": "lo"}, hardware__threads_per_rank=3)
     variables = trial.environment(config)
     assert variables["GLOO_SOCKET_IFNAME"] == "lo"
     assert variables["OMP_NUM_THREADS"] == "3"
+    assert variables["OF_THE_SHELL"] == "kept"
 
 
 def test_torchrun_never_restarts_and_meets_at_a_rendezvous_of_its_own(tmp_path):

@@ -1,0 +1,115 @@
+"""Files of conf with a slip: one line that names the file and the way out, where something else would have run."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sp_bench import conf_files, overrides
+
+from .console import console, refusal
+
+Write = Callable[[str, str], None]
+HEADER = "# @package _global_\n"
+BLOCKS = "sweep:\n  blocks:\n    - method: [ring, usp]\n      seq_len: [1024, 2048]\n"
+
+
+def forget() -> None:
+    conf_files.choices.cache_clear()
+    conf_files.conf_file.cache_clear()
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """`write("sweep/mine", text)` makes that file in a copy of conf, which commands then read."""
+    conf = tmp_path / "conf"
+    shutil.copytree(conf_files.conf_folder(), conf)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conf_files, "conf_folder", lambda: conf)
+    forget()
+    yield lambda name, text: (conf / f"{name}.yaml").write_text(text) and None
+    forget()
+
+
+@pytest.mark.parametrize("above", ["", "\n"])
+def test_a_sweep_of_ones_own_runs_its_blocks(write, capfd, above):
+    write("sweep/mine", f"{above}{HEADER}# Mine.\ncampaign: mine\nreplicates: 3\n{BLOCKS}")
+    code, out, err = console(capfd, "plan", "sweep=mine")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("12 trials")
+
+
+WAY_OUT = "begin it with the line '# @package _global_', and list what it sweeps over below 'sweep: blocks:'"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (BLOCKS, f"is not a sweep: {WAY_OUT}"),
+        (f"# Mine.\n{HEADER}{BLOCKS}", f"is not a sweep: {WAY_OUT}"),  # where Hydra does not look for it
+        ("", f"is not a sweep: {WAY_OUT}"),
+        (HEADER, f"has no blocks: {WAY_OUT}"),
+        (f"{HEADER}sweep:\n", f"has no blocks: {WAY_OUT}"),
+        (f"{HEADER}sweep:\n  blocks: []\n", f"has no blocks: {WAY_OUT}"),
+        (f"{HEADER}sweep:\n  blocks:\n    method: ring\n", "blocks must be a list, each block after a dash"),
+        (
+            f"{HEADER}replicats: 3\n{BLOCKS}",
+            "replicats is not a key of a sweep; did you mean replicates? keys: sweep, c",
+        ),
+        (f"{HEADER}defaults: []\n{BLOCKS}", "defaults is not a key of a sweep; keys: sweep, campaign, results_root, "),
+        (f"{HEADER}seq_len: 1024\n{BLOCKS}", "seq_len is a field of a trial; it goes into the blocks"),
+        (f"{HEADER}method.layout: zigzag\n{BLOCKS}", "method.layout is a field of a trial; it goes into the blocks"),
+        (f"{HEADER}{BLOCKS}  replicates: 3\n", "sweep.replicates is not a key; sweep has blocks only"),
+    ],
+)
+def test_a_sweep_file_that_would_run_something_else_is_refused(write, capfd, text, message):
+    write("sweep/mine", text)
+    line = refusal(capfd, "plan", "sweep=mine")
+    assert "conf/sweep/mine.yaml" in line
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "sweep/mine",
+            f"{HEADER}sweep:\n  blocks:\n    - method: [ring\n      seq_len: 3\n",
+            ", line 5, is not YAML: ",
+        ),
+        ("sweep/mine", f"{HEADER}sweep:\n\tblocks: []\n", ", line 3, is not YAML: found character"),
+        ("sweep/mine", f"{HEADER}campaign: a\ncampaign: b\n{BLOCKS}", ", line 3, is not YAML: found duplicate key"),
+        ("fabric/mine", "name: mine\n backend: gloo\n", ", line 2, is not YAML: mapping values are not allowed here"),
+        ("fabric/mine", "- mine\n", " must map keys to values; it is a list"),
+        ("fabric/mine", "name: mine\0\n", " cannot be read: unacceptable character"),
+    ],
+)
+def test_a_file_that_is_not_yaml_is_one_line_with_its_place(write, capfd, name, text, message):
+    write(name, text)
+    assert f"conf/{name}.yaml{message}" in refusal(capfd, "plan", f"{name.partition('/')[0]}=mine")
+
+
+@pytest.mark.parametrize("name", ["config", "fabric/gloo", "hydra/launcher/local"])
+@pytest.mark.parametrize("words", [[], ["--cfg", "job"]])
+def test_a_file_that_nobody_chose_is_read_as_well(write, capfd, name, words):
+    write(name, "name: [gloo\n")
+    assert f"conf/{name}.yaml, line 2, is not YAML: " in refusal(capfd, "run", *words)
+
+
+@pytest.mark.parametrize("group", overrides.GROUPS[:-1])
+def test_a_copy_of_a_file_with_the_name_unedited_is_refused_with_both_names(write, capfd, group):
+    original = conf_files.choices(group)[0]
+    write(f"{group}/mine", conf_files.conf_path(f"{group}/{original}").read_text())
+    forget()
+    line = refusal(capfd, "plan", f"{group}=mine")
+    assert f"conf/{group}/mine.yaml says name: {original}; rows are labelled by it: write name: mine" in line
+
+
+def test_a_wrong_name_is_found_in_a_block_and_in_a_default(write, capfd):
+    write("fabric/mine", "name: wrong\nbackend: gloo\nenv: {}\n")
+    write("sweep/mine", f"{HEADER}sweep:\n  blocks:\n    - fabric: [gloo, mine]\n")
+    assert "sweep.blocks[0]: conf/fabric/mine.yaml says name: wrong" in refusal(capfd, "plan", "sweep=mine")
+    write("fabric/gloo", "backend: gloo\nenv: {}\n")
+    forget()
+    assert "conf/fabric/gloo.yaml gives no name; rows are labelled by it: write name: gloo" in refusal(capfd, "plan")
