@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from sp_bench.conf_files import conf_folder
 from sp_bench.config import TrialConfig
-from sp_bench.overrides import conf_folder
 from sp_bench.parsing import parse
 
 

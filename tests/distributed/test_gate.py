@@ -1,6 +1,8 @@
 """The gate itself: whatever is wrong with a kernel or a method comes out `incorrect`, before any time is kept."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,7 +12,7 @@ import torch.distributed as dist
 from ranks import run
 from torch.distributed.device_mesh import init_device_mesh
 
-from sp_bench import layouts, methods, rings
+from sp_bench import correctness, kernels, layouts, methods, rings
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -24,10 +26,12 @@ from sp_bench.exchange import Collectives, Message
 from sp_bench.head_chunks import ChunkedAttention
 from sp_bench.kernels import cpu_flash
 from sp_bench.measure import Measurement
+from sp_bench.methods import SequenceParallelAttention, ulysses
 from sp_bench.record import assemble
 from sp_bench.workloads import Incorrect, Job, attention
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
+PROOF_LEN, SEQ_LEN = 64, 128
 ULYSSES, ZIGZAG = MethodConfig("ulysses"), MethodConfig("ring", "zigzag", dkv_dtype="input")
 
 
@@ -36,11 +40,11 @@ def trial(method: MethodConfig, sp_size: int, dtype: str = "float32") -> TrialCo
         method,
         KernelConfig("cpu_flash"),
         MODEL,
-        WorkloadConfig("attention", "forward_backward", True, 0, 1, 64),
+        WorkloadConfig("attention", "forward_backward", True, 0, 1, PROOF_LEN),
         FabricConfig("gloo", "gloo"),
         HardwareConfig("cpu", "cpu", None, 1),
         batch_size=1,
-        seq_len=128,
+        seq_len=SEQ_LEN,
         sp_size=sp_size,
         dp_replicate_size=1,
         dp_shard_size=1,
@@ -64,6 +68,10 @@ def zero_kernel(q, k, v, *, causal, scale):
     return torch.zeros_like(q), q.new_zeros(q.shape[0], q.shape[2], q.shape[1])
 
 
+def nan_kernel(q, k, v, *, causal, scale):
+    return torch.full_like(q, float("nan")), q.new_full((q.shape[0], q.shape[2], q.shape[1]), float("nan"))
+
+
 def silent_exchange(transport, sent):
     return Message(sent, [t.clone() for t in sent], [])
 
@@ -75,6 +83,16 @@ def misplaced_runs(self, rank: int, seq_len: int):
 def scaled_backward(ctx, dout):
     none, *gradients = right_backward(ctx, dout)
     return none, *(gradient / dist.get_world_size() for gradient in gradients)
+
+
+def scaled_dk(ctx, dout):
+    none, dq, dk, dv = right_backward(ctx, dout)
+    return none, dq, dk / dist.get_world_size(), dv
+
+
+def scaled_dv(ctx, dout):
+    none, dq, dk, dv = right_backward(ctx, dout)
+    return none, dq, dk, dv / dist.get_world_size()
 
 
 def chatty_shift(transport, tensor):
@@ -95,6 +113,37 @@ def overwritten_last_token(ctx, chunks, *qkv):
     return out
 
 
+def inexact(ctx, chunks, *qkv):
+    """Ten times the fp32 budget: what a kernel in a lower precision would do."""
+    return right_ulysses(ctx, chunks, *qkv) * (1 + 1e-5)
+
+
+def inexact_when_timed(ctx, chunks, *qkv):
+    """Right at the length of the proof."""
+    num_tokens = qkv[0].shape[1] * chunks.transport.group.size()
+    return (inexact if num_tokens == SEQ_LEN else right_ulysses)(ctx, chunks, *qkv)
+
+
+@contextmanager
+def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAttention]:
+    """Output and gradients of the proof are right and no rank hears of another: each drew the whole sequence itself."""
+    layout = ulysses.layout(method, mesh.size())
+    positions = layout.global_positions(mesh.get_rank(), shape.seq_len)
+    inputs = correctness.random_inputs(shape, None, torch.device("cpu"), 0)
+    out, *gradients = (x[:, positions] for x in correctness._run_kernel(kernel, inputs, shape))
+
+    class Answers(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *qkv):
+            return out.clone()
+
+        @staticmethod
+        def backward(ctx, *dout):
+            return tuple(gradients)
+
+    yield SequenceParallelAttention(layout, Answers.apply)  # pyright: ignore[reportArgumentType]
+
+
 right_runs = layouts.SequenceLayout.runs
 right_shift = Collectives.shift
 right_backward = ChunkedAttention.backward
@@ -102,6 +151,14 @@ right_ulysses = ChunkedAttention.forward
 
 FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
     ("a kernel that returns zeros", ULYSSES, cpu_flash, "forward", zero_kernel, "kernel cpu_flash on one device"),
+    (
+        "a kernel that returns NaN",
+        ULYSSES,
+        cpu_flash,
+        "forward",
+        nan_kernel,
+        "on one device: relative error of output is nan",
+    ),
     ("an exchange that sends nothing", ULYSSES, Collectives, "all_to_all", silent_exchange, "method on"),
     ("a ring that drops a block", ZIGZAG, rings, "merge", dropped_merge, "method on"),
     ("tokens in the wrong place", ZIGZAG, layouts.SequenceLayout, "runs", misplaced_runs, "method on"),
@@ -113,6 +170,18 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
         staticmethod(scaled_backward),
         "method on 2 ranks: relative error of dq",
     ),
+    ("a wrong dk", ULYSSES, ChunkedAttention, "backward", staticmethod(scaled_dk), "relative error of dk"),
+    ("a wrong dv", ULYSSES, ChunkedAttention, "backward", staticmethod(scaled_dv), "relative error of dv"),
+    ("a lower precision", ULYSSES, ChunkedAttention, "forward", staticmethod(inexact), "relative error of output"),
+    (
+        "a lower precision at the timed length",
+        ULYSSES,
+        ChunkedAttention,
+        "forward",
+        staticmethod(inexact_when_timed),
+        f"sampled rows at seq_len={SEQ_LEN}",
+    ),
+    ("ranks that keep to themselves", ULYSSES, ulysses, "open", answers_at_hand, "nothing was exchanged"),
     ("bytes beyond the closed form", ZIGZAG, Collectives, "shift", chatty_shift, "bytes sent by rank 0 differ"),
     (
         "one wrong token",
@@ -125,9 +194,35 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
 ]
 
 
+def check_budget(published: dict[str, float]) -> None:
+    """Twice what fp32 itself costs: a wider budget would pass kernels that a user takes for exact."""
+    shape = trial(ULYSSES, 2).attention_shape(PROOF_LEN)
+    inputs = correctness.random_inputs(shape, None, torch.device("cpu"), 0)
+    low, want = (
+        correctness._run_kernel(kernels.get("math"), [x.to(dtype) for x in inputs], shape)
+        for dtype in (torch.float32, torch.float64)
+    )
+    for name, got, expected in zip(("output", "dq", "dk", "dv"), low, want, strict=True):
+        error = float((got.double() - expected).norm() / expected.norm())
+        assert published[name] == pytest.approx(2 * (error + 2**-23), rel=1e-6), name
+
+
+def check_flops(config: TrialConfig, model_forwards: float, hardware_forwards: float) -> None:
+    """The FLOP/s and MFU of a user's row are these over its time; the backward's score matrix is no model FLOP."""
+    forward = 4 * (SEQ_LEN * (SEQ_LEN + 1) // 2) * 8 * 16  # two matmuls a visible pair, 8 heads of 16
+    found = row(config)
+    assert found["model_flops"] == model_forwards * forward
+    assert found["hardware_flops"] == hardware_forwards * forward
+
+
 def check_faults(rank: int, sp_size: int) -> None:
     for method in (ULYSSES, ZIGZAG):  # the control: without a fault both are right
-        assert row(trial(method, sp_size))["rel_error_dq"] < 1e-6
+        found = row(trial(method, sp_size))
+        assert found["rel_error_dq"] < 1e-6
+        check_budget(found["error_budget"])
+    both = trial(ULYSSES, sp_size)
+    check_flops(both, 3.0, 3.5)
+    check_flops(replace(both, workload=replace(both.workload, pass_kind="forward")), 1.0, 1.0)
     for what, method, owner, name, fault, message in FAULTS:
         print(f"fault: {what}")  # names the culprit, should it go unnoticed
         with patch.object(owner, name, fault), pytest.raises(Incorrect, match=message):

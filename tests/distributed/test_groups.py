@@ -1,4 +1,4 @@
-"""Trials that share their processes: nothing of one shows in the next."""
+"""Trials by ranks that misbehave: nothing of one shows in the next of its processes, nor passes for a result."""
 
 import json
 from pathlib import Path
@@ -10,21 +10,26 @@ import torch
 from sp_bench import library_state, trial
 from sp_bench.config import DeadlinesConfig, TrialConfig
 
-CARELESS = Path(__file__).parent / "careless_worker.py"
+CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)
 SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "workload__timed_steps": 2}
 NAMES = ("large", "small", "small_again")
 
 
-def run_group(configs: dict[str, TrialConfig], root: Path) -> dict[str, dict[str, Any]]:
-    """Columns of each trial, run one after another in the processes of one launch, by careless ranks."""
+def launch(configs: dict[str, TrialConfig], root: Path, worker: Path) -> dict[str, dict[str, Any]]:
+    """Columns of each trial, run one after another in the processes of one launch, by ranks that are this script."""
     folders = {name: root / name for name in configs}
     world_size = next(iter(configs.values())).world_size
     official = trial.torchrun(world_size, [*folders.values()])
-    worker = official.index("sp_bench.worker")
-    command = [*official[: worker - 1], str(CARELESS), *official[worker + 1 :]]
+    module = official.index("sp_bench.worker")
+    command = [*official[: module - 1], str(worker), *official[module + 1 :]]
     results = trial.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
-    columns = {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
+    return {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
+
+
+def run_group(configs: dict[str, TrialConfig], root: Path) -> dict[str, dict[str, Any]]:
+    """Columns of trials that end well, by careless ranks."""
+    columns = launch(configs, root, CARELESS)
     logs = "".join(path.read_text() for path in root.glob("*/*.log"))
     assert [c["status"] for c in columns.values()] == ["ok"] * len(configs), logs
     return columns
@@ -76,3 +81,11 @@ def test_what_had_to_be_put_back_is_named_in_the_ranks_log(group):
         log = (root / name / "rank1.log").read_text()
         for setting in library_state.SETTINGS:
             assert f"the trial left the {setting.name} at" in log
+
+
+def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config, tmp_path):
+    """Else a user compares methods by bytes that were never sent, or that nobody foresaw."""
+    config = make_config(method="ulysses", kernel="math", sp_size=2, seq_len=64, **SHORT)
+    columns = launch({"chatty": config}, tmp_path, CHATTY)["chatty"]
+    assert columns["status"] == "incorrect", columns
+    assert "bytes sent by rank 0 differ from the closed form: backward all_to_all: counted" in columns["reason"]

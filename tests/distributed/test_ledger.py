@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench import kernels, ledger, methods
-from sp_bench.config import AttentionShape
+from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.exchange import _all_gather, _reduce_scatter
 from sp_bench.ledger import Ledger
 
@@ -73,6 +73,25 @@ def test_counted_bytes_equal_predicted_ones_at_scale(sp_size: int, rank: int, he
     assert tried >= 8
 
 
+@pytest.mark.parametrize(
+    ("name", "ulysses_degree", "hops"), [("ring", None, 3), ("all_gather", None, 3), ("usp", 2, 1)]
+)
+def test_key_and_value_gradients_in_fp32_travel_as_twice_the_bytes_of_bf16(
+    name: str, ulysses_degree: int | None, hops: int
+) -> None:
+    shape = AttentionShape(1, 64, 8, 4, 16, True, "bfloat16")
+    elements = 64 // 4 * 2 * 4 * 16  # K and V of one rank's tokens
+    sent = {}
+    with fake_group(4, 1):
+        for dtype in ("input", "float32"):
+            case = Case(MethodConfig(name, "zigzag", None, ulysses_degree, dkv_dtype=dtype), shape, "cpu_flash")
+            mesh = mesh_of(methods.get(name).layout(case.method, 4))
+            check(case, mesh)
+            sent[dtype] = counted(case, mesh)
+    more = {key: size - sent["input"][key] for key, size in sent["float32"].items() if size != sent["input"][key]}
+    assert more == {("backward", "reduce_scatter" if name == "all_gather" else "send"): hops * elements * (4 - 2)}
+
+
 def test_an_op_without_a_size_rule_is_an_error() -> None:
     with fake_group(2, 0), Ledger(), pytest.raises(NotImplementedError, match="no size rule for c10d::gather_"):
         dist.gather(torch.ones(2), [torch.empty(2), torch.empty(2)])
@@ -89,6 +108,17 @@ def test_what_a_rank_sends_to_itself_is_no_traffic() -> None:
         for to in (0, 1):
             dist.isend(torch.ones(4), to)
     assert book.counts == {("forward", "send"): (2, 16)}
+
+
+def test_of_lists_of_tensors_the_slices_of_the_other_ranks_are_sent() -> None:
+    slices = [torch.ones(size) for size in (1, 20, 300, 4000)]
+    with fake_group(4, 1), Ledger() as book, ledger.attention():
+        dist.all_to_all([torch.empty_like(t) for t in slices], slices)
+        dist.reduce_scatter(torch.empty(20), [torch.ones(20) for _ in slices])
+    assert book.counts == {
+        ("forward", "all_to_all"): (1, 4 * (1 + 300 + 4000)),
+        ("forward", "reduce_scatter"): (1, 4 * 3 * 20),
+    }
 
 
 def test_untagged_gathers_belong_to_the_parameters() -> None:

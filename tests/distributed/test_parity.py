@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from ranks import run
+from test_train_step import averaged_gradients
 from trials import PARITY, TINY, job, trial
 
 from sp_bench.config import MethodConfig, TrialConfig
@@ -30,10 +31,22 @@ def cases(world_size: int) -> list[TrialConfig]:
 def check_world(rank: int, world_size: int) -> None:
     for config in cases(world_size):
         measurement = parity.run(job(config))
-        assert measurement.columns["max_nll_difference"] <= parity.NLL_TOLERANCE, config
+        difference = measurement.columns["max_nll_difference"]
+        assert difference <= parity.NLL_TOLERANCE, config
+        if config.sp_size > 1:  # sums in another order: exactly 0 would be a training compared with itself
+            assert difference > 0, config
         assert len(measurement.step_ms) == len(measurement.columns["loss"]) == 20
         counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
         assert counted == measurement.predicted, config
+    if world_size == 2:
+        check_wrong_training_is_refused()
+
+
+def check_wrong_training_is_refused() -> None:
+    """The first losses are right: a user would read of agreement where the update is half of what it must be."""
+    config = trial(MethodConfig("ulysses"), 2, workload=replace(PARITY, timed_steps=1))
+    with averaged_gradients(), pytest.raises(Incorrect, match="step 0 differs from one process"):
+        parity.run(job(config))
 
 
 @pytest.mark.parametrize("world_size", [2, 4])

@@ -1,8 +1,10 @@
 """Whole training steps on real gloo ranks: equal to one process, wrong ones refused, bytes as the closed form says."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import pairwise
 from unittest import mock
 
 import pytest
@@ -105,7 +107,10 @@ def check_world(rank: int, world_size: int) -> None:
     for config in cases(world_size):
         check_counted_bytes(config)
         check_parameters_after_a_step(config)
+    if world_size == 1:
+        check_losses_are_those_after_the_warm_up()
     if world_size == 2:
+        check_slightly_wrong_losses_are_refused_by_every_rank()
         check_wrong_training_is_refused()
         check_wrong_accumulation_is_refused()
         check_micro_batches_are_only_a_way_to_train_on_more_sequences()
@@ -122,6 +127,20 @@ def positions_of_the_local_order() -> Iterator[None]:
         return replace(batch, positions=torch.arange(first, first + len(batch.positions)))
 
     with mock.patch.object(train, "shard_batch", numbered):
+        yield
+
+
+@contextmanager
+def losses_scaled(by: float) -> Iterator[None]:
+    """Of each token, the gradient untouched: what a softmax in too few bits does."""
+    real = fsdp2.Training.step
+
+    def scaled(self, batches) -> train.StepResult:
+        result = real(self, batches)
+        assert result.token_losses is not None
+        return result._replace(token_losses=result.token_losses * by)
+
+    with mock.patch.object(fsdp2.Training, "step", scaled):
         yield
 
 
@@ -191,6 +210,26 @@ def micro_batches_in_another_order() -> Iterator[None]:
         yield
 
 
+def check_losses_are_those_after_the_warm_up() -> None:
+    """A row's losses are of the steps that its times are of."""
+    config = trial(MethodConfig("single"), 1, workload=replace(TRAIN, warmup_steps=2))
+    texts = [text.sequences(0, config.num_sequences, config.seq_len)] * 4
+    alone = [float(result.loss) for result in one_process.run_steps(config, texts, torch.float32, job(config).device)]
+    assert min(before - after for before, after in pairwise(alone)) > 1e-3  # else the steps could not be told apart
+    assert train_step.run(job(config)).columns["loss"] == pytest.approx(alone[2:], rel=1e-5)
+
+
+def check_slightly_wrong_losses_are_refused_by_every_rank() -> None:
+    """An error of 1e-4 is ten times what fp32 may cost. It is that of all tokens on each rank: a rank that saw its own
+    tokens alone would accept what its peer refuses, and the row would have rank 0's luck."""
+    config = trial(ULYSSES, 2)
+    with losses_scaled(by=1 + 1e-4):
+        proof = train_step.prove(job(config))
+    assert proof.loss == pytest.approx(1e-4, rel=1e-2)
+    with pytest.raises(Incorrect, match=r"loss of step 0 differs from one process by 0\.0001 "):
+        proof.check()
+
+
 def check_wrong_accumulation_is_refused() -> None:
     for workload in (TWO, THREE):
         config = trial(ULYSSES, 2, workload=workload)
@@ -227,6 +266,13 @@ def check_wrong_training_is_refused() -> None:
             ):
                 with mistake(), pytest.raises(Incorrect, match=names):
                     train_step.prove(job(config)).check()
+
+
+@pytest.mark.parametrize(("loss", "grad_norm", "named"), [(math.nan, 0.0, "loss"), (0.0, math.nan, "grad_norm")])
+def test_a_proof_that_is_not_a_number_is_refused(loss: float, grad_norm: float, named: str) -> None:
+    """A model that overflows is not within any budget."""
+    with pytest.raises(Incorrect, match=f"^{named} of step 0 differs from one process by nan"):
+        train_step.Proof(loss, grad_norm, 1e-5, 1e-5).check()
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

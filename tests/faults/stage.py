@@ -32,8 +32,8 @@ OF_A_TRIAL = re.compile(r"trial\.json|record\.json|launcher\.log|rank\d\.(log|ev
 class Watched(Progress):
     """Tells of each phase that the launcher sees."""
 
-    def __init__(self, planned: int, left: Sequence[plan.Trial], see: Callable[[str], None]) -> None:
-        super().__init__(planned, left)
+    def __init__(self, left: Sequence[plan.Trial], see: Callable[[str], None]) -> None:
+        super().__init__(left)
         self._see = see
 
     def enter_phase(self, phase: str) -> None:
@@ -76,7 +76,7 @@ class Stage:
         campaign.work.mkdir(parents=True, exist_ok=True)
         trials = [plan.plan([config], 1, 0, None)[0] for config in configs]
         with Claims(campaign.work / FOLDER) as claims, Signals() as signals:
-            progress = Watched(len(trials), trials, self._see_phase)
+            progress = Watched(trials, self._see_phase)
             driver = Driver(campaign, claims, signals, progress, ("cpu",))
             local.launch([Attempt(trial, "01234567", 0) for trial in trials], driver)
         table, problems = results.read(campaign.folder)

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from sp_bench import attempt, engines, hardware, model, model_costs, plan
+from sp_bench.conf_files import choices
 from sp_bench.config import EngineConfig, TrialConfig
 from sp_bench.engines import support
-from sp_bench.overrides import choices
 from sp_bench.parsing import ConfigError, parse
 
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]

@@ -1,10 +1,71 @@
-"""What the profiler saw, read from its raw events."""
+"""What surrounds the steps of a world of one, and what the host and the profiler are asked."""
 
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain
+from types import SimpleNamespace
+
+import pytest
 import torch
+import torch.distributed as dist
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sp_bench.measure import launched
+from sp_bench import measure
+from sp_bench.config import WorkloadConfig
+from sp_bench.measure import Clock, launched
+
+CPU = torch.device("cpu")
+WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 3, 5, 64)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("who_steps", ["measure", "another loop"])
+def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> None:
+    entered: list[str] = []
+    steps: list[str] = []
+
+    def step() -> None:
+        steps.append(entered[-1])
+        dist.all_reduce(torch.ones(4))
+
+    if who_steps == "measure":
+        measurement = measure.measure(step, WORKLOAD, CPU, entered.append)
+    else:
+        clock = Clock(WORKLOAD, CPU, entered.append)
+        clock.tick()
+        for _ in range(measure.num_steps(WORKLOAD)):
+            step()
+            clock.tick()
+        measurement = clock.measurement
+    assert entered == ["warmup", "measure", "ledger"]
+    assert steps == ["warmup"] * 3 + ["measure"] * 5 + ["ledger"]
+    assert len(measurement.step_ms) == 5
+    assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
+
+
+def test_launching_takes_the_median_sample_over_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting = [3600, *(1e-4 * n for n in (2, 9, 4, 5, 6, 1, 8, 3))]  # s; the median is 5e-4
+    times = chain.from_iterable((0.0, seconds) for seconds in lasting)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=times.__next__))
+    assert measure.LAUNCHES == 100
+    assert measure.launch_us(CPU) == pytest.approx(5.0)
+
+
+def test_the_hosts_peak_is_the_largest_resident_set_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = "VmPeak:\t 9000000 kB\nVmHWM:\t  123456 kB\nVmRSS:\t  100000 kB\n"
+    monkeypatch.setattr(
+        measure, "Path", lambda path: SimpleNamespace(read_text=lambda: {"/proc/self/status": status}[path])
+    )
+    assert measure._peaks(CPU)["peak_host_bytes"] == 123456 * 1024
 
 
 def test_raw_events_have_the_names_that_the_profiler_gives_its_events() -> None:

@@ -54,6 +54,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_rates_come_from_the_median
     assert row["tokens_per_s"] == pytest.approx(2 * 1000 / 0.120)
     assert row["tokens_per_s_per_gpu"] == pytest.approx(row["tokens_per_s"] / 2)
     assert row["hfu"] == pytest.approx(3.5e12 / 0.120 / 2 / 989.4e12)
+    assert row["mfu"] == pytest.approx(3e12 / 0.120 / 2 / 989.4e12)
+    assert row["attention_flops_per_s"] == pytest.approx(3.5e12 / 0.120)  # of all ranks
     assert row["flags"] == []
 
 
@@ -111,6 +113,17 @@ def test_memory_headline_is_the_largest_rank() -> None:
 def test_a_short_window_and_disagreeing_clocks_are_flagged() -> None:
     row = assemble(CONFIG, [measurement(100), measurement(100, window_ms=150)], H100, own=True)
     assert row["flags"] == ["short_window", "clock_mismatch"]
+
+
+def test_one_short_window_is_enough_for_the_flag() -> None:
+    assert assemble(CONFIG, [measurement(150), measurement(300)], H100, own=True)["flags"] == ["short_window"]
+    assert assemble(CONFIG, [measurement(200), measurement(300)], H100, own=True)["flags"] == []
+
+
+@pytest.mark.parametrize(("percent", "flags"), [(-3, ["clock_mismatch"]), (-1, []), (1, []), (3, ["clock_mismatch"])])
+def test_steps_may_differ_from_their_window_by_2_percent(percent: float, flags: list[str]) -> None:
+    off = measurement(300 * (1 + percent / 100), window_ms=300)
+    assert assemble(CONFIG, [measurement(300), off], H100, own=True)["flags"] == flags
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a rank says of its own failure."""
+"""What a rank says of its own failure, and the threads and the memory that it gives itself."""
 
 import pytest
 import torch
@@ -57,3 +57,26 @@ def test_a_failure_names_its_rank_and_type_and_incorrect_speaks_for_itself():
 
 def test_a_reason_is_at_most_2000_characters():
     assert len(worker._failure(0, 0.0, ValueError("x" * 10_000)).reason or "") == worker.MAX_REASON
+
+
+def test_a_rank_on_the_cpu_computes_with_its_own_number_of_threads(make_config):
+    before = torch.get_num_threads()
+    try:
+        for asked, has in ((3, 3), (None, 1)):
+            assert worker._device(make_config(hardware__threads_per_rank=asked)) == torch.device("cpu")
+            assert torch.get_num_threads() == has
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("cap_gib", "fraction"), [(40, (40 - 6) / 80), (90, 1.0), (None, 1.0)])
+def test_an_emulated_memory_is_of_all_on_the_device_and_not_of_torchs_allocator_alone(
+    make_config, monkeypatch, cap_gib, fraction
+):
+    gib, device, fractions = 2**30, torch.device("cuda", 1), {}
+    config = make_config(fabric="nvlink", hardware="h200", hardware__device_memory_gib=cap_gib)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda of: {device: (70 * gib, 80 * gib)}[of])
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda of: {device: 4 * gib}[of])
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, of: fractions.update({of: part}))
+    worker._emulate_memory(config, device)
+    assert fractions == {device: pytest.approx(fraction)}

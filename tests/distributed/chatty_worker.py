@@ -1,0 +1,18 @@
+"""A rank that sends each message twice: the real worker, with an exchange that is right and moves too many bytes."""
+
+import sys
+from pathlib import Path
+
+from sp_bench import worker
+from sp_bench.exchange import Collectives
+
+right = Collectives.all_to_all
+
+
+def twice(transport: Collectives, sent):
+    right(transport, sent).wait_all()
+    return right(transport, sent)
+
+
+Collectives.all_to_all = twice
+worker.main([Path(argument) for argument in sys.argv[1:]])
