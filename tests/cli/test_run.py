@@ -162,25 +162,16 @@ def test_a_results_folder_that_cannot_be_written_is_one_clear_line(command, tmp_
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
-def test_trials_of_a_group_share_their_processes_and_each_leaves_its_row(command, tmp_path):
-    methods = "method=ulysses,ring,all_gather"
-    done = command("run", methods, "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
-    assert done.returncode == 0, done.stderr
-    frame = pd.read_parquet(tmp_path / "results" / "g")
-    assert frame["status"].tolist() == ["ok"] * 3
-    assert frame["isolation"].unique().tolist() == ["group"]
-    launcher_logs = (tmp_path / "results" / "g" / "_work" / "trials").glob("*/launcher.log")
-    assert len({path.stat().st_ino for path in launcher_logs}) == 1  # one launch for all three
-    assert not trial_processes(tmp_path)
-
-
-def test_a_replicate_of_a_group_is_a_launch_of_its_own(command, tmp_path):
+def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_its_own(command, tmp_path):
     shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
     done = command("run", *shared, "replicates=2")
     assert done.returncode == 0, done.stderr
-    assert pd.read_parquet(tmp_path / "results" / "g")["status"].tolist() == ["ok"] * 4
+    frame = pd.read_parquet(tmp_path / "results" / "g")
+    assert frame["status"].tolist() == ["ok"] * 4
+    assert frame["isolation"].unique().tolist() == ["group"]
     launcher_logs = (tmp_path / "results" / "g" / "_work" / "trials").glob("*/launcher.log")
     assert len({path.stat().st_ino for path in launcher_logs}) == 2
+    assert not trial_processes(tmp_path)
 
 
 def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp_path):

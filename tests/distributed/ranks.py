@@ -1,8 +1,9 @@
 """Runs a function on real ranks: gloo ranks on the CPU, or NCCL ranks with a GPU each.
 
-Starting a group costs seconds: start one a world size, run many cases in it.
+Starting a group costs a second: start one a world size, run many cases in it.
 """
 
+import multiprocessing
 import os
 import sys
 import tempfile
@@ -16,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+# Ranks are forks of one process that has imported what takes each of them 3 s; it has no threads and no device.
+multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp"])
 COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at different speeds; a hang must still end
 
 
@@ -81,4 +84,7 @@ def run(world_size: int, function: Callable[..., None], *args: Any, backend: str
         ProcessExitedException, ProcessRaisedException: a rank failed; its traceback is on stderr.
     """
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (world_size, backend, os.path.join(folder, "store"), function, args), nprocs=world_size)
+        mp.start_processes(
+            *(_rank, (world_size, backend, os.path.join(folder, "store"), function, args), world_size),
+            start_method="forkserver",
+        )

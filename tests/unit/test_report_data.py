@@ -24,7 +24,7 @@ from sp_bench.report.figures.venues import VENUES
 from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import mixing, words
 from sp_bench.report.ratios import paired_ratio
-from sp_bench.report.selection import MIXED, select
+from sp_bench.report.selection import MIXED, Selection, select
 from sp_bench.report.tables import paper_tables
 
 from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
@@ -305,12 +305,16 @@ def test_anonymous_campaigns_with_equal_names_stay_apart(tmp_path: Path) -> None
     assert not any(who in name.split("/") for name in hidden["folder"] for who in ("al", "bo"))
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=60))
+@pytest.fixture(scope="module")
+def one_row(tmp_path_factory: pytest.TempPathFactory) -> Selection:
+    return select([commit([row()], tmp_path_factory.mktemp("rows"))])
+
+
+@given(reason=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=60))
 @settings(deadline=None, max_examples=50)
-def test_any_reason_can_be_made_anonymous(tmp_path_factory: pytest.TempPathFactory, reason: str) -> None:
-    selection = select([commit([row()], tmp_path_factory.mktemp("rows"))])
-    rows = selection.rows.assign(reason=reason, config=json.dumps({"note": reason}))
-    hidden = anonymous(replace(selection, rows=rows, problems=(reason,)), []).rows
+def test_any_reason_can_be_made_anonymous(one_row: Selection, reason: str) -> None:
+    rows = one_row.rows.assign(reason=reason, config=json.dumps({"note": reason}))
+    hidden = anonymous(replace(one_row, rows=rows, problems=(reason,)), []).rows
     assert json.loads(hidden["config"][0]).keys() == {"note"}
 
 
