@@ -114,15 +114,12 @@ def expand(blocks: Sequence[Sequence[Override]], max_points: int) -> list[list[s
     return points
 
 
-def split_point(point: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(lines that choose a file of conf or concern the campaign, lines that set an option of a trial)."""
-    lines = tuple(point)
-    options = tuple(line for line in lines if _is_option(line.partition("=")[0]))
-    return tuple(line for line in lines if line not in options), options
-
-
-def _is_option(key: str) -> bool:
-    return key in CELL_KEYS and key not in GROUPS
+def split_point(point: Iterable[str]) -> tuple[dict[str, str], list[str]]:
+    """(the line that chooses a file for a group of the trial, by group; the lines that set an option of the trial)."""
+    by_key = {line.partition("=")[0]: line for line in point}
+    cell = {key: line for key, line in by_key.items() if key in CELL_KEYS}
+    files = {key: line for key, line in cell.items() if key in GROUPS}
+    return files, [line for key, line in cell.items() if key not in files]
 
 
 _parser = cache(OverridesParser.create)

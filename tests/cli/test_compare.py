@@ -1,13 +1,15 @@
-"""The real command: what a CI job sees of it."""
+"""What a CI job sees of the command."""
 
 import pytest
 
 from ..unit.rows import commit, row
+from .console import console, refusal
 
 
 @pytest.fixture
-def before(tmp_path):
-    """Ring at two lengths in 6 replicates, beside the folder that commands run in."""
+def before(tmp_path, monkeypatch):
+    """Ring at two lengths in 6 replicates, in the folder that commands run in."""
+    monkeypatch.chdir(tmp_path)
     return commit(campaign(1.0), tmp_path / "before")
 
 
@@ -23,13 +25,13 @@ def campaign(factor: float, **columns):
 
 
 @pytest.mark.usefixtures("before")
-def test_equal_campaigns_pass_and_what_is_no_row_is_named(command, tmp_path):
+def test_equal_campaigns_pass_and_what_is_no_row_is_named(capfd, tmp_path):
     (commit(campaign(1.0), tmp_path / "after") / "notes.txt").write_text("mine")
-    done = command("compare", "before", "after", "--fail-on", "median:5%")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("1.000x [1.000, 1.000]") == 2
-    assert "2 cells compared: 2 not told apart" in done.stdout
-    assert "notes.txt: not a row" in done.stdout
+    code, printed, errors = console(capfd, "compare", "before", "after", "--fail-on", "median:5%")
+    assert (code, errors) == (0, "")
+    assert printed.count("1.000x [1.000, 1.000]") == 2
+    assert "2 cells compared: 2 not told apart" in printed
+    assert "notes.txt: not a row" in printed
 
 
 @pytest.mark.usefixtures("before")
@@ -45,13 +47,13 @@ def test_a_slower_cell_exits_with_1_and_is_named(command, tmp_path):
 
 
 @pytest.mark.usefixtures("before")
-def test_rows_that_cannot_be_read_do_not_pass(command, tmp_path):
+def test_rows_that_cannot_be_read_do_not_pass(capfd, tmp_path):
     cut = sorted(commit(campaign(1.0), tmp_path / "after").glob("*.parquet"))[0]
     cut.write_bytes(cut.read_bytes()[:100])
-    done = command("compare", "before", "after", "--fail-on", "median:5%")
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[1:] == [f"  after/{cut.name}: cannot be read"]
-    assert f"after: {cut.name}: " in done.stdout  # and why
+    code, printed, errors = console(capfd, "compare", "before", "after", "--fail-on", "median:5%")
+    assert code == 1
+    assert errors.splitlines()[1:] == [f"  after/{cut.name}: cannot be read"]
+    assert f"after: {cut.name}: " in printed  # and why
 
 
 @pytest.mark.usefixtures("before")
@@ -66,9 +68,6 @@ def test_rows_that_cannot_be_read_do_not_pass(command, tmp_path):
         (["before", "--fail-on", "mean:5%"], "--fail-on mean:5%: use median:NUMBER%, such as median:5% or median:2.5%"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(command, tmp_path, arguments, words):
+def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, arguments, words):
     commit([row(method="ulysses")], tmp_path / "other")
-    done = command("compare", "before", *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"sp-bench: {words}")
-    assert done.stderr.count("\n") == 1
+    assert refusal(capfd, "compare", "before", *arguments).startswith(f"sp-bench: {words}")

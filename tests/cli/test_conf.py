@@ -1,5 +1,6 @@
 """Files of conf with a slip: one line that names the file and the way out, where something else would have run."""
 
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -38,6 +39,17 @@ def test_a_sweep_of_ones_own_runs_its_blocks(write, capfd, above):
     code, out, err = console(capfd, "plan", "sweep=mine")
     assert (code, err) == (0, "")
     assert out.splitlines()[-1].startswith("12 trials")
+
+
+@pytest.mark.parametrize("name", [path.stem for path in (conf_files.conf_folder() / "sweep").glob("*.yaml")])
+def test_a_sweep_of_conf_asks_for_nothing_that_no_machine_can_run(name, capfd):
+    code, out, err = console(capfd, "plan", f"sweep={name}")
+    assert (code, err) == (0, "")
+    refusals = [line.partition("unsupported: ")[2] for line in out.splitlines() if "unsupported: " in line]
+    for_ever = [
+        refusal for refusal in refusals if not re.match(r"(hardware|kernel|method|engine)[ =]\w+ needs ", refusal)
+    ]
+    assert len(for_ever) == (name == "smoke")  # it shows what a refusal looks like
 
 
 WAY_OUT = "begin it with the line '# @package _global_', and list what it sweeps over below 'sweep: blocks:'"

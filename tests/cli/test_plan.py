@@ -5,16 +5,28 @@ import pytest
 
 from sp_bench import results
 
-from .console import refusal
+from .console import console, refusal
 
 
-def test_a_plan_shows_validity_and_counts_and_creates_nothing(command, tmp_path):
-    done = command("plan", "method=ulysses,ring", "sp_size=3,4", "seq_len=6144,6145")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "8 trials: 3 to run, 5 unsupported; nothing was launched"
-    assert "num_heads=8 cannot be split over sp_size=3" in done.stdout
-    assert "nearest lengths: 6144 or 6152" in done.stdout
-    assert list(tmp_path.iterdir()) == []
+@pytest.fixture
+def plan(capfd, tmp_path, monkeypatch):
+    """`plan("sweep=smoke")` is what `sp-bench plan sweep=smoke` prints; it leaves an empty folder empty."""
+    monkeypatch.chdir(tmp_path)
+
+    def printed(*arguments: str) -> str:
+        code, out, err = console(capfd, "plan", *arguments)
+        assert (code, err) == (0, "")
+        assert list(tmp_path.iterdir()) == []
+        return out
+
+    return printed
+
+
+def test_a_plan_shows_validity_and_counts(plan):
+    printed = plan("method=ulysses,ring", "sp_size=3,4", "seq_len=6144,6145")
+    assert printed.splitlines()[-1] == "8 trials: 3 to run, 5 unsupported; nothing was launched"
+    assert "num_heads=8 cannot be split over sp_size=3" in printed
+    assert "nearest lengths: 6144 or 6152" in printed
 
 
 def test_a_plan_shows_what_is_committed(finished):
@@ -26,23 +38,20 @@ def test_a_plan_shows_what_is_committed(finished):
     assert done.stdout.splitlines()[-1].startswith("2 trials: 2 done")
 
 
-def test_the_smoke_sweep_holds_every_own_method_and_one_unsupported_point(command):
-    done = command("plan", "sweep=smoke")
-    assert done.returncode == 0, done.stderr
-    assert "1 unsupported" in done.stdout.splitlines()[-1]
+def test_the_smoke_sweep_holds_every_own_method_and_one_unsupported_point(plan):
+    printed = plan("sweep=smoke")
+    assert "1 unsupported" in printed.splitlines()[-1]
     for word in ("single", "ulysses", "ring", "all_gather", "usp", "zigzag", "striped", "train_step/step"):
-        assert word in done.stdout
+        assert word in printed
 
 
-def test_replicates_are_planned_and_not_composed(command):
-    done = command("plan", "method=ring", "replicates=6")
-    assert done.stdout.splitlines()[-1].startswith("6 trials")
+def test_replicates_are_planned_and_not_composed(plan):
+    assert plan("method=ring", "replicates=6").splitlines()[-1].startswith("6 trials")
 
 
-def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(command):
-    done = command("plan", "method=ring,usp", "method.dkv_dtype=input,float32")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1].startswith("4 trials: 4 to run")
+def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(plan):
+    printed = plan("method=ring,usp", "method.dkv_dtype=input,float32")
+    assert printed.splitlines()[-1].startswith("4 trials: 4 to run")
 
 
 @pytest.mark.parametrize(
@@ -71,22 +80,18 @@ def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(comm
         (["workload=train_step", "workload.causal=false"], "workload.causal=false: train_step trains a causal decoder"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2_and_creates_no_folder(command, tmp_path, arguments, message):
-    done = command("run", *arguments)
-    assert done.returncode == 2, done.stdout
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("sp-bench: ")
-    assert message in line
-    assert done.stdout == ""
+def test_bad_input_is_one_line_and_exit_code_2_and_creates_no_folder(capfd, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert message in refusal(capfd, "run", *arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_composed_config_of_a_trial_can_be_read(command):
-    done = command("run", "method=usp", "sp_size=4", "--cfg", "job")
-    assert done.returncode == 0, done.stderr
-    assert "ulysses_degree: 2" in done.stdout
-    assert "sp_size: 4" in done.stdout
-    assert results.WORK not in done.stdout
+def test_the_composed_config_of_a_trial_can_be_read(capfd):
+    code, printed, errors = console(capfd, "run", "method=usp", "sp_size=4", "--cfg", "job")
+    assert (code, errors) == (0, "")
+    assert "ulysses_degree: 2" in printed
+    assert "sp_size: 4" in printed
+    assert results.WORK not in printed
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import pytest
 
 from sp_bench import kernels, methods, results, support_table
 
+from .console import console, refusal
+
 
 @pytest.mark.parametrize("verb", ["run", "resume", "plan", "report", "compare", "status", "doctor", "methods"])
-def test_the_help_of_each_verb_teaches_by_example(command, verb):
-    done = command(verb, "--help")
-    assert done.returncode == 0
-    assert f"sp-bench {verb}" in done.stdout.partition("Usage:")[2].partition("\n")[2]
+def test_the_help_of_each_verb_teaches_by_example(capfd, verb):
+    code, printed, _ = console(capfd, verb, "--help")
+    assert code == 0
+    assert f"sp-bench {verb}" in printed.partition("Usage:")[2].partition("\n")[2]
 
 
 def test_the_console_script_and_the_module_are_the_same(command):
@@ -34,9 +36,8 @@ def test_status_counts_rows_from_their_names_alone(command, tmp_path):
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
-def test_a_folder_that_is_not_there_is_named(command, verb):
-    done = command(verb, "nowhere")
-    assert (done.returncode, done.stderr) == (2, "sp-bench: nowhere is not a folder of results\n")
+def test_a_folder_that_is_not_there_is_named(capfd, verb):
+    assert refusal(capfd, verb, "nowhere") == "sp-bench: nowhere is not a folder of results"
 
 
 def test_a_report_names_and_skips_what_is_not_a_row(finished, command, tmp_path):
@@ -62,18 +63,18 @@ def test_doctor_names_every_library_kernel_and_method(command):
 DOCUMENT = Path(__file__).parents[2] / "docs" / "METHODS.md"
 
 
-def test_the_support_matrix_of_the_docs_is_what_the_command_prints(command):
-    done = command("methods")
-    assert done.returncode == 0, done.stderr
+def test_the_support_matrix_of_the_docs_is_what_the_command_prints(capfd):
+    _, printed, errors = console(capfd, "methods")
+    assert errors == ""
     written = DOCUMENT.read_text().partition(support_table.BEGIN)[2].partition(support_table.END)[0]
     hint = "docs/METHODS.md is behind: sp-bench methods --write docs/METHODS.md"
-    assert done.stdout.startswith(written.strip() + "\n"), hint
+    assert printed.startswith(written.strip() + "\n"), hint
 
 
-def test_the_command_writes_the_matrix_between_its_markers_and_nothing_else(command, tmp_path):
+def test_the_command_writes_the_matrix_between_its_markers_and_nothing_else(capfd, tmp_path):
     copy = tmp_path / "METHODS.md"
     copy.write_text(f"before\n{support_table.BEGIN}old\n{support_table.END}after\n")
-    assert command("methods", "--write", "METHODS.md").returncode == 0
+    assert console(capfd, "methods", "--write", str(copy))[0] == 0
     text = copy.read_text()
     assert text.startswith(f"before\n{support_table.BEGIN}\n| method ")
     assert text.endswith(f"\n\n{support_table.END}after\n")
@@ -81,11 +82,11 @@ def test_the_command_writes_the_matrix_between_its_markers_and_nothing_else(comm
 
 
 @pytest.mark.parametrize(("content", "why"), [("no markers", "has no line <!--"), (None, "cannot be rewritten")])
-def test_a_file_without_the_markers_is_left_alone(command, tmp_path, content, why):
+def test_a_file_without_the_markers_is_left_alone(capfd, tmp_path, content, why):
     if content:
         (tmp_path / "METHODS.md").write_text(content)
-    done = command("methods", "--write", "METHODS.md")
-    assert (done.returncode, why in done.stderr) == (2, True)
+    code, _, errors = console(capfd, "methods", "--write", str(tmp_path / "METHODS.md"))
+    assert (code, why in errors) == (2, True)
     assert content is None or (tmp_path / "METHODS.md").read_text() == content
 
 
@@ -106,9 +107,6 @@ def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path):
     assert [line.split() for line in again.stdout.splitlines() if line.startswith("gloo")] == lines
 
 
-def test_plain_doctor_takes_no_overrides(command):
-    done = command("doctor", "sp_size=2")
-    assert (done.returncode, done.stderr) == (
-        2,
-        "sp-bench: sp_size=2: plain doctor takes no overrides; doctor --curves does\n",
-    )
+def test_plain_doctor_takes_no_overrides(capfd):
+    line = refusal(capfd, "doctor", "sp_size=2")
+    assert line == "sp-bench: sp_size=2: plain doctor takes no overrides; doctor --curves does"
