@@ -43,7 +43,7 @@ def check_all(rank: int, sp_size: int) -> None:
         check(case, mesh)
 
 
-@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4), nccl=(2, 3, 4, 8)))
+@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4, 8), nccl=(2, 3, 4, 8)))
 def test_counted_bytes_equal_predicted_ones_on_real_ranks(backend: str, sp_size: int) -> None:
     run(sp_size, check_all, sp_size, backend=backend)
 

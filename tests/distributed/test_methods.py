@@ -83,14 +83,16 @@ def check_within_budget(case: Case, mesh: DeviceMesh) -> None:
 
 
 def check_all(rank: int, sp_size: int) -> None:
-    for case, mesh in on_meshes(cases(sp_size)):
+    """Eight ranks on the cores of a laptop: one case in five, which is other heads and masks for each method."""
+    crowded = sp_size == 8 and here().type == "cpu"
+    for case, mesh in on_meshes(cases(sp_size)[:: 5 if crowded else 1]):
         errors = relative_errors(case, mesh)
         assert all(error < 1e-13 for error in errors.values()), f"{case} on rank {rank}: {errors}"
-    for case, mesh in on_meshes(half_precision_cases(sp_size, here().type)):
+    for case, mesh in on_meshes([] if crowded else half_precision_cases(sp_size, here().type)):
         check_within_budget(case, mesh)
 
 
-@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(1, 2, 3, 4), nccl=(1, 2, 3, 4, 8)))
+@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(1, 2, 3, 4, 8), nccl=(1, 2, 3, 4, 8)))
 def test_methods_agree_with_the_oracle_in_output_and_gradients(backend: str, sp_size: int) -> None:
     assert len(cases(sp_size)) >= 60
     run(sp_size, check_all, sp_size, backend=backend)
