@@ -119,9 +119,12 @@ class WorkloadConfig:
     max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
     # train_step, parity: forward and backward passes of one optimizer step, their gradients summed; None: one
     micro_batches: int | None = None
+    # train_step, parity: local tokens whose logits exist at a time, forward and backward; None: all of a micro-batch
+    loss_tile_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm", "micro_batches")
+        positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
+        require_positive(self, *positive, "micro_batches", "loss_tile_tokens")
         require_at_most(self, MAX_COUNT, "micro_batches")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
@@ -133,11 +136,12 @@ class WorkloadConfig:
                 f"workload.max_message_bytes={self.max_message_bytes}: sizes are {MIN_MESSAGE_BYTES}, "
                 f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
             )
-        if self.micro_batches is not None and self.pass_kind != "step":
-            raise ConfigError(
-                f"workload.micro_batches={self.micro_batches}: workload {self.name} takes no optimizer step; leave it "
-                "away, or use workload=train_step"
-            )
+        for option in ("micro_batches", "loss_tile_tokens"):
+            if (value := getattr(self, option)) is not None and self.pass_kind != "step":
+                raise ConfigError(
+                    f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it away, or use "
+                    "workload=train_step"
+                )
         if self.pass_kind == "step":
             if not self.causal:
                 raise ConfigError(f"workload.causal=false: {self.name} trains a causal decoder; use causal=true")

@@ -6,6 +6,7 @@ Nothing here is of global length: a rank knows its tokens and their global posit
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from sp_bench import ledger
 from sp_bench.config import ModelConfig
 
 AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
+Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [s,1,D/2]
 
 
@@ -104,14 +106,17 @@ class Decoder(nn.Module):
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
-    def forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """tokens [B,s] and their global positions [s] -> logits [B,s,V]."""
+    def forward(self, tokens: Tensor, positions: Tensor, loss: Loss | None = None) -> Any:
+        """tokens [B,s] and their global positions [s] -> logits [B,s,V], or what `loss` makes of the last hidden states
+        and the output matrix: inside the module that FSDP wraps, where that is whole."""
         x = self.embedding(tokens)
         wide = torch.promote_types(x.dtype, torch.float32)
         rope = rotation(positions, self.config.head_dim, self.config.rope_theta, wide)
         for block in self.blocks:
             x = block(x, rope)
         x = self.norm(x)
+        if loss is not None:
+            return loss(x, self.embedding.weight if self.head is None else self.head.weight)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
 
 

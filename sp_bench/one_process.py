@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.func import functional_call
 
-from sp_bench import kernels, train
+from sp_bench import cross_entropy, kernels, train
 from sp_bench.config import TrialConfig
 from sp_bench.differentiable import differentiable
 from sp_bench.model import Decoder, initialise
@@ -60,7 +60,7 @@ def step(
         # Casting inside the graph is what FSDP's mixed precision does: gradients arrive at the stored parameters.
         parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
         logits = functional_call(decoder, parameters, (sequence[:, :-1], positions))
-        losses = train.token_losses(logits, sequence[:, 1:])
+        losses = cross_entropy.of_tokens(logits, sequence[:, 1:])
         (losses.sum() / (num_sequences * seq_len)).backward()
         parts.append(losses.detach())
     token_losses = torch.cat(parts)

@@ -19,10 +19,10 @@ from torch.nn import functional as F
 from sp_bench import kernels, ledger, methods
 from sp_bench.config import ModelConfig, TrialConfig, WorkloadConfig
 from sp_bench.costs import Traffic
+from sp_bench.cross_entropy import IGNORED
 from sp_bench.layouts import SequenceLayout
 from sp_bench.model import AttentionCall, Decoder
 
-IGNORED = -100  # label of a padded token
 T = TypeVar("T")
 
 
@@ -114,12 +114,6 @@ def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.
     if workload.optimizer == "adamw":
         return torch.optim.AdamW(decoder.parameters(), lr=workload.learning_rate)
     return torch.optim.SGD(decoder.parameters(), lr=workload.learning_rate, momentum=0.9)
-
-
-def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """NLL in nats of each token, 0 where padded: logits [B,s,V], labels [B,s] -> [B,s], in fp32 or wider."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none").view_as(labels)
 
 
 def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench import ledger, model_costs, train
+from sp_bench import cross_entropy, ledger, model_costs, train
 from sp_bench.config import TrialConfig
 from sp_bench.costs import Traffic
 from sp_bench.engines import zero3
@@ -64,7 +64,7 @@ class Training:
     def _accumulate(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """One micro-batch: this rank's part of its mean loss, and its tokens' losses [B,s]. DeepSpeed divides each loss
         by the number of micro-batches, and its step after the last of them is the only one that updates."""
-        losses = train.token_losses(self.engine(batch.tokens, batch.positions), batch.labels)
+        losses = cross_entropy.of_tokens(self.engine(batch.tokens, batch.positions), batch.labels)
         loss = losses.sum() / batch.num_valid_tokens
         self.engine.backward(loss * dist.get_world_size())
         self.engine.step()

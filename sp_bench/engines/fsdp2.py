@@ -5,7 +5,7 @@ The reference engine: its bytes are predicted exactly.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from sp_bench import ledger, model_costs, train
+from sp_bench import cross_entropy, ledger, model_costs, train
 from sp_bench.config import TrialConfig
 from sp_bench.costs import Traffic
 from sp_bench.model import AttentionCall, Decoder, initialise
@@ -78,6 +78,7 @@ class Training:
     decoder: Decoder
     optimizer: torch.optim.Optimizer
     max_grad_norm: float | None
+    loss_tile_tokens: int | None
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """Forward and backward with gradient synchronisation of each micro-batch, then the update. Every rank of the
@@ -92,11 +93,18 @@ class Training:
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
         """Add a micro-batch's part of the gradient; returns its tokens' losses [B,s]."""
-        losses = train.token_losses(self.decoder(batch.tokens, batch.positions), batch.labels)
-        loss = losses.sum() / num_valid_tokens
+        loss, losses = self._forward(batch, num_valid_tokens)
         with ledger.phase("backward"):
             loss.backward()
         return losses.detach()
+
+    def _forward(self, batch: Batch, num_valid_tokens: int) -> tuple[Tensor, Tensor]:
+        if self.loss_tile_tokens is None:
+            losses = cross_entropy.of_tokens(self.decoder(batch.tokens, batch.positions), batch.labels)
+            return losses.sum() / num_valid_tokens, losses
+        options = {"divisor": num_valid_tokens, "tile_tokens": self.loss_tile_tokens}
+        tiled = partial(cross_entropy.tiled, labels=batch.labels, **options)
+        return self.decoder(batch.tokens, batch.positions, tiled)
 
 
 def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:
@@ -104,4 +112,6 @@ def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, devic
     recompute = config.workload.activation_checkpointing == "full"
     decoder = train.build_decoder(config.model, attention, config.dtype, recompute=recompute)
     shard(decoder, config, mesh, device)
-    return Training(decoder, train.make_optimizer(decoder, config.workload), config.workload.max_grad_norm)
+    workload = config.workload
+    optimizer = train.make_optimizer(decoder, workload)
+    return Training(decoder, optimizer, workload.max_grad_norm, workload.loss_tile_tokens)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
-from sp_bench import ledger, train
+from sp_bench import cross_entropy, ledger, train
 from sp_bench.config import TrialConfig
 from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.support import ATTENTION
@@ -141,4 +141,4 @@ class Training:
             loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
         if not self.token_losses:
             return loss, None
-        return loss, train.token_losses(outputs.logits.detach(), hugging_face.shifted(batch))
+        return loss, cross_entropy.of_tokens(outputs.logits.detach(), hugging_face.shifted(batch))

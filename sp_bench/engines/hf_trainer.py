@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench import train
+from sp_bench import cross_entropy
 from sp_bench.config import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
@@ -42,4 +42,4 @@ def stack(config: TrialConfig) -> Stack:
 
 
 def _token_losses(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
-    return train.token_losses(outputs.logits.detach(), hugging_face.shifted(batch))
+    return cross_entropy.of_tokens(outputs.logits.detach(), hugging_face.shifted(batch))

@@ -18,9 +18,10 @@ from torch.nn import functional as F
 from sp_bench import ledger, model, model_costs, train
 from sp_bench.config import ModelConfig, TrialConfig
 from sp_bench.costs import Traffic
+from sp_bench.cross_entropy import IGNORED
 from sp_bench.engines import zero3
 from sp_bench.engines.support import ATTENTION
-from sp_bench.train import IGNORED, StepResult
+from sp_bench.train import StepResult
 
 UNLABELLED = 1  # the loader shifts the labels of the tokens that it is given: the last one has no successor
 

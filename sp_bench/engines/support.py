@@ -30,6 +30,11 @@ def implementation(engine: EngineConfig) -> str:
 def unsupported_reason(config: TrialConfig) -> str | None:
     """Why this trial's engine cannot run it, naming what works, or None."""
     name, engine = config.engine.name, config.engine
+    if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
+        return (
+            f"workload.loss_tile_tokens={tile}: the loss of engine {name} has no tiles of ours; leave it away, or use "
+            "engine=fsdp2"
+        )
     if name == "fsdp2":
         return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* away"
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:

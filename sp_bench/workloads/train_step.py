@@ -104,7 +104,7 @@ def prove(job: Job) -> Proof:
     fp32 and fp64: with the same dtype, within TOLERANCES. Below: with fp32, within 2 x (error of one process in the
     trial's dtype + eps), as the attention's budget.
     """
-    config = _proof_config(job.config)
+    config = proof_config(job.config)
     batch = text.sequences(0, config.num_sequences, _proof_seq_len(config))
     stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
     expected = [labelled(engines.get(config.engine.name), batch)]
@@ -126,8 +126,13 @@ def _proof_seq_len(config: TrialConfig) -> int:
     return reduced - (reduced - config.seq_len) % multiple or config.seq_len
 
 
-def _proof_config(config: TrialConfig) -> TrialConfig:
-    return replace(config, model=replace(config.model, num_layers=min(PROOF_LAYERS, config.model.num_layers)))
+def proof_config(config: TrialConfig) -> TrialConfig:
+    """Fewer layers, and a loss in as many tiles as at the timed length."""
+    model = replace(config.model, num_layers=min(PROOF_LAYERS, config.model.num_layers))
+    if (tile := config.workload.loss_tile_tokens) is None:
+        return replace(config, model=model)
+    smaller = max(tile * _proof_seq_len(config) // config.seq_len, 1)
+    return replace(config, model=model, workload=replace(config.workload, loss_tile_tokens=smaller))
 
 
 def _errors_on_mesh(

@@ -20,7 +20,9 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(MethodConfig("ring", "zigzag", dkv_dtype="input"), 2, workload=PARITY, seq_len=47),
             trial(MethodConfig("all_gather", "zigzag", dkv_dtype="input"), 2, workload=PARITY),
             trial(MethodConfig("single"), 1, dp_shard_size=2, workload=PARITY),
-            trial(MethodConfig("ulysses"), 2, workload=replace(PARITY, micro_batches=2), seq_len=47),
+            trial(
+                MethodConfig("ulysses"), 2, workload=replace(PARITY, micro_batches=2, loss_tile_tokens=7), seq_len=47
+            ),
         ]
     return [
         trial(MethodConfig("usp", "striped", None, 2, "ring_inner", "input"), 4, workload=PARITY, seq_len=47),

@@ -26,6 +26,7 @@ STRIPED = MethodConfig("ring", "striped", dkv_dtype="input")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
 TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
+TILES = {"loss_tile_tokens": 7}
 
 
 def usp(placement: str) -> MethodConfig:
@@ -33,18 +34,18 @@ def usp(placement: str) -> MethodConfig:
 
 
 def cases(world_size: int) -> list[TrialConfig]:
-    """Methods, layouts, dtypes, checkpointing, data parallelism, several micro-batches; the odd length is padded, the
-    odd model too."""
+    """Methods, layouts, dtypes, checkpointing, data parallelism, several micro-batches, losses in tiles; the odd length
+    is padded, the odd model too."""
     bf16 = {"dtype": "bfloat16"}
     return {
         1: [
             trial(MethodConfig("single"), 1, batch_size=2),
             trial(MethodConfig("single"), 1, workload=RECOMPUTED, model=ODD, **bf16),
-            trial(MethodConfig("single"), 1, workload=THREE, batch_size=2),
+            trial(MethodConfig("single"), 1, workload=replace(THREE, **TILES), batch_size=2),
         ],
         2: [
-            trial(ULYSSES, 2, seq_len=45, model=ODD),
-            trial(ZIGZAG, 2, seq_len=45, workload=RECOMPUTED, **bf16),
+            trial(ULYSSES, 2, seq_len=45, model=ODD, workload=replace(TRAIN, **TILES)),
+            trial(ZIGZAG, 2, seq_len=45, workload=replace(RECOMPUTED, **TILES), **bf16),
             trial(MethodConfig("single"), 1, dp_replicate_size=2, model=ODD),
             trial(MethodConfig("single"), 1, dp_shard_size=2, batch_size=2, dtype="float64"),
             trial(ULYSSES, 2, seq_len=45, model=ODD, workload=TWO),
@@ -60,7 +61,7 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(usp("ring_inner"), 4, seq_len=45),
             trial(ZIGZAG, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=RECOMPUTED),
             trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, **bf16),
-            trial(STRIPED, 2, dp_shard_size=2, batch_size=2, seq_len=45, workload=TWO),
+            trial(STRIPED, 2, dp_shard_size=2, batch_size=2, seq_len=45, workload=replace(TWO, **TILES)),
             trial(ULYSSES, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=THREE),
             trial(MethodConfig("single"), 1, dp_replicate_size=2, dp_shard_size=2, model=ODD),
         ],
@@ -266,6 +267,13 @@ def check_wrong_training_is_refused() -> None:
             ):
                 with mistake(), pytest.raises(Incorrect, match=names):
                     train_step.prove(job(config)).check()
+
+
+def test_the_proof_has_as_many_tiles_as_the_timed_length() -> None:
+    config = trial(ULYSSES, 2, seq_len=6144, workload=replace(TRAIN, loss_tile_tokens=512))
+    proof = train_step.proof_config(config)
+    assert 48 / proof.workload.loss_tile_tokens == 6144 / 512
+    assert train_step.proof_config(trial(ULYSSES, 2)).workload == TRAIN
 
 
 @pytest.mark.parametrize(("loss", "grad_norm", "named"), [(math.nan, 0.0, "loss"), (0.0, math.nan, "grad_norm")])
