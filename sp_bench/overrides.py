@@ -103,9 +103,8 @@ def _refuse_repeated(overrides: Sequence[Override]) -> None:
             continue
         together = ",".join(line.partition("=")[2] for line in given)
         items = dict.fromkeys(together.split(","))
-        can_sweep = (
-            key in CELL_KEYS and len(items) > 1 and not set("([{'\"") & set(together)
-        )  # no list holds range(...)
+        plain = not set("([{'\"") & set(together)  # no list holds range(...)
+        can_sweep = key in CELL_KEYS and len(items) > 1 and plain
         use = f"use {key}={','.join(items)}" if can_sweep else "give it once"
         raise ConfigError(f"{shown(' '.join(given))}: {key} is given {len(given)} times; {shown(use)}")
 

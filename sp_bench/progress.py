@@ -232,9 +232,12 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
 
 def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
     config = trial.config
+    kernel, model, seq_len = config.kernel.name, config.model.name, str(config.seq_len)
+    if config.workload.name == "collective":  # it has none of them
+        kernel = model = seq_len = "-"
     return (
-        *(str(trial.order_index), config.method.name, layout(config), config.kernel.name, workload(config)),
-        *(config.fabric.name, config.model.name, config.dtype, str(config.seq_len), str(config.sp_size)),
+        *(str(trial.order_index), config.method.name, layout(config), kernel, workload(config)),
+        *(config.fabric.name, model, config.dtype, seq_len, str(config.sp_size)),
         *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
         options.get(trial.cell_id, ""),
     )

@@ -45,6 +45,12 @@ def test_the_smoke_sweep_holds_every_own_method_and_one_unsupported_point(plan):
         assert word in printed
 
 
+def test_an_exchange_has_no_kernel_model_or_length(plan):
+    heading, line, _ = plan("workload=collective", "method=ring").splitlines()
+    columns = dict(zip(heading.split(), line.split(), strict=False))
+    assert [columns[name] for name in ("method", "kernel", "model", "seq_len", "sp")] == ["ring", *"---", "2"]
+
+
 def test_replicates_are_planned_and_not_composed(plan):
     assert plan("method=ring", "replicates=6").splitlines()[-1].startswith("6 trials")
 
