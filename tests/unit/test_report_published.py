@@ -47,9 +47,26 @@ def test_the_sources_own_stack_stands_beside_it_each_way_to_have_memory_as_publi
     ]
     batches = "micro-batches"
     assert [line[4] for line in found] == [
-        *(f"device, {batches}", f"device, device memory, {batches}"),
-        *(f"device, offload, {batches}", f"device, device memory, offload, {batches}"),
+        *(f"engine, device, {batches}", f"engine, device, device memory, {batches}"),
+        *(f"engine, device, offload, {batches}", f"engine, device, device memory, offload, {batches}"),
     ]
+
+
+def test_only_the_sources_own_engine_is_not_said_to_differ() -> None:
+    rows = four_ways(6553.6, seq_len=65536, engine="trl_sft")
+    assert not any("engine" in line[4] for line in lines(rows, "tokens/s"))
+    assert "ours of the same engine: trl_sft" in table_of(rows).caption
+
+
+def test_of_memory_the_engine_goes_before_the_number_of_micro_batches_and_of_speed_after_it() -> None:
+    as_published: dict[str, Any] = {"seq_len": 65536, "offload": ADAM, **CAP}
+    rows = [
+        hf_step(engine="trl_sft", max_peak_allocated_bytes=12 * 10**9, **as_published),
+        hf_step(micro_batches=8, median_ms=9e3, max_peak_allocated_bytes=37 * 10**9, **as_published),
+    ]
+    (memory,), (speed,) = lines(rows, "peak GB/GPU"), lines(rows, "tokens/s")
+    assert ("; trl_sft, " in memory[3], memory[1:3], memory[4]) == (True, ["12.00", "0.24"], "device, micro-batches")
+    assert ("; hf_deepspeed, " in speed[3], speed[4]) == (True, "engine, device")
 
 
 def test_of_several_engines_of_the_stack_the_closest_is_shown_and_of_others_one() -> None:
@@ -101,8 +118,9 @@ def test_mean_is_set_beside_mean_and_largest_beside_largest_with_what_each_is_ag
     assert [line[:3] for line in largest] == [["5e-06", "0.000004000", "0.80"]]
     against = "reference (data parallelism on 4 GPUs, ours one process in float32)"
     assert mean[0][4] == f"engine, device, kernel, method, model, num_layers, {against}"
-    (line,) = lines([row(**parity, **differences, engine="hf_deepspeed", method="deepspeed_ulysses_hf")], "mean")
-    assert "engine" not in line[4].split(", ")
+    for engine, same in (("trl_sft", True), ("hf_deepspeed", False)):
+        (line,) = lines([row(**parity, **differences, engine=engine, method="deepspeed_ulysses_hf")], "mean")
+        assert ("engine" not in line[4].split(", ")) == same
 
 
 def test_an_offload_that_a_source_does_not_speak_of_is_said_to_be_so() -> None:
