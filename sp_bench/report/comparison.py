@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -61,11 +62,7 @@ class Pair:
     b: Cell
     points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
     paired: PairedRatio | None  # from 6 points on
-
-    @property
-    def ratio(self) -> float:
-        """Median of the points where they have an interval, else the ratio of the two medians."""
-        return ratio_of_medians(self.b, self.a) if self.paired is None else self.paired.ratio
+    ratio: float  # median of the points where they have an interval, else of the medians over the same replicates
 
     @property
     def verdict(self) -> str:
@@ -225,8 +222,15 @@ def _renamed(cell: Cell, setting: str, series: str) -> Cell:
 
 def _pair(a: Cell, b: Cell) -> Pair:
     before, after = ({row["replicate"]: row["median_step_ms"] for row in cell.measured} for cell in (a, b))
-    points = tuple(after[key] / before[key] for key in sorted(k for k in before if k is not None) if key in after)
-    return Pair(a, b, points, median_ratio(points))
+    both = sorted(key for key in before if key is not None and key in after)
+    points = tuple(after[key] / before[key] for key in both)
+    if (paired := median_ratio(points)) is not None:
+        ratio = paired.ratio
+    elif both:  # over these alone, or it could lie outside its own points
+        ratio = median(after[key] for key in both) / median(before[key] for key in both)
+    else:
+        ratio = ratio_of_medians(b, a)
+    return Pair(a, b, points, paired, ratio)
 
 
 def _failed_share(cell: Cell) -> float:

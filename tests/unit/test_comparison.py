@@ -91,6 +91,13 @@ def test_without_an_interval_the_ratio_is_that_of_the_medians_and_the_points_are
     assert pair.words == "0.900x (1.100, 0.900, 1.100)"
 
 
+def test_without_an_interval_the_medians_are_of_the_replicates_that_both_have(compared):
+    comparison = compared(replicates([10.0, 10.2, 9.0, 8.0]), replicates([10.0, 10.2]))
+    (pair,) = comparison.pairs
+    assert pair.words == "1.000x (1.000, 1.000)"
+    assert comparison.regressions(0.0) == []
+
+
 @given(st.lists(st.floats(0.2, 5.0), min_size=6, max_size=40))
 def test_the_other_way_round_the_interval_and_the_verdict_are_inverted(points):
     there, back = median_ratio(points), median_ratio([1 / point for point in points])
