@@ -229,6 +229,9 @@ def test_step_breakdown_shows_the_medians_of_the_arms_and_the_kernel_alone(tmp_p
         {"step": 10, "kernel alone": 6.5, "compute only": 8, "communication only": 3, "exposed communication": 2}
         | {"compute beyond the kernel": 1.5}
     )
+    labels = [text.get_text().strip() for text in plot.figure.legends[0].get_texts()]
+    assert "compute only + communication only" in labels
+    assert "compute only + communication only, in which packing and merging count twice" in plot.caption
     ids = dict(zip(plot.data["part"], plot.data["trial_ids"], strict=True))
     assert ids["kernel alone"] == alone["trial_id"] != ids["step"]
 

@@ -267,7 +267,9 @@ def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(replic
     beyond = "0.175 [0.150, 0.200]" if replicates == 6 else "0.180" if replicates == 5 else "0.200"
     assert f"{beyond} ms is compute beyond the kernel" in sentence
     bounds = " [0.800, 0.800]" if interval else ""
-    assert f"0.800{bounds} ms is exposed communication, which alone takes 2.00 ms" in sentence
+    alone = "which alone, with its packing and merging, takes 2.00 ms"
+    assert f"0.800{bounds} ms is exposed communication, {alone}" in sentence
+    assert "communication with its packing and merging, which compute only has too" in section.tables[0].caption
 
 
 @pytest.mark.parametrize(("uuid", "interval"), [("a", True), ("x", False)])

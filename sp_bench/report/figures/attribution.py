@@ -19,11 +19,12 @@ from sp_bench.report.time_parts import Attribution, Part, largest
 
 CAPTION = (
     "Step time beyond the kernel alone, at the longest seq_len of each sp_size; each panel has its own scale. "
-    "Compute beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks where the step "
-    "would end if all of its communication were exposed; inside the bar, communication slows the step by more than "
-    "it takes alone. On the right: kernel alone / step, and the step. Bars of steps without a measured kernel alone "
-    "begin at compute only. Medians over replicates, of each part its own: they need not add up. Lines across a "
-    "bar's end: order-statistic intervals of its part, from 6 replicates on."
+    "Compute beyond the kernel: uneven ranks, smaller blocks, merges and copies. The ring marks compute only + "
+    "communication only, in which packing and merging count twice: without overlap the step would end before it; "
+    "inside the bar, communication slows the step by more than it takes alone. On the right: kernel alone / step, and "
+    "the step. Bars of steps without a measured kernel alone begin at compute only. Medians over replicates, of each "
+    "part its own: they need not add up. Lines across a bar's end: order-statistic intervals of its part, from 6 "
+    "replicates on."
 )
 COMPUTE, EXPOSED, UNSPLIT = SKY, VERMILLION, "0.7"
 LABELS = {
@@ -69,7 +70,7 @@ def _figure(panels: Sequence[Sequence[Attribution]], texts: Mapping[str, str], r
     used = {colour for a in shown for colour, _, _ in _bars(a)}
     handles: list[Patch | Line2D] = [Patch(color=c, label=label) for c, label in LABELS.items() if c in used]
     if any(_unhidden(a) is not None for a in shown):
-        handles.append(Line2D([], [], **RING, label="without any overlap"))
+        handles.append(Line2D([], [], **RING, label="compute only + communication only"))
     legend(figure, handles, [str(handle.get_label()) for handle in handles], len(handles))
     return figure
 

@@ -19,10 +19,13 @@ BASIS = (
 )
 CAPTION = (
     "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the "
-    "same step with its messages replaced by local copies. Comm only: the same step without attention kernels. "
+    "same step with its messages replaced by local copies. Comm only: the same step without attention kernels, that "
+    "is, communication with its packing and merging, which compute only has too: the two add up to more than a step "
+    "without overlap. "
     "Compute beyond the kernel = compute only - kernel alone, of each replicate that both have: uneven ranks, smaller "
     "blocks, merges and copies. Exposed communication = step - compute only, of each replicate. "
-    "Overlap efficiency = 1 - exposed / comm only. "
+    "Overlap efficiency = 1 - exposed / comm only: 1 where all communication is hidden; without overlap about the "
+    "share of packing and merging in comm only, not 0. "
     "Medians over replicates, of each column its own: differences of medians need not be medians of differences. "
     "Brackets: order-statistic intervals, from 6 replicates on."
 )
@@ -60,7 +63,7 @@ def _words(a: Attribution) -> Words:
     if a.exposed is not None:
         words = say(words, "; ", ref(f"{a.exposed.words} ms", cell), " is exposed communication")
         if a.comm_only_ms is not None:
-            words = say(words, ", which alone takes ", in_ms(a.comm_only_ms, cell))
+            words = say(words, ", which alone, with its packing and merging, takes ", in_ms(a.comm_only_ms, cell))
     return say(words, ".")
 
 
