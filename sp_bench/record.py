@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from sp_bench import kernels
+from sp_bench import doubts, kernels
 from sp_bench.config import TrialConfig
 from sp_bench.costs import Traffic
 from sp_bench.hardware import peak_flops
@@ -62,11 +62,8 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
         flags.append("clock_mismatch")
     if len(step_ms) > 1 and statistics.median(step_ms[1:]) < (1 - MAX_FIRST_STEP_SHARE) * median_ms:
         flags.append("unsettled")
-    if any(m.allocator_retries for m in measurements):
-        flags.append("allocator_retried")
-    cap_gib = config.hardware.device_memory_gib
-    if cap_gib is not None and any((m.device_used_bytes or 0) > cap_gib * 2**30 for m in measurements):
-        flags.append("above_device_memory")
+    used, retries = zip(*((m.device_used_bytes, m.allocator_retries) for m in measurements), strict=True)
+    flags += doubts.of_memory(config.hardware.device_memory_gib, used, retries)
     return {
         "rank_step_ms": rank_step_ms,
         "step_ms": step_ms,

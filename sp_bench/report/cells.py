@@ -8,6 +8,8 @@ from typing import Any
 
 import pandas as pd
 
+from sp_bench import doubts
+from sp_bench.report.device_sets import are_several
 from sp_bench.report.series import OWN_CODE, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
@@ -110,6 +112,14 @@ class Cell:
         return max((row[column] for row in self.measured if row[column] is not None), default=None)
 
     @property
+    def flags(self) -> list[str]:
+        """Doubts about the times of the measured rows, by name."""
+        said = {str(flag) for row in self.measured for flag in listed(row["flags"])}
+        memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
+        found = (flag for row in self.measured for flag in doubts.of_memory(*(row[name] for name in memory)))
+        return sorted(said.union(found))
+
+    @property
     def throttled(self) -> list[str]:
         """Throttle reasons that slow a device down, of any rank and replicate: power and temperature."""
         states = [state for row in self.measured for state in listed(row["device_state"])]
@@ -184,6 +194,7 @@ def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
     measured = _measured(rows)
     step_ms = {_launch(row): row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
+    on_several = are_several(row["device_set"] for row in measured)
     memory_column = next(
         (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in measured)),
         None,
@@ -201,7 +212,7 @@ def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
         rows=tuple(rows),
         step_ms=step_ms,
         median_step_ms=middle,
-        interval_ms=median_interval(list(step_ms.values())),
+        interval_ms=None if on_several else median_interval(list(step_ms.values())),
         tokens_per_step=None if tokens_ms is None else tokens_ms / 1e3,
         attention_flops_per_step=None if flops_ms is None else flops_ms / 1e3,
         mfu=mfu_ms / middle if mfu_ms is not None and middle else None,

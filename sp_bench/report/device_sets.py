@@ -22,10 +22,15 @@ def numbered(environments: Iterable[Any]) -> ExtensionArray:
     return pd.array([numbers[min(devices)] if devices else None for devices in used], dtype="Int64")
 
 
+def are_several(numbers: Iterable[int | None]) -> bool:
+    """Samples of several sets hold what machines differ in: no interval is of them."""
+    return len(set(numbers) - {None}) > 1
+
+
 def several(numbers: Iterable[int | None]) -> str:
     """`2 separate sets of devices`; empty where there is one, or none is known."""
     sets = set(numbers) - {None}
-    return f"{counted(len(sets), 'separate set')} of devices" if len(sets) > 1 else ""
+    return f"{counted(len(sets), 'separate set')} of devices" if are_several(sets) else ""
 
 
 def _uuids(environment: Any) -> frozenset[str]:

@@ -23,7 +23,7 @@ def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
     rows = [row for cell in cells for row in cell.rows]
     parts = [
         f"{_listing(row['folder'] for row in rows)}: {_rows(rows)}, {_replicates(cells)}",
-        _estimator(cells) if of_times else "",
+        *((_estimator(cells), _flags(cells)) if of_times else ()),
         _git(rows),
         _hardware(rows),
         _libraries(cells),
@@ -38,7 +38,8 @@ def mixing(cells: Sequence[Cell]) -> str:
     env_ids = sorted({env_id for cell in cells if not cell.pool for env_id in cell.env_ids})
     if len(env_ids) < 2:
         return ""
-    return f"rows of {len(env_ids)} env_ids are mixed (--mix): lines and medians pool them, paired ratios do not"
+    pooled = "lines, medians and paired ratios pool them; each pair is of one"
+    return f"rows of {len(env_ids)} env_ids are mixed (--mix): {pooled}"
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -66,11 +67,26 @@ def _estimator(cells: Sequence[Cell]) -> str:
     estimator = "median over the timed steps" if single else "median over replicates of their median steps"
     coverages = sorted({f"{c.interval_ms.coverage:.1%}" for c in measured if c.interval_ms})
     if not coverages:
-        return f"{estimator}, no interval below {MIN_REPLICATES} replicates"
+        return f"{estimator}, no interval {_none_where(measured)}"
     covered = coverages[0] if len(coverages) == 1 else f"{coverages[0]} to {coverages[-1]}"
-    partly = any(cell.interval_ms is None for cell in measured)
+    without = [cell for cell in measured if cell.interval_ms is None]
     interval = f"order-statistic intervals of coverage {covered}"
-    return f"{estimator}, {interval}{f', none below {MIN_REPLICATES} replicates' if partly else ''}"
+    return f"{estimator}, {interval}{f', none {_none_where(without)}' if without else ''}"
+
+
+def _none_where(without: Sequence[Cell]) -> str:
+    """Why cells have no interval."""
+    enough = [len(cell.step_ms) >= MIN_REPLICATES for cell in without]
+    below, apart = f"below {MIN_REPLICATES} replicates", "of replicates on separate sets of devices"
+    return f"{below} and {apart}" if any(enough) and not all(enough) else apart if any(enough) else below
+
+
+def _flags(cells: Sequence[Cell]) -> str:
+    """Whose times are in doubt, by flag: `flagged short_window: 3 of 9 cells`."""
+    measured = [cell for cell in cells if cell.ok]
+    found = Counter(flag for cell in measured for flag in cell.flags)
+    told = [f"{flag}: {number} of {counted(len(measured), 'cell')}" for flag, number in sorted(found.items())]
+    return f"flagged {', '.join(told)}" if told else ""
 
 
 def _git(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.device_sets import several
+from sp_bench.report.device_sets import are_several, several
 from sp_bench.report.formats import counted
 from sp_bench.report.statistics import Interval, median_interval
 
+MAX_DIGITS = 6
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
 
 
@@ -26,9 +27,12 @@ class PairedRatio:
 
     @property
     def words(self) -> str:
-        """1.25x [1.22, 1.27], with a third decimal near 1 and below."""
-        near = min(abs(bound - 1) for bound in (self.interval.low, self.interval.high)) < 0.005
+        """1.25x [1.22, 1.27], with a third decimal near 1 and below, and so many that no bound is printed as 1."""
+        bounds = self.interval.low, self.interval.high
+        near = min(abs(bound - 1) for bound in bounds) < 0.005
         digits = 3 if near or self.ratio < 1.05 else 2
+        while digits < MAX_DIGITS and any(bound != 1 and round(bound, digits) == 1 for bound in bounds):
+            digits += 1  # a bound printed as 1 could lie on either side of it
         return f"{self.ratio:.{digits}f}x [{self.interval.low:.{digits}f}, {self.interval.high:.{digits}f}]"
 
     @property
@@ -48,8 +52,11 @@ def shared_replicates(over: Cell, under: Cell) -> list[str]:
 
 
 def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
-    """None with fewer than 6 replicates that pair."""
-    return median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared_replicates(over, under)])
+    """None with fewer than 6 replicates that pair, and where they are of several machines: an interval is of one."""
+    shared = shared_replicates(over, under)
+    if are_several(cell.device_sets.get(key) for key in shared for cell in (over, under)):
+        return None
+    return median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared])
 
 
 def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
@@ -63,7 +70,13 @@ def by_medians(*cells: Cell) -> str:
     sizes = sorted({len(cell.step_ms) for cell in cells})
     spread = counted(sizes[0], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
     on = several(number for cell in cells for number in cell.device_sets.values())
-    return f"by medians of {spread}{f' on {on}' if on else ''}, no interval"
+    return f"by medians of {spread}{f' on {on}' if on else ''}, no interval{flagged(*cells)}"
+
+
+def flagged(*cells: Cell) -> str:
+    """`; flagged short_window`: doubts about the times that a ratio is of."""
+    flags = sorted({flag for cell in cells for flag in cell.flags})
+    return f"; flagged {', '.join(flags)}" if flags else ""
 
 
 def ratio_of_medians(over: Cell, under: Cell) -> float:

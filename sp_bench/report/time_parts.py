@@ -4,11 +4,12 @@ The kernel alone is the method `single` on one device with the whole sequence an
 of P ranks has, without exchange, blocks, merges or waiting.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import MISSING, number
 from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
@@ -88,14 +89,18 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
         alone,
         cell.middle("compute_only_step_ms"),
         cell.middle("comm_only_step_ms"),
-        _part(cell.of_launches("exposed_comm_ms").values()),
+        _part(cell.of_launches("exposed_comm_ms"), cell),
         None if alone is None else _beyond_kernel(cell, alone),
         cell.middle("overlap_efficiency"),
     )
 
 
-def _part(values: Collection[float]) -> Part | None:
-    return Part(median(values), median_interval([*values])) if values else None
+def _part(of_launches: Mapping[str, float], cell: Cell) -> Part | None:
+    """No interval where the launches are of several machines."""
+    if not of_launches:
+        return None
+    values, sets = [*of_launches.values()], [cell.device_sets[key] for key in of_launches]
+    return Part(median(values), None if are_several(sets) else median_interval(values))
 
 
 def _beyond_kernel(cell: Cell, alone: Cell) -> Part | None:
@@ -103,7 +108,7 @@ def _beyond_kernel(cell: Cell, alone: Cell) -> Part | None:
     compute_ms = cell.of_launches("compute_only_step_ms")
     pairs = [key for key in shared_replicates(cell, alone) if key in compute_ms]
     if pairs and len(pairs) == len(compute_ms):
-        return _part([compute_ms[key] - alone.step_ms[key] for key in pairs])
+        return _part({key: compute_ms[key] - alone.step_ms[key] for key in pairs}, cell)
     if not compute_ms or alone.median_step_ms is None:
         return None
     return Part(median(compute_ms.values()) - alone.median_step_ms, None)

@@ -18,6 +18,7 @@ from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import by_medians, paired_ratio, shared_replicates
 from sp_bench.report.selection import select
+from sp_bench.report.time_parts import Part, attributions
 
 from .rows import ENVIRONMENT, commit, row
 
@@ -91,15 +92,43 @@ def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) 
     assert by_medians(ring, ulysses) == "by medians of 1 replicate, no interval"
 
 
+ONE, TWO = [on("a")] * 7, [on("a")] * 4 + [on("x")] * 3
+UNKNOWN = [ENVIRONMENT] * 7
+
+
 @pytest.mark.parametrize(
-    ("ulysses", "pairs"),
-    [([on("a")] * 4 + [on("x")] * 3, 7), ([on("a")] * 6 + [on("x")], 5), ([ENVIRONMENT] * 7, 7)],  # the last: unknown
+    ("ring", "ulysses", "pairs", "is_claimed"),
+    [
+        (ONE, ONE, 7, True),
+        (ONE, UNKNOWN, 7, True),
+        (ONE, [on("a")] * 6 + [on("x")], 6, True),
+        (TWO, [on("a")] * 6 + [on("x")], 5, False),
+        (TWO, TWO, 7, False),  # each pair is of one machine, and what lies between them is also what machines differ in
+        (TWO, UNKNOWN, 7, False),
+    ],
 )
-def test_replicates_that_ran_on_separate_devices_are_no_pairs(tmp_path: Path, ulysses: list[Any], pairs: int) -> None:
-    over, under = two_cells(tmp_path / "night", [on("a")] * 4 + [on("x")] * 3, ulysses)
+def test_pairs_and_intervals_are_of_one_machine(
+    tmp_path: Path, ring: list[Any], ulysses: list[Any], pairs: int, is_claimed: bool
+) -> None:
+    over, under = two_cells(tmp_path / "night", ring, ulysses)
     assert len(shared_replicates(over, under)) == pairs
-    paired = paired_ratio(over, under)
-    assert (paired.pairs if paired else 5) == pairs
+    assert (paired_ratio(over, under) is not None) == is_claimed
+    assert (over.interval_ms is not None) == (ring is ONE)
+    why = "no interval of replicates on separate sets of devices"
+    assert (why in words([over])) == (ring is TWO)
+
+
+def test_a_part_of_the_step_has_no_interval_over_separate_machines(tmp_path: Path) -> None:
+    def exposed(environments: list[Any], name: str) -> Part | None:
+        arms = {"compute_only_step_ms": [9.0]}
+        rows = [row(replicate=r, environment=e, exposed_comm_ms=1 + r, **arms) for r, e in enumerate(environments)]
+        (attribution,) = attributions(cells(select([commit(rows, tmp_path / name)]).rows))
+        return attribution.exposed
+
+    together, apart = exposed(ONE, "one"), exposed(TWO, "two")
+    assert together is not None
+    assert together.interval is not None
+    assert apart == Part(together.ms, None)
 
 
 def test_nothing_is_claimed_of_methods_that_ran_on_separate_devices(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_method_is_called_faster_only_when_the_paired_interval_excludes_1(slow
     assert ("fastest of 2 methods: ulysses is" in sentence) == claim
     assert ("neither ulysses (10.0 ms) nor ring" in sentence) != claim
     assert "paired over 6 replicates, coverage 96.9%" in sentence
-    assert ("because the paired interval to the next holds 1" in page_of(paired(slower)).text) != claim
+    assert ("since the paired interval to the next one holds 1" in page_of(paired(slower)).text) != claim
 
 
 def test_whoever_has_the_smaller_median_is_not_called_faster_against_the_pairs() -> None:

@@ -62,6 +62,7 @@ def render(
         script=script,
         policy=_policy(style, script),
         verdict=verdict,
+        measured=any(cell.ok for cell in cells),
         drawings=[drawing for drawing in drawings if drawing.kind not in anchored],
         figures_of={anchor: [drawing for drawing in drawings if drawing.kind == anchor] for anchor in anchored},
         undrawn=undrawn,

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from statistics import median
 
-from sp_bench.report.cells import Cell, baseline, listed
+from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import MISSING, in_bytes, number, whole
 from sp_bench.report.page.parts import Line, Ref, Table, ref
@@ -82,8 +82,7 @@ def _worst_error(cell: Cell) -> str:
 
 def _note(cell: Cell) -> str:
     """What a reader of the numbers must not miss."""
-    flags = {str(flag) for row in cell.rows for flag in listed(row["flags"])}
-    notes = [*(status for status in cell.statuses if status != "ok"), *sorted(flags), cell.throttle_note]
+    notes = [*(status for status in cell.statuses if status != "ok"), *cell.flags, cell.throttle_note]
     if cell.communication.equal is False:
         notes.append("bytes predicted and counted differ")
     return "; ".join(note for note in notes if note)

@@ -6,7 +6,7 @@ from itertools import groupby
 from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
-from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, paired_ratio, ranked, ratio_of_medians
+from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, flagged, paired_ratio, ranked, ratio_of_medians
 from sp_bench.report.winners import best_of_methods
 
 PAIR = ("ulysses", "ring")  # the question of the benchmark
@@ -68,9 +68,9 @@ def against(first: Cell, second: Cell) -> Words:
     ratio = Ref(paired.words, (first, second), strong=True)
     if paired.excludes_1:
         words = say(f"{first.series} is ", ratio, f" as fast as {second.series} (", median_ms(first), " against ")
-        return say(words, median_ms(second), f"; {paired.evidence})")
+        return say(words, median_ms(second), f"; {paired.evidence}{flagged(first, second)})")
     names = say(f"neither {first.series} (", median_ms(first), f") nor {second.series} (", median_ms(second), ")")
-    return say(names, " is called faster: ", ratio, f", {paired.evidence}")
+    return say(names, " is called faster: ", ratio, f", {paired.evidence}{flagged(first, second)}")
 
 
 def unclaimed(contests: Sequence[Sequence[Cell]]) -> list[Words]:
@@ -90,11 +90,12 @@ def unclaimed(contests: Sequence[Sequence[Cell]]) -> list[Words]:
         why = f" for want of pairs ({of_each} a cell; an interval takes {MIN_REPLICATES} pairs on the same devices)"
         reasons.append(say("at ", ref(f"{len(few) // 2:,}", few), why))
     if holds_1:
-        reasons.append(
-            say("at ", ref(f"{len(holds_1) // 2:,}", holds_1), " because the paired interval to the next holds 1")
-        )
-    places = f"{counted(len(contests), 'compared place')} (setting, sp_size, seq_len)"
-    return [say(f"Not claimed, of {places}: which method is fastest, ", listing(reasons, "; "), ".")] if reasons else []
+        why = ", since the paired interval to the next one holds 1"
+        reasons.append(say("at ", ref(f"{len(holds_1) // 2:,}", holds_1), why))
+    places = f"{counted(len(contests), 'place')} (setting, sp_size, seq_len) where methods are compared"
+    if not reasons:
+        return []
+    return [say("It is not claimed which method is fastest ", listing(reasons, "; "), f", of {places}.")]
 
 
 def _scaling(cell: Cell, every: Sequence[Cell]) -> list[Words]:

@@ -15,6 +15,7 @@ from sp_bench.report.page import fabrics, offload, rivals
 from sp_bench.report.page.comparisons import by_place, compare, headline, largest_places, unclaimed
 from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
 from sp_bench.report.provenance import mixing
+from sp_bench.report.ratios import flagged
 from sp_bench.report.selection import Selection
 from sp_bench.report.winners import best_of_methods
 
@@ -98,7 +99,7 @@ def _first_out_of_memory(setting: str, group: Sequence[Limit]) -> Words | None:
     longest = max((cell.asked["seq_len"] for cell in ran), default=None)
     if longest is not None:
         best = [cell for cell in ran if cell.asked["seq_len"] == longest]
-        words = say(words, "; longest that ran: ", ref(f"{_names(best)} at {whole(longest)}", best))
+        words = say(words, "; longest that ran: ", ref(f"{_names(best)} at {whole(longest)}", best), flagged(*best))
     return say(words, f" ({setting}).")
 
 
@@ -108,7 +109,9 @@ def _names(cells: Sequence[Cell]) -> str:
 
 
 def _bytes(cells: Sequence[Cell]) -> list[Words]:
-    compared = [c for c in cells if c.communication.equal is not None]
+    """Of the cells that send anything, and whose bytes have a closed form."""
+    sums = [(c, c.communication) for c in cells if c.communication.equal is not None]
+    compared = [cell for cell, comm in sums if comm.predicted_bytes or comm.counted_bytes]
     if not compared:
         return []
     what, quantity = "Bytes counted from the issued collectives", ref(counted(len(compared), "cell"), compared)
@@ -117,7 +120,7 @@ def _bytes(cells: Sequence[Cell]) -> list[Words]:
             say(what, " differ from the closed form in ", ref(f"{len(different)}", different), " of ", quantity, ".")
         ]
     every = "all " if len(compared) > 1 else ""
-    return [say(what, f" equal the closed form in {every}", quantity, ".")]
+    return [say(what, f" equal the closed form in {every}", quantity, " that have one and send.")]
 
 
 def _parity(cells: Sequence[Cell]) -> list[Words]:

@@ -1,0 +1,19 @@
+"""Doubts about the times of an ok row that its columns on memory tell: for the row that is written, and for the reader
+of rows of before there were these flags."""
+
+from collections.abc import Sequence
+
+
+def of_memory(
+    device_memory_gib: float | None,
+    device_used_bytes: Sequence[float | None] | None,
+    allocator_retries: Sequence[float | None] | None,
+) -> list[str]:
+    """Flags; both sequences have a value for each rank, and are None where it is not known."""
+    flags = []
+    if any(allocator_retries if allocator_retries is not None else ()):
+        flags.append("allocator_retried")
+    used = max((size or 0 for size in device_used_bytes), default=0) if device_used_bytes is not None else 0
+    if device_memory_gib is not None and used > device_memory_gib * 2**30:
+        flags.append("above_device_memory")
+    return flags
