@@ -15,7 +15,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.figures.axes import scale_lengths
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
-from sp_bench.report.figures.marks import Mark, draw_marks, fullest, octaves_apart, shifted
+from sp_bench.report.figures.marks import LOOSE_PT, Mark, draw_marks, fullest, side_by_side
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import number, whole
@@ -116,13 +116,11 @@ def _figure(
 
 def _over_sizes(panel: Axes, worst: Sequence[Point], names: Sequence[str], style: Mapping[str, Style]) -> None:
     sizes = sorted({p.cell.asked["sp_size"] for p in worst})
-    octaves = octaves_apart(sizes)
-    for turn, name in enumerate(names):
-        of_name = [p for p in worst if p.cell.series == name]
-        places = [shifted(p.cell.asked["sp_size"], turn, len(names), octaves) for p in of_name]
-        marks = [_mark(p, place) for p, place in zip(of_name, places, strict=True)]
-        draw_marks(panel, marks, style[name])
-    scale_lengths(panel, sizes, width_in() - 0.8)
+    room_in = width_in() - 0.8
+    of_mark = {(p.cell.series, p.cell.asked["sp_size"]): p for p in worst}
+    for mark, place in side_by_side(of_mark, names, room_in, LOOSE_PT).items():
+        draw_marks(panel, [_mark(of_mark[mark], place)], style[mark[0]])
+    scale_lengths(panel, sizes, room_in)
     panel.set_xlabel("sp_size (ranks)")
 
 

@@ -1,7 +1,7 @@
 """Marks of series side by side: replicates as dots, their median as a marker, its interval as a bar."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log2
@@ -15,7 +15,8 @@ from sp_bench.report.figures.axes import MARGIN, fitted_names
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 
-APART = 0.45  # of the least distance between two places: over which the series of one place are spread
+APART = 0.45  # of the least distance between two places: most that the series of one place are spread over
+LOOSE_PT, JOINED_PT = 6.0, 2.5  # from a mark to the next: clear of it, and where lines already tell series apart
 MAX_SERIES = 16  # more of them could not be told apart; tables hold them all
 
 
@@ -60,14 +61,25 @@ def stacked(panels: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes], dict[s
     return figure, list(axes.flat), texts
 
 
-def octaves_apart(places: Sequence[int]) -> float:
-    """Over which series may be spread on a logarithmic axis with these places, within its margins."""
-    return min(2 * MARGIN - 0.1, APART * min((log2(b / a) for a, b in pairwise(sorted(set(places)))), default=2.0))
+def side_by_side(
+    marks: Collection[tuple[str, int]], names: Sequence[str], room_in: float, apart_pt: float
+) -> dict[tuple[str, int], float]:
+    """(series, place) -> where it is drawn on the axis of `scale_lengths`: series of one place `apart_pt` from each
+    other, in the order of `names`; one that is alone there on the place itself."""
+    places = sorted({place for name, place in marks if name in names})
+    octaves = (log2(places[-1] / places[0]) if places else 0.0) + 2 * MARGIN
+    nearest = min((log2(b / a) for a, b in pairwise(places)), default=2.0)
+    drawn = {}
+    for place in places:
+        here = [name for name in names if (name, place) in marks]
+        step = min(apart_pt / 72 * octaves / room_in, min(2 * MARGIN - 0.1, APART * nearest) / len(here))
+        drawn |= {(name, place): beside(place, turn, len(here), step) for turn, name in enumerate(here)}
+    return drawn
 
 
-def shifted(place: float, turn: int, turns: int, octaves: float) -> float:
-    """Place of the series that is number `turn` of `turns`."""
-    return place * 2 ** (octaves * ((turn + 0.5) / turns - 0.5))
+def beside(place: float, turn: int, turns: int, octaves: float) -> float:
+    """Place of number `turn` of `turns` that share it, each these octaves from the next."""
+    return place * 2 ** (octaves * (turn - (turns - 1) / 2))
 
 
 def replicate_ids(cell: Cell) -> dict[str, str]:

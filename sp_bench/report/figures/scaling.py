@@ -14,7 +14,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.figures.axes import scale_lengths
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
-from sp_bench.report.figures.marks import Mark, draw_marks, fullest, octaves_apart, replicate_ids, shifted
+from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, fullest, replicate_ids, side_by_side
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import number, whole
@@ -73,10 +73,11 @@ def _figure(panels: Sequence[Scaling], names: Sequence[str], style: Mapping[str,
         upper, lower = figure.add_subplot(pair[0]), figure.add_subplot(pair[1])
         upper.set_title(_title(panel), loc="left")
         _speed_ups(upper, panel, names, style)
-        _efficiencies(lower, panel, names, style)
+        room_in = width_in() / columns - 0.6
+        _efficiencies(lower, panel, names, style, room_in)
         lower.set_ylim(*limits)
         for axes in (upper, lower):
-            scale_lengths(axes, panel.sizes, width_in() / columns - 0.6)
+            scale_lengths(axes, panel.sizes, room_in)
         upper.tick_params(labelbottom=False)
         lower.set_xlabel("sp_size (ranks)")
         if place % columns == 0:
@@ -112,14 +113,13 @@ def _octaves_beyond(ideal: float, largest: float) -> list[float]:
     return [ideal * 2**i for i in range(1, 1 + max(0, int(math.log2(largest / ideal))))]
 
 
-def _efficiencies(axes: Axes, panel: Scaling, names: Sequence[str], style: Mapping[str, Style]) -> None:
+def _efficiencies(axes: Axes, panel: Scaling, names: Sequence[str], style: Mapping[str, Style], room_in: float) -> None:
     axes.axhline(100, **IDEAL)
-    shown = [s for s in panel.speed_ups if s.cell.series in names]
-    present, octaves = [name for name in names if any(s.cell.series == name for s in shown)], octaves_apart(panel.sizes)
-    for turn, name in enumerate(present):
-        of_name = [s for s in shown if s.cell.series == name]
-        places = [shifted(s.cell.asked["sp_size"], turn, len(present), octaves) for s in of_name]
-        marks = [_mark(s, place, 100 / s.ideal) for s, place in zip(of_name, places, strict=True)]
+    found = {(s.cell.series, s.cell.asked["sp_size"]) for s in panel.speed_ups}
+    places = side_by_side(found, names, room_in, JOINED_PT)
+    for name in names:
+        of_name = [s for s in panel.speed_ups if s.cell.series == name]
+        marks = [_mark(s, places[name, s.cell.asked["sp_size"]], 100 / s.ideal) for s in of_name]
         draw_marks(axes, marks, style[name], joined=True)
 
 

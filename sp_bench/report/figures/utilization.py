@@ -14,7 +14,7 @@ from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.axes import SEQ_LEN, name_rows, scale_lengths
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
-from sp_bench.report.figures.marks import Mark, draw_marks, fullest, octaves_apart, replicate_ids, shifted, stacked
+from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, fullest, replicate_ids, side_by_side, stacked
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import number, whole
@@ -24,6 +24,7 @@ SHARES: Mapping[str, Share] = {"MFU": lambda c: c.mfu, "HFU": lambda c: c.hfu}
 PANEL = 1.8  # least inches of a panel with its labels
 MAX_PLACES = 4
 SHAPES = {"MFU": "o", "HFU": "D"}  # where lines name the series
+ASIDE = {"MFU": 0.2, "HFU": -0.2}  # of a line: the two are equal where no backward ran
 CAPTION = (
     "{names}, in % of the peak of all devices, from median step times: model FLOPs (MFU: attention backward 2 x "
     "forward, no recompute) and FLOPs that ran (HFU: attention backward 2.5 x, with recompute). {peak} "
@@ -46,7 +47,7 @@ def draw_utilization(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot 
     shares = {name: share for name, share in SHARES.items() if any(share(c) is not None for c in shown)}
     figure = _beside(panels, shares, style) if over is None else _lines(panels, over, shares, names, style)
     data = pd.DataFrame([line for c in shown for name, share in shares.items() for line in _data(c, name, share)])
-    apart = f"Series of one {over} are set slightly apart. " if over else ""
+    apart = f"Series of one {over} are set slightly apart. " if over else "On each line MFU is above HFU. "
     caption = CAPTION.format(names=" and ".join(shares), peak=_peak(shown), apart=apart, marks=_marks(shown))
     return Plot(figure, caption + unnamed + left_out, data, tuple(shown))
 
@@ -77,8 +78,9 @@ def _lines(
     for column, (title, group) in enumerate(panels.items()):
         axes[0, column].set_title(title)
         for line, share in enumerate(shares.values()):
-            _panel(axes[line, column], group, over, share, names, style)
-            scale_lengths(axes[line, column], [c.asked[over] for c in group], width_in() / len(panels) - 0.5)
+            room_in = width_in() / len(panels) - 0.5
+            _panel(axes[line, column], group, (over, room_in), share, names, style)
+            scale_lengths(axes[line, column], [c.asked[over] for c in group], room_in)
         axes[-1, column].set_xlabel(SEQ_LEN if over == "seq_len" else "sp_size (ranks)")
     for line, name in enumerate(shares):
         axes[line, 0].set_ylabel(f"{name} (% of peak)")
@@ -88,13 +90,19 @@ def _lines(
 
 
 def _panel(
-    panel: Axes, cells: Sequence[Cell], over: str, share: Share, names: Sequence[str], style: Mapping[str, Style]
+    panel: Axes,
+    cells: Sequence[Cell],
+    along: tuple[str, float],
+    share: Share,
+    names: Sequence[str],
+    style: Mapping[str, Style],
 ) -> None:
-    present = [name for name in names if any(c.series == name for c in cells)]
-    octaves = octaves_apart([c.asked[over] for c in cells])
-    for turn, name in enumerate(present):
-        of_name = [c for c in cells if c.series == name and share(c) is not None]
-        marks = [_mark(c, shifted(c.asked[over], turn, len(present), octaves), share) for c in of_name]
+    """`along`: what x is, and its inches."""
+    over, room_in = along
+    known = [c for c in cells if share(c) is not None]
+    places = side_by_side({(c.series, c.asked[over]) for c in known}, names, room_in, JOINED_PT)
+    for name in names:
+        marks = [_mark(c, places[name, c.asked[over]], share) for c in known if c.series == name]
         draw_marks(panel, marks, style[name], joined=True)
 
 
@@ -106,11 +114,11 @@ def _beside(panels: Mapping[str, Sequence[Cell]], shares: Mapping[str, Share], s
         rows = name_rows(panel, texts, sorted((c.series for c in group), key=lambda name: style[name].order))
         for cell in group:
             look, row = style[cell.series], rows[cell.series]
-            known = [100 * value for share in shares.values() if (value := share(cell)) is not None]
-            panel.hlines(row, min(known), max(known), lw=0.8, color=look.colour, alpha=0.6)
-            for name, share in shares.items():
-                if share(cell) is not None:
-                    draw_marks(panel, [_mark(cell, row, share)], replace(look, shape=SHAPES[name]), across=True)
+            marks = {name: _mark(cell, row + ASIDE[name], s) for name, s in shares.items() if s(cell) is not None}
+            ends = [(mark.value, mark.place) for mark in marks.values()]
+            panel.plot(*zip(*ends, strict=True), lw=0.8, color=look.colour, alpha=0.6)
+            for name, mark in marks.items():
+                draw_marks(panel, [mark], replace(look, shape=SHAPES[name]), across=True)
     figure.axes[-1].set_xlim(0, _top(panels, shares))
     figure.axes[-1].set_xlabel("% of peak")
     handles = [Line2D([], [], marker=SHAPES[name], ms=5, color="0.3", ls="") for name in shares]
