@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, groupby
+from math import log2
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from sp_bench.report.fabric_model import Place, Point, fastest_of
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, printable, series_handles, text_inches
+from sp_bench.report.figures.marks import beside
 from sp_bench.report.figures.styles import DENSE, UNEVEN, Style
 from sp_bench.report.figures.venues import width_in
 
@@ -23,11 +25,13 @@ PANEL_HEIGHT_IN = 2.4
 DASHES = ("-", "--", "-.", ":", UNEVEN, DENSE)  # a line of its own for each series: most layouts are zigzag here
 MAX_PANELS = 3  # of a page
 BESIDE_IN = 0.75  # of a panel's width: its ticks and label
+APART_PT = 4.0  # between marks of one bandwidth: those of methods that share a primitive
 CAPTION = (
     "Median step time over the bandwidth that was measured for the method's own primitive on the same fabric and ranks "
-    "(of a hybrid the slower of its two). Marks are measured, with the fastest of each fabric ringed and named; thin "
-    "lines are predicted from bytes, bandwidth and compute, and where compute comes from a step they pass through that "
-    "step. Vertical bars are order-statistic intervals of the median, from 6 replicates on."
+    "(of a hybrid the slower of its two). Marks are measured, with the fastest of each fabric ringed and named; those "
+    "of one bandwidth are set slightly apart, and the faster lies over the slower. Thin lines are predicted from "
+    "bytes, bandwidth and compute, and where compute comes from a step they pass through that step. Vertical bars are "
+    "order-statistic intervals of the median, from 6 replicates on."
 )
 
 
@@ -58,11 +62,12 @@ def draw_fabrics(every: Sequence[Place], style: Mapping[str, Style]) -> Plot | N
     figure = Figure(figsize=(width_in(), PANEL_HEIGHT_IN * len(places) + 0.5), layout="constrained")
     axes = figure.subplots(len(places), 1, sharex=True, squeeze=False).flat
     panels = dict(zip(axes, places, strict=True))
+    spots = _spots(places, names)
     for panel, place in panels.items():
-        _panel(panel, place, style)
+        _panel(panel, place, style, spots)
     figure.axes[0].margins(x=0.05)
     for panel, place in panels.items():  # when the limits of the shared axis are known
-        _name_fabrics(panel, place)
+        _name_fabrics(panel, place, spots)
     figure.axes[-1].set_xlabel("measured bandwidth of the method's own primitive (GiB/s)")
     more = [Line2D([], [], color="0.4", lw=0.9), Line2D([], [], **WINNER)]
     labels = [*names, "predicted (line of each method)", "fastest on the named fabric"]
@@ -96,39 +101,48 @@ def _data(place: Place, point: Point) -> dict[str, Any]:
 WINNER: dict[str, Any] = {"marker": "o", "ms": 13, "mfc": "none", "mec": "0.2", "mew": 0.9, "ls": ""}
 
 
-def _panel(panel: Axes, place: Place, style: Mapping[str, Style]) -> None:
+def _spots(places: Sequence[Place], names: Sequence[str]) -> dict[str, float]:
+    """cell_id -> its mark's x in GiB/s; those of one bandwidth beside each other in the order of `names`."""
+    speeds = [p.bandwidth.bytes_per_s for place in places for p in place.points]
+    octaves = APART_PT / 72 * log2(max(speeds) / min(speeds)) / (width_in() - BESIDE_IN)
+    spots = {}
+    for place in places:
+        for speed in {p.bandwidth.bytes_per_s for p in place.points}:
+            alike = [p for p in place.points if p.bandwidth.bytes_per_s == speed]
+            alike.sort(key=lambda p: names.index(p.cell.series))
+            spots |= {p.cell.cell_id: beside(speed / GIB, k, len(alike), octaves) for k, p in enumerate(alike)}
+    return spots
+
+
+def _panel(panel: Axes, place: Place, style: Mapping[str, Style], spots: Mapping[str, float]) -> None:
     panel.set_title(place.title)
     panel.set_xscale("log")
     panel.set_yscale("log")
     for name in sorted({p.cell.series for p in place.points}, key=lambda s: style[s].order):
-        points, look = [p for p in place.points if p.cell.series == name], style[name]
-        _prediction(panel, points, look)
-        bars = [(p.bandwidth.bytes_per_s / GIB, p.cell.interval_ms) for p in points]
-        for x, interval in bars:
-            if interval is not None:
-                panel.vlines(x, interval.low, interval.high, lw=1.6, color=look.colour)
-        for hollow in (False, True):
-            alike = [p for p in points if (len(p.cell.step_ms) == 1) == hollow]
-            where = [p.bandwidth.bytes_per_s / GIB for p in alike]
-            panel.plot(where, [p.measured_ms for p in alike], ls="", **look.marker(hollow=hollow))
+        _prediction(panel, [p for p in place.points if p.cell.series == name], style[name])
+    for point in sorted(place.points, key=lambda p: (-p.measured_ms, p.cell.series)):  # what is drawn last is seen
+        x, look, interval = spots[point.cell.cell_id], style[point.cell.series], point.cell.interval_ms
+        if interval is not None:
+            panel.vlines(x, interval.low, interval.high, lw=1.6, color=look.colour)
+        panel.plot([x], [point.measured_ms], ls="", **look.marker(hollow=len(point.cell.step_ms) == 1))
     panel.set_ylabel("median step time (ms)")
     _limits(panel, place)
 
 
-def _name_fabrics(panel: Axes, place: Place) -> None:
+def _name_fabrics(panel: Axes, place: Place, spots: Mapping[str, float]) -> None:
     """Ring the fastest of each fabric; its name stands at the foot of the panel, aside where names would meet."""
     winners = [(fastest_of(place.on(fabric)), fabric) for fabric in place.fabrics]
-    winners.sort(key=lambda w: (w[0].bandwidth.bytes_per_s, w[1]))
+    winners.sort(key=lambda w: (spots[w[0].cell.cell_id], w[1]))
     low, high = np.log(panel.get_xlim())
     right, places = 0.0, []
     for winner, name in winners:
         half = (text_inches(printable(name)) + 0.12) / (width_in() - BESIDE_IN) / 2
-        wanted = float((np.log(winner.bandwidth.bytes_per_s / GIB) - low) / (high - low))
+        wanted = float((np.log(spots[winner.cell.cell_id]) - low) / (high - low))
         places.append(max(wanted, right + half))
         right = places[-1] + half
     shift = max(0.0, right - 1.0)  # what would run out on the right moves all of them
     for (winner, name), x in zip(winners, places, strict=True):
-        spot = (winner.bandwidth.bytes_per_s / GIB, winner.measured_ms)
+        spot = (spots[winner.cell.cell_id], winner.measured_ms)
         panel.plot([spot[0]], [spot[1]], **WINNER)
         leader = {"arrowstyle": "-", "color": "0.6", "lw": 0.7, "shrinkB": 7, "shrinkA": 0}
         foot: dict[str, Any] = {"textcoords": "axes fraction", "ha": "center", "va": "bottom", "arrowprops": leader}
