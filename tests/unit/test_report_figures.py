@@ -250,6 +250,21 @@ def test_fabrics_shows_measured_bandwidth_and_step_of_every_point(tmp_path: Path
     }
 
 
+def test_of_methods_with_one_bandwidth_each_mark_is_seen_and_the_fastest_lies_on_top(tmp_path: Path) -> None:
+    striped = RING | {"layout": "striped"}
+    speeds = {"nvlink": 300, "shm": 20}
+    rows = [row(fabric=f, median_ms=10 + 0.01 * k, **m) for f in speeds for k, m in enumerate((RING, striped))]
+    rows += [collective(f, "send_recv", speed, sp_size=4) for f, speed in speeds.items()]
+    plot = plot_of(lambda cells, style: draw_fabrics(places(cells), style), cells_of(rows, tmp_path))
+    lines = [line for line in plot.figure.axes[0].lines if line.get_linestyle() == "None"]
+    marks = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines if line.get_markersize() < 10]
+    rings = {(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines if line.get_markersize() > 10}
+    assert [y for _, y in marks] == [10.01, 10.01, 10, 10]
+    assert rings == set(marks[2:])
+    assert len({x for x, _ in marks}) == 4
+    assert sorted(x for x, _ in marks) == pytest.approx([20, 20, 300, 300], rel=0.04)
+
+
 def test_attention_is_drawn_in_tokens_and_its_data_say_the_flops_too(tmp_path: Path) -> None:
     plot = plot_of(draw_throughput, cells_of([row(attention_flops_per_s=8e12, **RING)], tmp_path))
     assert plot.figure.axes[0].get_xlabel() == "tokens/s/rank"
@@ -324,6 +339,16 @@ def test_of_a_crowd_each_method_is_drawn_however_slow(tmp_path: Path) -> None:
     assert any("k000" in series and "ring-flash-attn" in series for series in drawn)
     assert not any("k001" in series and "ring-flash-attn" in series for series in drawn)
     assert len(drawn) == MAX_SERIES
+
+
+def test_of_a_crowd_ours_on_the_kernel_of_a_library_are_drawn_however_slow(tmp_path: Path) -> None:
+    crowd = [row(kernel=f"k{k:03}", median_ms=10.0 + k, **m) for k in range(20) for m in (RING, ULYSSES)]
+    library = RING | {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8", "kernel": "k019"}
+    few, words = reduced(cells_of([*crowd, row(median_ms=29.0, **library)], tmp_path))
+    drawn = {c.series for c in few}
+    assert {"ring zigzag k019", "ulysses k019", "ring zigzag k000", "ulysses k000"} < drawn
+    assert "ulysses k018" not in drawn
+    assert "then ours on the kernels of libraries" in words
 
 
 def test_of_a_crowd_the_fastest_series_are_drawn_and_the_rest_is_named(tmp_path: Path) -> None:
