@@ -19,12 +19,13 @@ from matplotlib.figure import Figure
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.figures.drawings import Plot
 from sp_bench.report.figures.errors import draw_errors
+from sp_bench.report.figures.marks import side_by_side
 from sp_bench.report.figures.max_context import draw_max_context
 from sp_bench.report.figures.scaling import draw_scaling
 from sp_bench.report.figures.styles import Style, styles
 from sp_bench.report.figures.utilization import draw_utilization
 from sp_bench.report.figures.venues import rc
-from sp_bench.report.figures.winners import draw_winners
+from sp_bench.report.figures.winners import _text, draw_winners
 from sp_bench.report.gradient_errors import point
 from sp_bench.report.ratios import paired_ratio
 from sp_bench.report.selection import select
@@ -193,6 +194,20 @@ def test_200_series_are_legible_and_those_left_out_are_counted(many: list[Cell],
         assert "in the tables only" in plot.caption
 
 
+# marks
+
+
+def test_series_of_one_place_stand_beside_each_other_and_one_alone_on_the_place() -> None:
+    marks = {*((name, 4) for name in "abc"), ("b", 2), ("not drawn", 8)}
+    drawn = side_by_side(marks, ["a", "b", "c"], 6.0, 6.0)
+    assert drawn["b", 2] == 2
+    assert drawn["a", 4] < drawn["b", 4] == 4 < drawn["c", 4]
+    assert [drawn["a", 4], drawn["c", 4]] == pytest.approx([4, 4], rel=0.02)
+    crowd = side_by_side({(str(k), n) for k in range(16) for n in (2, 4)}, [str(k) for k in range(16)], 1.0, 6.0)
+    assert max(x for (_, n), x in crowd.items() if n == 2) < min(x for (_, n), x in crowd.items() if n == 4)
+    assert side_by_side(set(), [], 6.0, 6.0) == {}
+
+
 # scaling
 
 
@@ -290,6 +305,13 @@ def test_utilisation_spans_the_whole_peak_and_names_it(tmp_path: Path, plots: Ma
     plot = drawn(draw_utilization, cells_of(rows, tmp_path))
     assert "989 TFLOP/s of NVIDIA H200 in bfloat16" in plot.caption
     assert plot.figure.axes[0].get_xlim() == (0, 100)
+
+
+def test_equal_mfu_and_hfu_are_both_seen(tmp_path: Path) -> None:
+    rows = [r | {"pass_kind": "forward", "hfu": r["mfu"]} for r in measured(ring(2), 1024, 20.0)]
+    (panel,) = drawn(draw_utilization, cells_of(rows, tmp_path)).figure.axes
+    places = {str(line.get_marker()): line.get_ydata()[0] for line in panel.lines if line.get_marker() in ("o", "D")}
+    assert places["D"] < 0 < places["o"]
 
 
 def test_an_unknown_peak_has_no_utilisation(found: list[Cell]) -> None:
@@ -409,7 +431,26 @@ def test_what_is_not_proven_is_hatched_and_in_the_legend(tmp_path: Path) -> None
     rows = [r for n in (1024, 2048) for asked in (ring(2), ulysses(2)) for r in measured(asked, n, 10.0 + n)]
     figure = drawn(draw_winners, cells_of(rows, tmp_path)).figure
     assert {patch.get_hatch() for patch in figure.axes[0].patches} == {"////"}
-    assert "lead not proven" in {text.get_text().strip() for text in figure.legends[0].get_texts()}
+    legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
+    assert legend == {"ring", "lead not proven"}
+    assert {text.get_text() for text in figure.axes[0].texts} == {"ring zigzag\nulysses: 1.000x, no interval"}
+
+
+def test_none_is_ahead_of_what_it_is_not_told_apart_from(tmp_path: Path) -> None:
+    rows = []
+    for n in (1024, 2048):
+        rows += [
+            row(**asked, seq_len=n, replicate=r, median_ms=ms)
+            for asked, each in ((ring(2), [10.0] * 6), (ulysses(2), [9.0, 9.0, 11.0, 11.0, 11.0, 11.0]))
+            for r, ms in enumerate(each)
+        ]
+    figure = drawn(draw_winners, cells_of(rows, tmp_path)).figure
+    assert {text.get_text() for text in figure.axes[0].texts} == {"ring zigzag\nulysses: 1.10x, not told apart"}
+
+
+def test_the_second_may_be_proven_slower_and_a_third_not() -> None:
+    (place,) = places(_contest([1.0] * 6, [1.1] * 6, [0.9, 0.9, 1.3, 1.3, 1.3, 1.3]))
+    assert _text(place, 7.0, "") == "a\n1.10x ahead of b, not proven against c"
 
 
 # gradient errors

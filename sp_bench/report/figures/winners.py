@@ -1,4 +1,5 @@
-"""The map of who wins: a tile for each (seq_len, sp_size) with the fastest method and its lead over the second."""
+"""The map of who wins: a tile for each (seq_len, sp_size) with the method of the lowest median step and the second's
+time over it, said to be ahead only where that is proven."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -24,6 +25,7 @@ MAX_METHODS = 5  # that a tile names as out of memory
 BESIDE = 0.95  # inches beside the tiles
 HATCH = "////"
 SIZE = "ytick.labelsize"  # of the texts in tiles
+TITLE = "Lowest median step time, and the second's over it"
 NO_WIN: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.75", "linewidth": 0.8}
 CAPTION = (
     "Fastest method by median step time, and step time of the second, the best of another method, over its own. Full "
@@ -62,8 +64,9 @@ def _figure(shown: Sequence[Place], lengths: Sequence[int], sizes: Sequence[int]
     line = LEADING * points(SIZE) / 72
     heights = [max(t.count("\n") + 1 for (_, n), t in texts.items() if n == length) for length in lengths]
     tops = list(accumulate(height + 0.9 for height in heights))
-    figure = Figure(figsize=(width_in(), line * tops[-1] + 0.8), layout="constrained")
+    figure = Figure(figsize=(width_in(), line * tops[-1] + 1.0), layout="constrained")
     panel = figure.subplots()
+    panel.set_title(TITLE)
     for place in shown:
         turn = lengths.index(place.seq_len)
         low, high = tops[turn] - heights[turn] - 0.8, tops[turn] - 0.1
@@ -90,7 +93,7 @@ def _figure(shown: Sequence[Place], lengths: Sequence[int], sizes: Sequence[int]
 def _key(shown: Sequence[Place], style: Mapping[str, Style]) -> list[Patch]:
     won = {str(p.win.winner.asked["method"]): style[p.win.winner.series] for p in shown if p.win}
     by_order = sorted(won.items(), key=lambda method: method[1].order)
-    handles = [Patch(color=_tint(look, PROVEN), label=f"{name} wins") for name, look in by_order]
+    handles = [Patch(color=_tint(look, PROVEN), label=name) for name, look in by_order]
     if any(p.win and not p.win.proven for p in shown):
         handles.append(Patch(facecolor="#ededed", edgecolor="0.65", hatch=HATCH, lw=0, label="lead not proven"))
     if any(p.win is None for p in shown):
@@ -123,16 +126,24 @@ def _common_kernel(shown: Sequence[Place]) -> str:
 
 
 def _text(place: Place, inches: float, unsaid: str) -> str:
-    """Winner, lead, and who was out of memory, in lines as wide as a tile."""
+    """Method, lead, and who was out of memory, in lines as wide as a tile."""
     failed = _methods(place.out_of_memory)
     if place.win is None:
         ran = _methods(place.measured)
         lines = [f"only {ran}" if ran else ""]
     else:
-        first, second = (cell.series.removesuffix(unsaid) for cell in (place.win.winner, place.win.second))
-        lines = [first, f"{_times(place.win)} ahead of {second}"]
+        lines = [place.win.winner.series.removesuffix(unsaid), _lead(place.win, unsaid)]
     lines.append(f"out of memory: {failed}" if failed else "")
     return "\n".join(wrapped(text, inches - 0.15, SIZE) for text in lines if text)
+
+
+def _lead(win: Win, unsaid: str) -> str:
+    """Ahead of those alone that the interval of the paired ratio is above 1 for."""
+    second, doubtful = win.second.series.removesuffix(unsaid), win.unproven_against
+    if win.second not in doubtful:
+        others = f", not proven against {_methods(doubtful)}" if doubtful else ""
+        return f"{_times(win)} ahead of {second}{others}"
+    return f"{second}: {_times(win)}, {'not told apart' if win.paired else 'no interval'}"
 
 
 def _methods(cells: Sequence[Cell]) -> str:
