@@ -169,3 +169,20 @@ def test_what_no_page_holds_continues_and_nothing_is_lost(num_lines: int, num_co
         assert sum(sheet.widths.values()) <= WIDE
     labels = re.findall(r"\\label\{(.*?)\}", latex(table))
     assert len(labels) == len(set(labels)) == len(sheets(table))
+
+
+def test_what_does_not_fit_is_cut_into_even_parts_and_leaves_no_last_line_alone() -> None:
+    columns = [Column(f"seq_len {i}", is_number=True) for i in range(10)]
+    lines = [(Entry(f"method {i}"), *(numbered("1.5") for _ in columns)) for i in range(LINES_A_PAGE + 1)]
+    made = sheets(table_of(lines, Column("method"), *columns))
+    assert [(len(sheet.columns) - 1, len(sheet.lines)) for sheet in made] == [(5, 21), (5, 20)] * 2
+
+
+def test_a_long_word_among_the_numbers_narrows_the_names_of_its_own_page_alone() -> None:
+    names = [f"a_library_{i} with a layout and (its package 0.1.8) and_an_option=4" for i in range(30)]
+    fine, failed = (tuple(map(entry, ("384.0",) * 5)) for entry in (numbered, lambda _: Entry("unsupported")))
+    lines = [(Entry(name), *(failed if i == 29 else fine)) for i, name in enumerate(names)]
+    table = table_of(lines, Column("method"), *(Column(f"phase {i}", is_number=True) for i in range(5)))
+    first, *_, last = (sheet.widths[0] for sheet in sheets(table))
+    assert first > last
+    assert all(sum(sheet.widths.values()) <= WIDE for sheet in sheets(table))

@@ -1,8 +1,9 @@
 """How a table is laid out on paper: which columns and lines share a float, and how wide columns of words are."""
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp_bench.report.formats import MISSING
 from sp_bench.report.tables.latex_text import length
@@ -33,11 +34,11 @@ class Sheet:
 
 def sheets(table: PaperTable) -> list[Sheet]:
     """All words and as many of the numbers as fit beside them, page by page; at least one float."""
-    made = []
-    for columns in _columns(table):
-        widths = _fitted(table, columns)
-        made += [Sheet(tuple(columns), widths, tuple(lines)) for lines in _pages(table, widths)]
-    return made
+    return [
+        Sheet(tuple(columns), _fitted(table, columns, lines), tuple(lines))
+        for columns in _columns(table)
+        for lines in _pages(table, _fitted(table, columns, table.lines))
+    ]
 
 
 def _known(table: PaperTable, columns: Sequence[int]) -> list[tuple[Entry, ...]]:
@@ -66,22 +67,38 @@ def _least(table: PaperTable, column: int) -> int:
 
 def _columns(table: PaperTable) -> list[list[int]]:
     words = [i for i, column in enumerate(table.columns) if not column.is_number]
-    beside = sum(_least(table, i) + BETWEEN for i in words)
-    found: list[list[int]] = [[]]
-    room = WIDE - beside
-    for i in (i for i, column in enumerate(table.columns) if column.is_number):
-        width = natural_width(table, i) + BETWEEN
-        if width > room and found[-1]:
-            found.append([])
-            room = WIDE - beside
-        found[-1].append(i)
-        room -= width
-    return [sorted([*words, *numbers]) for numbers in found]
+    numbers = [i for i, column in enumerate(table.columns) if column.is_number]
+    room = WIDE - sum(_least(table, i) + BETWEEN for i in words)
+    parts = _balanced([natural_width(table, i) + BETWEEN for i in numbers], max(room, 1))
+    return [sorted([*words, *(numbers[place] for place in part)]) for part in parts]
 
 
-def _fitted(table: PaperTable, columns: Sequence[int]) -> dict[int, int]:
-    """Words are wrapped at the widest common measure that leaves room for the numbers."""
-    natural = {i: natural_width(table, i) for i in columns}
+def _balanced(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """The places of `sizes` in as few parts as `room` allows, one at least; of these the largest as small as can be,
+    so that no last part holds a rest."""
+    fewest = len(_filled(sizes, room))
+    least = bisect_left(range(1, room + 1), -fewest, key=lambda size: -len(_filled(sizes, size))) + 1
+    return _filled(sizes, least)
+
+
+def _filled(sizes: Sequence[int], room: int) -> list[list[int]]:
+    """In order, a new part where the next no longer fits; what is larger than `room` stands alone."""
+    parts: list[list[int]] = [[]]
+    left = room
+    for place, size in enumerate(sizes):
+        if size > left and parts[-1]:
+            parts.append([])
+            left = room
+        parts[-1].append(place)
+        left -= size
+    return parts
+
+
+def _fitted(table: PaperTable, columns: Sequence[int], lines: Sequence[tuple[Entry, ...]]) -> dict[int, int]:
+    """Words are wrapped at the widest common measure that leaves room for the numbers of these lines: a failure's long
+    word among them narrows the words of its own page alone."""
+    part = replace(table, lines=tuple(lines))
+    natural = {i: natural_width(part if table.columns[i].is_number else table, i) for i in columns}
     least = {i: _least(table, i) for i in columns if not table.columns[i].is_number}
     room = WIDE - BETWEEN * len(columns) - sum(natural[i] for i in columns if i not in least)
 
@@ -93,16 +110,9 @@ def _fitted(table: PaperTable, columns: Sequence[int]) -> dict[int, int]:
 
 
 def _pages(table: PaperTable, widths: Mapping[int, int]) -> list[list[tuple[Entry, ...]]]:
-    pages: list[list[tuple[Entry, ...]]] = [[]]
-    room = LINES_A_PAGE
-    for line in _known(table, list(widths)):
-        height = _height(table, line, widths)
-        if height > room and pages[-1]:
-            pages.append([])
-            room = LINES_A_PAGE
-        pages[-1].append(line)
-        room -= height
-    return pages
+    lines = _known(table, list(widths))
+    parts = _balanced([_height(table, line, widths) for line in lines], LINES_A_PAGE)
+    return [[lines[place] for place in part] for part in parts]
 
 
 def _height(table: PaperTable, line: Sequence[Entry], widths: Mapping[int, int]) -> int:
