@@ -175,7 +175,14 @@ def test_what_does_not_fit_is_cut_into_even_parts_and_leaves_no_last_line_alone(
     columns = [Column(f"seq_len {i}", is_number=True) for i in range(10)]
     lines = [(Entry(f"method {i}"), *(numbered("1.5") for _ in columns)) for i in range(LINES_A_PAGE + 1)]
     made = sheets(table_of(lines, Column("method"), *columns))
-    assert [(len(sheet.columns) - 1, len(sheet.lines)) for sheet in made] == [(5, 21), (5, 20)] * 2
+    assert [(len(sheet.columns) - 1, len(sheet.lines)) for sheet in made] == [(7, 21), (7, 20), (3, 21), (3, 20)]
+
+
+def test_columns_are_in_even_parts_where_names_would_be_wrapped() -> None:
+    columns = [Column(f"seq_len {i}", is_number=True) for i in range(10)]
+    line = (Entry("a library with a layout (package 0.1.8)"), *(numbered("1.5") for _ in columns))
+    made = sheets(table_of([line], Column("method"), *columns))
+    assert [(len(sheet.columns) - 1, sheet.widths[0]) for sheet in made] == [(5, 37)] * 2
 
 
 def test_a_long_word_among_the_numbers_narrows_the_names_of_its_own_page_alone() -> None:

@@ -66,11 +66,19 @@ def _least(table: PaperTable, column: int) -> int:
 
 
 def _columns(table: PaperTable) -> list[list[int]]:
+    """As many numbers as fit, float by float; where that would wrap the words, in even parts, which leave them more."""
     words = [i for i, column in enumerate(table.columns) if not column.is_number]
     numbers = [i for i, column in enumerate(table.columns) if column.is_number]
-    room = WIDE - sum(_least(table, i) + BETWEEN for i in words)
-    parts = _balanced([natural_width(table, i) + BETWEEN for i in numbers], max(room, 1))
-    return [sorted([*words, *(numbers[place] for place in part)]) for part in parts]
+    room = max(1, WIDE - sum(_least(table, i) + BETWEEN for i in words))
+    sizes = [natural_width(table, i) + BETWEEN for i in numbers]
+
+    def joined(parts: Sequence[Sequence[int]]) -> list[list[int]]:
+        return [sorted([*words, *(numbers[place] for place in part)]) for part in parts]
+
+    filled = joined(_filled(sizes, room))
+    wide = {i: min(natural_width(table, i), MOST_WORDS) for i in words}
+    are_wide = all(_fitted(table, columns, table.lines)[i] >= wide[i] for columns in filled for i in words)
+    return filled if are_wide else joined(_balanced(sizes, room))
 
 
 def _balanced(sizes: Sequence[int], room: int) -> list[list[int]]:
