@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import median
 from typing import Any
 
@@ -111,7 +112,7 @@ class Cell:
         """Over the replicates."""
         return max((row[column] for row in self.measured if row[column] is not None), default=None)
 
-    @property
+    @cached_property  # each figure and table that shows the cell asks
     def flags(self) -> list[str]:
         """Doubts about the times of the measured rows, by name."""
         said = {str(flag) for row in self.measured for flag in listed(row["flags"])}

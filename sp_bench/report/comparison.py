@@ -61,7 +61,7 @@ class Pair:
     a: Cell
     b: Cell
     points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
-    paired: PairedRatio | None  # from 6 points on
+    paired: PairedRatio | None  # from 6 points on, where each side ran on one set of devices
     ratio: float  # median of the points where they have an interval, else of the medians over the same replicates
 
     @property
@@ -224,7 +224,8 @@ def _pair(a: Cell, b: Cell) -> Pair:
     before, after = ({row["replicate"]: row["median_step_ms"] for row in cell.measured} for cell in (a, b))
     both = sorted(key for key in before if key is not None and key in after)
     points = tuple(after[key] / before[key] for key in both)
-    if (paired := median_ratio(points)) is not None:
+    on_several = any(device_sets.are_several(cell.device_sets.values()) for cell in (a, b))
+    if (paired := None if on_several else median_ratio(points)) is not None:
         ratio = paired.ratio
     elif both:  # over these alone, or it could lie outside its own points
         ratio = median(after[key] for key in both) / median(before[key] for key in both)

@@ -98,7 +98,8 @@ def _reading(pairs: Sequence[Pair]) -> str:
         )
     if len(coverages) < len(pairs):
         told.append(
-            f"Fewer than {MIN_REPLICATES} pairs allow no interval of {CONFIDENCE:.0%}: B/A is then the ratio of the "
+            f"Fewer than {MIN_REPLICATES} pairs, or one side's replicates on separate sets of devices, allow no "
+            f"interval of {CONFIDENCE:.0%}: B/A is then the ratio of the "
             "medians over the replicates that both have, with the pairs' own ratios in parentheses, and no verdict."
         )
     return " ".join(told)

@@ -146,3 +146,18 @@ def test_a_comparison_of_campaigns_names_separate_devices(tmp_path: Path) -> Non
     assert compare(*folders).differences() == ["separate devices, by their UUIDs"]
     same = commit([row(environment=on("GPU-a"))], tmp_path / "c")
     assert compare(folders[0], same).differences() == []
+
+
+@pytest.mark.parametrize(("before", "is_claimed"), [(ONE, True), (TWO, False), (UNKNOWN, True)])
+def test_a_comparison_claims_nothing_of_a_side_that_ran_on_separate_devices(
+    tmp_path: Path, before: list[Any], is_claimed: bool
+) -> None:
+    """Both campaigns on one machine each may be two machines, which is what is compared then, and is said."""
+    environments = {"a": before, "b": [on("y")] * 7}
+    folders = [
+        commit([row(replicate=r, environment=e) for r, e in enumerate(each)], tmp_path / name)
+        for name, each in environments.items()
+    ]
+    (pair,) = compare(*folders).pairs
+    assert (pair.paired is not None) == is_claimed
+    assert pair.ratio == 1.0
