@@ -120,9 +120,9 @@ def chatty_shift(self, tensor):
 right_shift, right_all_gather, right_all_to_all = Collectives.shift, Collectives.all_gather, Collectives.all_to_all
 
 FAULTS = [
-    ("ulysses", "all_to_all", silent_all_to_all, "all_to_all of 65536 bytes"),
-    ("ulysses", "all_to_all", rotated_all_to_all, "all_to_all of 65536 bytes"),
-    ("all_gather", "all_gather", swapped_all_gather, "all_gather of 65536 bytes"),
+    ("ulysses", "all_to_all", silent_all_to_all, "all_to_all of {bytes} bytes"),
+    ("ulysses", "all_to_all", rotated_all_to_all, "all_to_all of {bytes} bytes"),
+    ("all_gather", "all_gather", swapped_all_gather, "all_gather of {bytes} bytes"),
     ("all_gather", "all_gather", wrong_last_element, "ranks {last} did not receive what their peers sent"),
     ("ring", "shift", chatty_shift, "bytes sent by rank 0 differ from the closed form"),
 ]
@@ -134,9 +134,11 @@ def check_faults(rank: int) -> None:
         faults.append(("ring", "shift", backward_shift, "send of 65536 bytes: ranks 0, 1, 2"))
     for method, name, fault, message in faults:
         print(f"fault: {fault.__name__}")  # names the culprit, should it go unnoticed
-        expected = message.format(last=dist.get_world_size() - 1)
+        config = trial(method, "bfloat16")
+        smallest = messages.message_sizes(config)[0].sent_bytes
+        expected = message.format(last=dist.get_world_size() - 1, bytes=smallest)
         with patch.object(Collectives, name, fault), pytest.raises(Incorrect, match=expected):
-            row(trial(method, "bfloat16"))
+            row(config)
 
 
 def check_stamps(rank: int) -> None:
@@ -159,6 +161,6 @@ def check_all(rank: int) -> None:
     check_faults(rank)
 
 
-@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(2, 3), nccl=(2, 4)))
+@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(2, 3, 4), nccl=(2, 4)))
 def test_each_primitive_is_proven_counted_and_timed_and_wrong_content_is_incorrect(backend, world_size):
     run(world_size, check_all, backend=backend)
