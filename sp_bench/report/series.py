@@ -22,6 +22,7 @@ _SETTING = [
     *("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib"),
     *("isolation", "optimizer_offload"),
 ]
+_TRAINING = ("engine", "activation_checkpointing", "loss_tile_tokens")  # said wherever a model takes steps
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
 _UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
 _CODE = ("kernel", "implementation")  # of the options, those that no line may mix, on whatever number of ranks
@@ -44,6 +45,8 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     whole["engine"] = _said(cells, "engine", leaves, _ENGINE).fillna(EngineConfig().name)  # not written anywhere
     whole["optimizer_offload"] = _said(cells, "optimizer_offload", leaves, _OFFLOAD)
     whole["micro_batches"] = whole["micro_batches"].fillna(1)  # rows of before there were several
+    for option in _TRAINING[1:]:
+        whole[option] = leaves.get(f"workload.{option}")
     of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
@@ -82,7 +85,8 @@ def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequenc
 
 
 def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> list[str]:
-    asked = (dict(zip(_SETTING, row, strict=True)) for row in cells[_SETTING].itertuples(index=False))
+    columns = [*_SETTING, *_TRAINING]
+    asked = (dict(zip(columns, row, strict=True)) for row in cells[columns].itertuples(index=False))
     names = [_setting_words(row, fabric=fabric) for row in asked]
     for column in extra:
         mixed = _mixed(cells.assign(name=names), ["name"], column)
@@ -93,7 +97,7 @@ def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> lis
 
 
 def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
-    known = {name: _text(row[name]) for name in _SETTING}
+    known = {name: _text(value) for name, value in row.items()}
     words = [known["workload"] if known["pass_kind"] == "step" else f"{known['workload']} {known['pass_kind']}"]
     if known["model"] != "?":
         words.append(known["model"])
@@ -107,6 +111,12 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
         words += [known["dtype"], f"batch {known['batch_size']}"]
     if known["micro_batches"] != "1":
         words.append(f"{known['micro_batches']} micro-batches a step")
+    if known["workload"] in ("train_step", "parity"):
+        words.append(f"engine {known['engine']}")
+        if known["activation_checkpointing"] == "full":
+            words.append("full activation checkpointing")
+        if known["loss_tile_tokens"] != "?":
+            words.append(f"logits of {known['loss_tile_tokens']} tokens at a time")
     if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]

@@ -169,6 +169,18 @@ def test_the_engine_that_a_config_leaves_out_has_its_name_beside_another(tmp_pat
     assert sorted(c.setting.rpartition("; ")[2] for c in found) == ["engine=deepspeed", "engine=fsdp2"]
 
 
+def test_a_setting_that_trains_says_what_runs_the_model_and_what_saves_memory(tmp_path: Path) -> None:
+    options = {"activation_checkpointing": "full", "loss_tile_tokens": 2048}
+    rows = [
+        row(workload="train_step", pass_kind="step", config=json.dumps({"workload": {"name": "train_step", **saved}}))
+        for saved in ({}, options)
+    ]
+    whole, saving = sorted(c.setting for c in cells_of(commit(rows, tmp_path)))[::-1]
+    assert "batch 1, engine fsdp2, full activation checkpointing, logits of 2048 tokens at a time, " in saving
+    assert "checkpointing" not in whole
+    assert "tokens at a time" not in whole
+
+
 def test_kernels_of_a_library_never_share_a_line_even_on_different_numbers_of_ranks(tmp_path: Path) -> None:
     library = {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8"}
     rows = [row(kernel="flash_attn", sp_size=2, **library), row(kernel="flash_attn_4", sp_size=4, **library)]

@@ -28,7 +28,6 @@ from sp_bench.report.figures import draw
 from sp_bench.report.figures.attribution import draw_time_parts
 from sp_bench.report.figures.axes import is_close, scale_lengths, short
 from sp_bench.report.figures.communication import draw_communication
-from sp_bench.report.figures.dots import is_dots
 from sp_bench.report.figures.drawings import DPI, Drawing, Plot, finish, named
 from sp_bench.report.figures.fabrics import draw_fabrics
 from sp_bench.report.figures.legends import MAX_LINES, columns_within, printable, text_inches, wrapped
@@ -301,11 +300,29 @@ def test_settings_on_several_fabrics_are_drawn_on_the_fastest_alone(tmp_path: Pa
     assert words == ["Of settings on several fabrics the fastest is drawn; shm are under Fabrics and in the tables."]
 
 
+def joins_lengths(plot: Plot) -> bool:
+    lines = [line for axes in plot.figure.axes for line in axes.lines]
+    return any(line.get_linestyle() != "None" and min(line.get_xdata()) > 1000 for line in lines)
+
+
 def test_many_series_at_two_lengths_are_dots_and_few_are_lines(tmp_path: Path) -> None:
-    two = [row(seq_len=n, kernel=f"k{k}", **RING) for n in (1024, 4096) for k in range(5)]
+    two = [row(seq_len=n, median_ms=10.0 + 5 * k, kernel=f"k{k}", **RING) for n in (1024, 4096) for k in range(5)]
     found = cells_of(two, tmp_path)
-    assert is_dots(found)
-    assert not is_dots([c for c in found if c.series.endswith(("k0", "k1"))])
+    assert not joins_lengths(plot_of(draw_step_time, found))
+    assert joins_lengths(plot_of(draw_step_time, [c for c in found if c.series.endswith(("k0", "k4"))]))
+
+
+def test_methods_that_lie_on_each_other_at_each_length_are_dots_on_scales_of_their_own(tmp_path: Path) -> None:
+    def joined(apart: float) -> bool:
+        made = [
+            row(seq_len=n, median_ms=ms * n, **method)
+            for n in (1024, 2048, 4096)
+            for method, ms in ((RING, 1.0), (ULYSSES, apart))
+        ]
+        return joins_lengths(plot_of(draw_step_time, cells_of(made, tmp_path / str(apart))))
+
+    assert not joined(1.05)
+    assert joined(1.2)
 
 
 @pytest.mark.parametrize("venue", [None, "neurips"])

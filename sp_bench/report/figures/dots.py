@@ -15,6 +15,8 @@ from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import whole
 
 FEW_SERIES = 4  # more of them at two lengths would hide each other
+FEW_LENGTHS = 4  # panels of more would be many, and lines over them say how a quantity grows
+ALIKE_RATIO = 1.1  # lines of values within it lie on each other
 FEW_TICKS = 3  # of panels beside each other
 PANEL_IN = 1.7  # least width of one of several
 TITLE_IN = 0.5  # of a panel's title and the labels of its axis
@@ -22,10 +24,23 @@ SPARE_IN = 0.75  # title, and what the axis shows
 Key = tuple[int, int]  # sp_size, seq_len
 
 
-def is_dots(cells: Sequence[Cell]) -> bool:
-    """Whether each length has a panel with a row for each series, and no lines over lengths are drawn."""
+def is_dots(cells: Sequence[Cell], quantity: Quantity) -> bool:
+    """Whether each length has a panel with a row for each series, and no lines over lengths are drawn: they would hide
+    each other, or there are none."""
     lengths, names = {c.asked["seq_len"] for c in cells}, {c.series for c in cells}
-    return len(lengths) == 1 or (len(lengths) == 2 and len(names) > FEW_SERIES)
+    few = len(lengths) <= FEW_LENGTHS and _alike(cells, quantity)
+    return few or len(lengths) == 1 or (len(lengths) == 2 and len(names) > FEW_SERIES)
+
+
+def _alike(cells: Sequence[Cell], quantity: Quantity) -> bool:
+    """Whether all that ran at one place have about the same value there; where memory ran out, lines say it better."""
+    places: dict[Key, list[float]] = {}
+    for cell in cells:
+        if (middle := quantity.middle(cell)) is not None:
+            places.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(middle)
+    several = [values for values in places.values() if len(values) > 1]
+    alike = all(max(values) < ALIKE_RATIO * min(values) for values in several)
+    return bool(several) and alike and not any("oom" in c.statuses for c in cells)
 
 
 def draw_dots(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:

@@ -79,12 +79,12 @@ def _processor(cells: Sequence[Cell]) -> str:
 
 
 def _plot(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity, what: str, strong: str) -> Plot:
-    draw_figure = draw_dots if is_dots(cells) else draw_panels
-    figure, shown = draw_figure(cells, style, quantity)
+    dots = is_dots(cells, quantity)
+    figure, shown = (draw_dots if dots else draw_panels)(cells, style, quantity)
     caption = f"{what}, at fixed sp_size in each panel. "
     if len({c.asked["sp_size"] for c in shown}) > 1:
         caption += strong
-    caption += _reading(shown, quantity)
+    caption += _reading(shown, quantity, dots=dots)
     if others := len(cells) - len(shown):
         caption += f" {others:,} cells at smaller sp_size or seq_len are in the tables only."
     return Plot(figure, caption, data(shown, quantity), tuple(shown))
@@ -104,11 +104,11 @@ def _with_tflops(lines: pd.DataFrame, cells: Sequence[Cell]) -> pd.DataFrame:
     return with_tflops
 
 
-def _reading(cells: Sequence[Cell], quantity: Quantity) -> str:
+def _reading(cells: Sequence[Cell], quantity: Quantity, *, dots: bool) -> str:
     measured = [c for c in cells if c.ok]
     several = any(len(c.step_ms) > 1 for c in measured)
     words = ["Small dots are replicates, the marker their median"] if several else ["A marker is a cell"]
-    if not is_dots(cells):
+    if not dots:
         words.append("series of one length are set slightly apart")
     else:
         values: dict[int, list[float]] = {}  # of each length
