@@ -1,7 +1,10 @@
-"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package; compiles each variant at its first call."""
+"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package; compiles each variant at its first call on a machine."""
 
-from typing import TYPE_CHECKING
+import os
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
+from sp_bench.compiled_code import own_folder
 from sp_bench.config import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import half_precision_reason
@@ -23,9 +26,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 
 
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
-    from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
-
-    out, lse, *_ = _flash_attn_fwd(q, k, v, softmax_scale=scale, causal=causal, return_lse=True)
+    out, lse, *_ = _library()._flash_attn_fwd(q, k, v, softmax_scale=scale, causal=causal, return_lse=True)
     return out, lse
 
 
@@ -40,8 +41,22 @@ def backward(
     causal: bool,
     scale: float,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
-
     # lse is read as contiguous; a ring hands over slices
-    dq, dk, dv, *_ = _flash_attn_bwd(q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal)
+    dq, dk, dv, *_ = _library()._flash_attn_bwd(
+        q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal
+    )
     return dq, dk, dv
+
+
+@cache
+def _library() -> Any:
+    """Told, before it is imported, to keep what it compiles: each launch would take up to 25 s to do it again."""
+    import torch
+
+    architecture = "".join(map(str, torch.cuda.get_device_capability()))  # not all of its keys have it
+    folder = own_folder(f"flash_attn_4-sm{architecture}")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+    from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
+
+    return interface

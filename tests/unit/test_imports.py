@@ -30,6 +30,7 @@ DRIVER = {
 NO_TORCH = (
     *("config", "dotted", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
     "doubts",
+    "compiled_code",
     *("schema", "containment", "parsing", "fail_points", "engines/__init__", "engines/support", *sorted(DRIVER)),
 )
 

@@ -1,0 +1,20 @@
+"""Where a library may keep the code that it compiles, from one launch to the next."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+
+def own_folder(name: str) -> Path:
+    """A folder of this user alone on this machine: what lies there is loaded as code.
+
+    Raises:
+        OSError: it cannot be made, or others may write to it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"sp_bench-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise OSError(f"{folder} is not a folder that you alone can write to, and code is loaded from it: remove it")
+    return folder
