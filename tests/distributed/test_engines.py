@@ -4,7 +4,9 @@ Each skips without its libraries.
 """
 
 import gc
+import inspect
 import os
+import reprlib
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -103,10 +105,16 @@ def check(config: TrialConfig) -> None:
     assert len(measurement.columns["loss"]) == len(measurement.step_ms) == config.workload.timed_steps
 
 
-def tensors_left() -> list[tuple[int, ...]]:
-    """Shapes of the tensors with memory that this process keeps."""
+def tensors_left() -> list[str]:
+    """The tensors with memory that this process keeps, and what holds each: nothing, if torch's own code does."""
     gc.collect()
-    return [tuple(t.shape) for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device.type != "meta"]
+    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device.type != "meta"]
+    return [f"{t.dtype} {list(t.shape)} on {t.device}, held by {_holders(t, found)}" for t in found]
+
+
+def _holders(tensor: torch.Tensor, found: list[torch.Tensor]) -> list[str]:
+    others = (each for each in gc.get_referrers(tensor) if each is not found and not inspect.isframe(each))
+    return [f"{type(each).__name__} {reprlib.repr(each)}" for each in others]
 
 
 def as_under_torchrun(rank: int, world_size: int) -> None:
@@ -121,7 +129,8 @@ def check_engine(rank: int, name: str, world_size: int) -> None:
         reason = support.unsupported_reason(config)
         if reason is None:
             check(config)
-            assert tensors_left() == [], config  # they would lie beside the next training of this process
+            left = tensors_left()  # they would lie beside the next training of this process
+            assert left == [], f"{config}: {left}"
         else:
             assert "over gloo" in reason or "on a CPU" in reason or "dp_replicate_size" in reason, reason
 
