@@ -3,8 +3,6 @@
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from math import log2
 from typing import Any
 
 import pandas as pd
@@ -17,7 +15,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.figures.axes import SEQ_LEN, scale_lengths, scale_values
 from sp_bench.report.figures.drawings import about, joined_ids, trial_ids
 from sp_bench.report.figures.legends import legend, oom_handles, oom_look, oom_site, series_handles
-from sp_bench.report.figures.marks import Mark, draw_marks
+from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, side_by_side
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 
@@ -25,7 +23,6 @@ PANEL_IN = 1.8  # least width of a panel with its labels
 PANEL_HEIGHT_IN = 2.35
 MAX_LINES_OF_PANELS, MOST_COLUMNS = 3, 3
 OOM_STEP = 0.055  # of a panel's height: room for one mark
-APART = 0.05  # of a panel's width: over which the series of one length are spread
 BESIDE_IN = 0.5  # of a panel's width: its ticks and margins
 
 
@@ -50,9 +47,10 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
     figure = Figure(figsize=(width_in(), PANEL_HEIGHT_IN * lines + 0.3), layout=ConstrainedLayoutEngine(wspace=0.05))
     axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
     strip, lengths = _oom_strip(shown, style), sorted({c.asked["seq_len"] for c in shown})
+    room_in = width_in() / columns - BESIDE_IN
     for panel, sp_size in zip(axes, sizes, strict=False):
         panel.set_title(f"sp_size {sp_size}")
-        _lines(panel, [c for c in shown if c.asked["sp_size"] == sp_size], style, quantity, _apart(lengths))
+        _lines(panel, [c for c in shown if c.asked["sp_size"] == sp_size], style, quantity, room_in)
         if strip:  # over the grid, under the marks
             place = {"transform": panel.transAxes, "zorder": 0.7}
             panel.add_patch(Rectangle((0, 1 - strip), 1, strip, color="#eeeeee", lw=0, **place))
@@ -60,7 +58,7 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
         panel.set_visible(False)
     scale_values(axes[0], "y", [p for c in shown for p in quantity.points(c).values()], strip)
     for place, panel in enumerate(axes[: len(sizes)]):
-        scale_lengths(panel, lengths, width_in() / columns - BESIDE_IN)
+        scale_lengths(panel, lengths, room_in)
         if place % columns == 0:
             panel.set_ylabel(quantity.label)
         if place + columns >= len(sizes):  # nothing below it
@@ -72,19 +70,14 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
     return figure, shown
 
 
-def _apart(lengths: Sequence[int]) -> float:
-    """Octaves over which the series of one length are spread, so that equal values do not hide each other."""
-    nearest = min((log2(b / a) for a, b in pairwise(lengths)), default=0.0)
-    return min(0.3 * nearest, APART * log2(lengths[-1] / lengths[0]))
-
-
-def _lines(panel: Axes, cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity, apart: float) -> None:
+def _lines(panel: Axes, cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity, room_in: float) -> None:
     stacks: dict[int, list[str]] = {}
     names = sorted({c.series for c in cells}, key=lambda s: style[s].order)
-    for turn, name in enumerate(names):
-        look, shift = style[name], 2 ** (apart * ((turn + 0.5) / len(names) - 0.5))
-        line = [c for c in cells if c.series == name]
-        draw_marks(panel, [m for c in line for m in marks(c, quantity, c.asked["seq_len"] * shift)], look, joined=True)
+    places = side_by_side({(c.series, c.asked["seq_len"]) for c in cells}, names, room_in, JOINED_PT)
+    for name in names:
+        look, line = style[name], [c for c in cells if c.series == name]
+        of_line = [m for c in line for m in marks(c, quantity, places[name, c.asked["seq_len"]])]
+        draw_marks(panel, of_line, look, joined=True)
         for cell in (c for c in line if "oom" in c.statuses):
             stack = stacks.setdefault(cell.asked["seq_len"], [])
             if look.colour not in stack:  # the series of one method share a line
@@ -92,7 +85,7 @@ def _lines(panel: Axes, cells: Sequence[Cell], style: Mapping[str, Style], quant
             height = 1 - OOM_STEP * (stack.index(look.colour) + 1)
             where = {"transform": panel.get_xaxis_transform(), "in_layout": False, "color": look.colour}
             how: dict[str, Any] = oom_look(oom_site(cell)) | where
-            panel.plot([cell.asked["seq_len"] * shift], [height], **how)
+            panel.plot([places[name, cell.asked["seq_len"]]], [height], **how)
 
 
 def marks(cell: Cell, quantity: Quantity, place: float) -> list[Mark]:
