@@ -7,10 +7,11 @@ from pathlib import Path
 
 
 def own_folder(name: str) -> Path:
-    """A folder of this user alone on this machine: what lies there is loaded as code.
+    """A folder on this machine that this user alone may write to: what lies there is loaded as code. Others cannot
+    replace it where the folder for temporary files is sticky, as /tmp is.
 
     Raises:
-        OSError: it cannot be made, or others may write to it.
+        OSError: it cannot be made, is no folder, or others may write to it.
     """
     folder = Path(tempfile.gettempdir()) / f"sp_bench-{os.getuid()}-{name}"
     folder.mkdir(mode=0o700, exist_ok=True)

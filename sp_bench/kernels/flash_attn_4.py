@@ -1,4 +1,4 @@
-"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package; compiles each variant at its first call on a machine."""
+"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package; compiles each variant at its first call."""
 
 import os
 from functools import cache
@@ -12,6 +12,7 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
+KEEP, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"  # read at the import
 CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
 
 
@@ -50,13 +51,21 @@ def backward(
 
 @cache
 def _library() -> Any:
-    """Told, before it is imported, to keep what it compiles: each launch would take up to 25 s to do it again."""
-    import torch
-
-    architecture = "".join(map(str, torch.cuda.get_device_capability()))  # not all of its keys have it
-    folder = own_folder(f"flash_attn_4-sm{architecture}")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
-    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", str(folder))
+    """Told, before it is imported, to keep what it compiles: each launch would take up to 25 s to do it again. Who has
+    told it already, in the environment, is listened to."""
+    if not {KEEP, FOLDER} & set(os.environ):
+        try:
+            _keep_compiled()
+        except OSError as error:
+            print(f"what flash_attn_4 compiles is not kept for the next launch: {error}", flush=True)
     from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
 
     return interface
+
+
+def _keep_compiled() -> None:
+    import torch
+
+    architecture = "".join(map(str, torch.cuda.get_device_capability()))  # not all of its keys have it
+    os.environ[FOLDER] = str(own_folder(f"flash_attn_4-sm{architecture}"))
+    os.environ[KEEP] = "1"

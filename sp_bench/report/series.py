@@ -1,9 +1,9 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
 A figure never mixes models, shapes, dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory
-caps, isolations, engines, places of the optimizer or pools of rows (environments); a line never mixes kernels,
-implementations or options of a method. A name always says copy engines, and the kernel wherever our methods ran with
-several; whatever else two cells differ in becomes part of it only where names would be equal.
+caps, isolations, engines, what they recompute and tile, places of the optimizer or pools of rows (environments); a line
+never mixes kernels, implementations or options of a method. A name always says copy engines, and the kernel wherever
+our methods ran with several; whatever else two cells differ in becomes part of it only where names would be equal.
 """
 
 import json
@@ -14,6 +14,7 @@ import pandas as pd
 
 from sp_bench.config import EngineConfig
 from sp_bench.dotted import dotted
+from sp_bench.report.formats import whole as whole_number
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
@@ -47,7 +48,6 @@ def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
     whole["micro_batches"] = whole["micro_batches"].fillna(1)  # rows of before there were several
     for option in _TRAINING[1:]:
         whole[option] = leaves.get(f"workload.{option}")
-    of_setting.append("engine")
     of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
     whole["setting"] = _settings(whole, of_setting, fabric=True)
     whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
@@ -116,7 +116,7 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
         if known["activation_checkpointing"] == "full":
             words.append("full activation checkpointing")
         if known["loss_tile_tokens"] != "?":
-            words.append(f"logits of {known['loss_tile_tokens']} tokens at a time")
+            words.append(f"logits of {whole_number(row['loss_tile_tokens'])} tokens at a time")
     if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]

@@ -156,27 +156,30 @@ def test_a_failure_without_a_record_of_its_device_stays_with_its_cell(tmp_path: 
     assert cell.statuses == ["error", "ok"]
 
 
+STEP = {"workload": "train_step", "pass_kind": "step"}
+
+
 def test_engines_never_share_a_setting(tmp_path: Path) -> None:
     engines = ('{"engine": "torchtitan"}', '{"engine": {"name": "megatron", "options": {}}}', '{"engine": "plain"}')
-    found = cells_of(commit([row(config=engine) for engine in engines], tmp_path))
+    found = cells_of(commit([row(**STEP, config=engine) for engine in engines], tmp_path))
     assert len({c.setting for c in found}) == 3
-    assert any("engine=megatron" in c.setting for c in found)
+    assert any(", engine megatron, " in c.setting for c in found)
 
 
-def test_the_engine_that_a_config_leaves_out_has_its_name_beside_another(tmp_path: Path) -> None:
+def test_the_engine_that_a_config_leaves_out_has_its_name(tmp_path: Path) -> None:
     engines = ("{}", '{"engine": {"name": "deepspeed"}}')
-    found = cells_of(commit([row(config=engine) for engine in engines], tmp_path))
-    assert sorted(c.setting.rpartition("; ")[2] for c in found) == ["engine=deepspeed", "engine=fsdp2"]
+    found = cells_of(commit([row(**STEP, config=engine) for engine in engines], tmp_path))
+    assert sorted(re.findall(r"engine \w+", "; ".join(c.setting for c in found))) == [
+        "engine deepspeed",
+        "engine fsdp2",
+    ]
 
 
 def test_a_setting_that_trains_says_what_runs_the_model_and_what_saves_memory(tmp_path: Path) -> None:
     options = {"activation_checkpointing": "full", "loss_tile_tokens": 2048}
-    rows = [
-        row(workload="train_step", pass_kind="step", config=json.dumps({"workload": {"name": "train_step", **saved}}))
-        for saved in ({}, options)
-    ]
+    rows = [row(**STEP, config=json.dumps({"workload": {"name": "train_step", **saved}})) for saved in ({}, options)]
     whole, saving = sorted(c.setting for c in cells_of(commit(rows, tmp_path)))[::-1]
-    assert "batch 1, engine fsdp2, full activation checkpointing, logits of 2048 tokens at a time, " in saving
+    assert "batch 1, engine fsdp2, full activation checkpointing, logits of 2,048 tokens at a time, " in saving
     assert "checkpointing" not in whole
     assert "tokens at a time" not in whole
 

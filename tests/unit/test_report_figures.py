@@ -300,6 +300,9 @@ def test_settings_on_several_fabrics_are_drawn_on_the_fastest_alone(tmp_path: Pa
     assert words == ["Of settings on several fabrics the fastest is drawn; shm are under Fabrics and in the tables."]
 
 
+LENGTHS = (1024, 2048, 4096)
+
+
 def joins_lengths(plot: Plot) -> bool:
     lines = [line for axes in plot.figure.axes for line in axes.lines]
     return any(line.get_linestyle() != "None" and min(line.get_xdata()) > 1000 for line in lines)
@@ -313,16 +316,41 @@ def test_many_series_at_two_lengths_are_dots_and_few_are_lines(tmp_path: Path) -
 
 
 def test_methods_that_lie_on_each_other_at_each_length_are_dots_on_scales_of_their_own(tmp_path: Path) -> None:
-    def joined(apart: float) -> bool:
-        made = [
-            row(seq_len=n, median_ms=ms * n, **method)
-            for n in (1024, 2048, 4096)
+    def shown(name: str, apart: float, lengths: Sequence[int] = LENGTHS, sizes: Sequence[int] = (4,), **more: Any):
+        asked = [
+            {"seq_len": n, "median_ms": ms * n} | method | {"sp_size": p}
+            for n in lengths
+            for p in sizes
             for method, ms in ((RING, 1.0), (ULYSSES, apart))
         ]
-        return joins_lengths(plot_of(draw_step_time, cells_of(made, tmp_path / str(apart))))
+        plot = plot_of(
+            draw_step_time, cells_of([row(**each) for each in [*asked, *([more] if more else [])]], tmp_path / name)
+        )
+        assert len(plot.cells) == len(asked) + bool(more)
+        return joins_lengths(plot)
 
-    assert not joined(1.05)
-    assert joined(1.2)
+    assert not shown("alike", 1.05)
+    assert shown("apart", 1.2)
+    assert shown("alone at one length", 1.05, **RING, seq_len=8192)
+    assert shown("out of memory", 1.05, **(RING | {"layout": "striped"}), seq_len=1024, status="oom", oom_site="torch")
+    assert shown("more than fits a page", 1.05, lengths=[2**k for k in range(10, 18)], sizes=(2, 4, 8))
+
+
+def test_series_of_a_panel_that_lacks_lengths_stand_as_far_apart_as_elsewhere(tmp_path: Path) -> None:
+    made = [
+        row(seq_len=n, median_ms=ms * n, **(method | {"sp_size": p}))
+        for p, lengths in ((2, (1024,)), (4, (1024, 2**18)))
+        for n in lengths
+        for method, ms in ((RING, 1.0), (ULYSSES, 3.0))
+    ]
+    small, large = plot_of(draw_step_time, cells_of(made, tmp_path)).figure.axes
+    steps = [
+        max(places) / min(places)
+        for panel in (small, large)
+        for places in [[line.get_xdata()[0] for line in panel.lines if line.get_xdata()[0] < 2000]]
+    ]
+    assert steps[0] == pytest.approx(steps[1])
+    assert steps[0] > 1.05
 
 
 @pytest.mark.parametrize("venue", [None, "neurips"])

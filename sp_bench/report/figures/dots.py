@@ -15,7 +15,6 @@ from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import whole
 
 FEW_SERIES = 4  # more of them at two lengths would hide each other
-FEW_LENGTHS = 4  # panels of more would be many, and lines over them say how a quantity grows
 ALIKE_RATIO = 1.1  # lines of values within it lie on each other
 FEW_TICKS = 3  # of panels beside each other
 PANEL_IN = 1.7  # least width of one of several
@@ -25,58 +24,72 @@ Key = tuple[int, int]  # sp_size, seq_len
 
 
 def is_dots(cells: Sequence[Cell], quantity: Quantity) -> bool:
-    """Whether each length has a panel with a row for each series, and no lines over lengths are drawn: they would hide
-    each other, or there are none."""
+    """Whether each length has a panel with a row for each series, and no lines over lengths are drawn: there are none,
+    or they would hide each other and all their cells fit."""
     lengths, names = {c.asked["seq_len"] for c in cells}, {c.series for c in cells}
-    few = len(lengths) <= FEW_LENGTHS and _alike(cells, quantity)
-    return few or len(lengths) == 1 or (len(lengths) == 2 and len(names) > FEW_SERIES)
+    if len(lengths) == 1 or (len(lengths) == 2 and len(names) > FEW_SERIES):
+        return True
+    lines = _lines(cells)
+    return len(_fitting(lines, fitted_names([*names])[1])) == len(lines) and _alike(cells, quantity)
 
 
 def _alike(cells: Sequence[Cell], quantity: Quantity) -> bool:
-    """Whether all that ran at one place have about the same value there; where memory ran out, lines say it better."""
-    places: dict[Key, list[float]] = {}
+    """Whether several series ran at each place, with about the same value, and none ran out of memory: over lengths,
+    lines say better where that is."""
+    places: dict[Key, list[float | None]] = {}
     for cell in cells:
-        if (middle := quantity.middle(cell)) is not None:
-            places.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(middle)
-    several = [values for values in places.values() if len(values) > 1]
-    alike = all(max(values) < ALIKE_RATIO * min(values) for values in several)
-    return bool(several) and alike and not any("oom" in c.statuses for c in cells)
+        places.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(quantity.middle(cell))
+    alike = all(_about_equal([v for v in values if v is not None]) for values in places.values())
+    return alike and not any("oom" in c.statuses for c in cells)
 
 
-def draw_dots(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:
-    """The figure, and the cells that it shows: those of the largest sp_sizes and lengths that fit one page.
+def _about_equal(values: Sequence[float]) -> bool:
+    return len(values) > 1 and max(values) < ALIKE_RATIO * min(values)
 
-    Lengths are beside each other, or below each other where the figure is too narrow; each has its own scale."""
+
+def _lines(cells: Sequence[Cell]) -> list[dict[Key, list[Cell]]]:
+    """Panels in lines: lengths beside each other, or below each other where the figure is too narrow."""
     groups: dict[Key, list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell.asked["sp_size"], cell.asked["seq_len"]), []).append(cell)
     lengths = sorted({seq_len for _, seq_len in groups})
     if (1 - NAMES_SHARE) * width_in() > PANEL_IN * len(lengths):
-        lines = [[(n, seq_len) for seq_len in lengths] for n in sorted({sp_size for sp_size, _ in groups})]
-    else:
-        lines = [[key] for key in sorted(groups)]
-    names = [_names([c for key in line for c in groups.get(key, [])], style) for line in lines]
+        sizes = sorted({sp_size for sp_size, _ in groups})
+        return [{(n, seq_len): groups.get((n, seq_len), []) for seq_len in lengths} for n in sizes]
+    return [{key: groups[key]} for key in sorted(groups)]
+
+
+def _names(line: Mapping[Key, Sequence[Cell]]) -> set[str]:
+    return {c.series for cells in line.values() for c in cells}
+
+
+def _fitting(lines: Sequence[Mapping[Key, Sequence[Cell]]], row_in: float) -> list[int]:
+    rows = {place: len(_names(line)) for place, line in enumerate(lines)}
+    return fitting(rows, row_in, TITLE_IN + 0.6 * row_in, SPARE_IN)
+
+
+def draw_dots(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:
+    """The figure, and the cells that it shows: those of the largest sp_sizes and lengths that fit one page. Each length
+    has its own scale."""
+    lines = _lines(cells)
     texts, row_in = fitted_names([c.series for c in cells])
-    kept = fitting({place: len(each) for place, each in enumerate(names)}, row_in, TITLE_IN + 0.6 * row_in, SPARE_IN)
-    shown = [c for place in kept for key in lines[place] for c in groups.get(key, [])]
-    heights = [len(names[place]) + 0.6 for place in kept]
+    lines = [lines[place] for place in _fitting(lines, row_in)]
+    shown = [c for line in lines for group in line.values() for c in group]
+    heights = [len(_names(line)) + 0.6 for line in lines]
     height = row_in * sum(heights) + TITLE_IN * len(heights) + SPARE_IN
     figure = Figure(figsize=(width_in(), height), layout="constrained")
-    axes = figure.subplots(len(kept), len(lines[0]), squeeze=False, height_ratios=heights)
-    for line, place in zip(axes, kept, strict=True):
-        for panel, key in zip(line, lines[place], strict=True):
+    axes = figure.subplots(len(lines), len(lines[0]), squeeze=False, height_ratios=heights)
+    for panels, line in zip(axes, lines, strict=True):
+        names = sorted(_names(line), key=lambda name: style[name].order)
+        for panel, (key, group) in zip(panels, line.items(), strict=True):
             panel.set_title(f"sp_size {key[0]}, {whole(key[1])} tokens", loc="left")
-            _draw_panel(panel, groups.get(key, []), name_rows(panel, texts, names[place]), style, quantity)
-            panel.tick_params(axis="y", labelleft=panel is line[0])
+            _draw_panel(panel, group, name_rows(panel, texts, names), style, quantity)
+            panel.tick_params(axis="y", labelleft=panel is panels[0])
             values = [p for c in shown if c.asked["seq_len"] == key[1] for p in quantity.points(c).values()]
             scale_values(panel, "x", values, ticks=TICKS if len(line) == 1 else FEW_TICKS)
     for panel in axes[-1]:
         panel.set_xlabel(quantity.label.replace("\n", " "))
     return figure, shown
-
-
-def _names(cells: Sequence[Cell], style: Mapping[str, Style]) -> list[str]:
-    return sorted({c.series for c in cells}, key=lambda name: style[name].order)
 
 
 def _draw_panel(

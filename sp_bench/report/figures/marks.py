@@ -62,17 +62,22 @@ def stacked(panels: Sequence[Sequence[str]]) -> tuple[Figure, list[Axes], dict[s
 
 
 def side_by_side(
-    marks: Collection[tuple[str, int]], names: Sequence[str], room_in: float, apart_pt: float
+    marks: Collection[tuple[str, int]],
+    names: Sequence[str],
+    room_in: float,
+    apart_pt: float,
+    axis: Collection[int] = (),
 ) -> dict[tuple[str, int], float]:
     """(series, place) -> where it is drawn on the axis of `scale_lengths`: series of one place `apart_pt` from each
-    other, in the order of `names`; one that is alone there on the place itself."""
-    places = sorted({place for name, place in marks if name in names})
+    other, in the order of `names`; one that is alone there on the place itself. `axis`: places that other panels have
+    on the same axis."""
+    places = sorted({*axis, *(place for name, place in marks if name in names)})
     octaves = (log2(places[-1] / places[0]) if places else 0.0) + 2 * MARGIN
     nearest = min((log2(b / a) for a, b in pairwise(places)), default=2.0)
     drawn = {}
     for place in places:
         here = [name for name in names if (name, place) in marks]
-        step = min(apart_pt / 72 * octaves / room_in, min(2 * MARGIN - 0.1, APART * nearest) / len(here))
+        step = min(apart_pt / 72 * octaves / room_in, min(2 * MARGIN - 0.1, APART * nearest) / max(len(here), 1))
         drawn |= {(name, place): beside(place, turn, len(here), step) for turn, name in enumerate(here)}
     return drawn
 

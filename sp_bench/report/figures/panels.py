@@ -1,4 +1,4 @@
-"""Panels of one quantity over seq_len, one panel a sp_size; where there are few lengths, dots: see `dots`."""
+"""Panels of one quantity over seq_len, one panel a sp_size; where lines would say little, dots: see `dots`."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
     room_in = width_in() / columns - BESIDE_IN
     for panel, sp_size in zip(axes, sizes, strict=False):
         panel.set_title(f"sp_size {sp_size}")
-        _lines(panel, [c for c in shown if c.asked["sp_size"] == sp_size], style, quantity, room_in)
+        _lines(panel, [c for c in shown if c.asked["sp_size"] == sp_size], style, quantity, (lengths, room_in))
         if strip:  # over the grid, under the marks
             place = {"transform": panel.transAxes, "zorder": 0.7}
             panel.add_patch(Rectangle((0, 1 - strip), 1, strip, color="#eeeeee", lw=0, **place))
@@ -70,10 +70,18 @@ def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Qua
     return figure, shown
 
 
-def _lines(panel: Axes, cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity, room_in: float) -> None:
+def _lines(
+    panel: Axes,
+    cells: Sequence[Cell],
+    style: Mapping[str, Style],
+    quantity: Quantity,
+    along: tuple[Sequence[int], float],
+) -> None:
+    """`along`: the lengths on the axis of all panels, and its inches."""
+    lengths, room_in = along
     stacks: dict[int, list[str]] = {}
     names = sorted({c.series for c in cells}, key=lambda s: style[s].order)
-    places = side_by_side({(c.series, c.asked["seq_len"]) for c in cells}, names, room_in, JOINED_PT)
+    places = side_by_side({(c.series, c.asked["seq_len"]) for c in cells}, names, room_in, JOINED_PT, lengths)
     for name in names:
         look, line = style[name], [c for c in cells if c.series == name]
         of_line = [m for c in line for m in marks(c, quantity, places[name, c.asked["seq_len"]])]
