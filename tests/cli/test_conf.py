@@ -42,8 +42,8 @@ def test_a_sweep_of_ones_own_runs_its_blocks(write, capfd, above):
 
 
 @pytest.mark.parametrize("name", [path.stem for path in (conf_files.conf_folder() / "sweep").glob("*.yaml")])
-def test_a_sweep_of_conf_asks_for_nothing_that_no_machine_can_run(name, capfd):
-    code, out, err = console(capfd, "plan", f"sweep={name}")
+def test_a_sweep_of_conf_asks_for_nothing_that_no_machine_can_run(name, capfd, tmp_path):
+    code, out, err = console(capfd, "plan", f"sweep={name}", f"results_root={tmp_path}")  # where nothing has run
     assert (code, err) == (0, "")
     refusals = [line.partition("unsupported: ")[2] for line in out.splitlines() if "unsupported: " in line]
     for_ever = [
