@@ -106,9 +106,11 @@ def check(config: TrialConfig) -> None:
 
 
 def tensors_left() -> list[str]:
-    """The tensors with memory that this process keeps, and what holds each: nothing, if torch's own code does."""
+    """The tensors with memory that this process keeps, and what holds each: nothing, if torch's own code does. Single
+    numbers are constants and defaults of modules that the libraries import: no model is one."""
     gc.collect()
-    found = [t for t in gc.get_objects() if isinstance(t, torch.Tensor) and t.device.type != "meta"]
+    tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
+    found = [t for t in tensors if t.device.type != "meta" and t.numel() > 1]
     return [f"{t.dtype} {list(t.shape)} on {t.device}, held by {_holders(t, found)}" for t in found]
 
 
