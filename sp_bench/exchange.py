@@ -8,19 +8,21 @@ nothing travels: every message is a copy of the same shape on this device, which
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import _coalescing_manager
 
 from sp_bench import ledger
 
 # torch 2.13 renamed both and deprecates the old names; 2.11 has only those.
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+_BESIDE = dist.AllToAllOptions()
+_BESIDE.asyncOp = True  # else NCCL's kernel would go behind the attention kernels, on their stream
 
 
 class Waitable(Protocol):
@@ -94,16 +96,8 @@ class Collectives:
         """NCCL moves all tensors in one launch."""
         received = [torch.empty_like(t) for t in sent]
         pairs = list(zip(received, sent, strict=True))
-
-        def issue() -> Sequence[Any]:
-            if len(pairs) == 1 or not self._coalesces(sent[0]):
-                return [dist.all_to_all_single(to, t, group=self.group, async_op=True) for to, t in pairs]
-            with _coalescing_manager(self.group, sent[0].device, async_ops=True) as together:
-                for to, t in pairs:
-                    dist.all_to_all_single(to, t, group=self.group, async_op=True)
-            return [together]
-
-        return start(sent, received, issue, lambda: [to.copy_(t) for to, t in pairs])
+        calls = [partial(self.group.alltoall_base, to, t, [], [], _BESIDE) for to, t in pairs]
+        return start(sent, received, partial(self._issue, calls, sent[0]), lambda: [to.copy_(t) for to, t in pairs])
 
     def all_gather(self, tensor: Tensor) -> Message:
         gathered = tensor.new_empty(self.group.size() * tensor.shape[0], *tensor.shape[1:])
@@ -127,18 +121,21 @@ class Collectives:
     def shift(self, tensor: Tensor) -> Message:
         received = torch.empty_like(tensor)
         rank, size = self.group.rank(), self.group.size()
+        calls = [
+            partial(self.group.send, [tensor], (rank + 1) % size, 0),
+            partial(self.group.recv, [received], (rank - 1) % size, 0),
+        ]
+        return start([tensor], [received], partial(self._issue, calls, tensor), lambda: received.copy_(tensor))
 
-        def issue() -> Sequence[Any]:
-            to, source = (rank + 1) % size, (rank - 1) % size
-            if not self._coalesces(tensor):
-                return [self.group.send([tensor], to, 0), self.group.recv([received], source, 0)]
-            # what batch_isend_irecv does, without its checks of each operation: a short ring waits for the host
-            self.group._start_coalescing(tensor.device)
-            self.group.send([tensor], to, 0)
-            self.group.recv([received], source, 0)
-            return [self.group._end_coalescing(tensor.device)]
-
-        return start([tensor], [received], issue, lambda: received.copy_(tensor))
+    def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
+        """In one launch where the backend can. As torch's own functions do it, but for their checks of each operation:
+        a short step waits for the host."""
+        if len(calls) == 1 or not self._coalesces(like):
+            return [call() for call in calls]
+        self.group._start_coalescing(like.device)
+        for call in calls:
+            call()
+        return [self.group._end_coalescing(like.device)]
 
     def _coalesces(self, tensor: Tensor) -> bool:
         group = self.group

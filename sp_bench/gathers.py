@@ -7,11 +7,13 @@ rank's own KV only is computed while the others' travels; so do the next group o
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from sp_bench.collectives import copy_rows
+from sp_bench.collectives import by_rows
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Attention
 from sp_bench.layouts import SequenceLayout
@@ -145,8 +147,9 @@ class Gather:
             by_rank = message.wait().unflatten(0, (-1, 2))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
             seq_len = by_rank.shape[0] * kv.shape[2]
             whole = kv.new_empty(2, kv.shape[1], seq_len, *kv.shape[3:])
+            to, source = by_rows(whole, by_rank)
             for place in self.places(seq_len):
-                copy_rows(whole[:, :, place.tokens], by_rank[place.rank][:, :, place.rows])
+                to[:, :, place.tokens].copy_(source[place.rank, :, :, place.rows])
             return whole
 
         return arrive
@@ -157,22 +160,22 @@ class Gather:
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
         sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
         for place in self.places(size * local):
-            slot = sent[place.rank][:, :, place.rows]
             found = [share for tokens, share in shares if place.tokens.stop <= tokens.stop]
             for which in (0, 1):
+                slot = sent[place.rank, which, :, place.rows]
                 parts = [share[which][:, place.tokens] for share in found]
-                slot[which].copy_(parts[0]) if parts else slot[which].zero_()
+                slot.copy_(parts[0]) if parts else slot.zero_()
                 for other in parts[1:]:
-                    slot[which] += other
+                    slot += other
         return self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
 
 
-def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> Iterator[tuple[slice, range]]:
-    """(where among the rank's tokens, global tokens) of each run."""
-    start = 0
-    for run in layout.runs(rank, seq_len):
-        yield slice(start, start + len(run)), range(run.start, run.stop)
-        start += len(run)
+@cache
+def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> list[tuple[slice, range]]:
+    """(where among the rank's tokens, global tokens) of each run. Kept: a short step waits for the host."""
+    runs = layout.runs(rank, seq_len)
+    stops = list(accumulate(map(len, runs)))
+    return [(slice(stop - len(run), stop), run) for stop, run in zip(stops, runs, strict=True)]
 
 
 def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:
