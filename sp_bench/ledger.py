@@ -119,6 +119,11 @@ def _all_to_all_single(
     return Fraction(row * (sum(splits) - splits[group.rank()]))
 
 
+def _slices_of_others(slices: list[torch.Tensor], args: tuple[Any, ...]) -> Fraction:
+    """Of a list of one tensor a rank, of any sizes."""
+    return Fraction(_total(slices) - payload(slices[_group(args).rank()]))
+
+
 # (op name, bytes sent off-rank); `a` are the call's positional arguments
 RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "c10d::send": ("send", lambda a: Fraction(0 if a[2] == _group(a).rank() else _total(a[0]))),
@@ -126,12 +131,12 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "c10d::recv_any_source_": ("recv", lambda a: Fraction(0)),
     "c10d::barrier": ("barrier", lambda a: Fraction(0)),
     "c10d::alltoall_base_": ("all_to_all", lambda a: _all_to_all_single(a[0], a[1], a[4], a)),
-    "c10d::alltoall_": ("all_to_all", lambda a: Fraction(_total(a[1]) - payload(a[1][_group(a).rank()]))),
+    "c10d::alltoall_": ("all_to_all", lambda a: _slices_of_others(a[1], a)),
     "c10d::_allgather_base_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
-    "c10d::allgather_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
+    "c10d::allgather_": ("all_gather", lambda a: Fraction(_total(a[1]) * (_group(a).size() - 1))),
     "c10d::allgather_into_tensor_coalesced_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
     "c10d::_reduce_scatter_base_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
-    "c10d::reduce_scatter_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
+    "c10d::reduce_scatter_": ("reduce_scatter", lambda a: sum((_slices_of_others(s, a) for s in a[1]), Fraction())),
     "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
     "c10d::scatter_": ("scatter", lambda a: _total(a[1]) * _others(a)),  # only the root has tensors to send
     "c10d::allreduce_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),

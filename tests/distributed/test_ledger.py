@@ -114,10 +114,12 @@ def test_of_lists_of_tensors_the_slices_of_the_other_ranks_are_sent() -> None:
     slices = [torch.ones(size) for size in (1, 20, 300, 4000)]
     with fake_group(4, 1), Ledger() as book, ledger.attention():
         dist.all_to_all([torch.empty_like(t) for t in slices], slices)
-        dist.reduce_scatter(torch.empty(20), [torch.ones(20) for _ in slices])
+        dist.reduce_scatter(torch.empty(20), slices)
+        dist.all_gather([torch.empty(20) for _ in slices], torch.ones(20))
     assert book.counts == {
         ("forward", "all_to_all"): (1, 4 * (1 + 300 + 4000)),
-        ("forward", "reduce_scatter"): (1, 4 * 3 * 20),
+        ("forward", "reduce_scatter"): (1, 4 * (1 + 300 + 4000)),
+        ("forward", "all_gather"): (1, 4 * 3 * 20),
     }
 
 
