@@ -1,7 +1,18 @@
-"""Doubts about the times of an ok row that its columns on memory tell: for the row that is written, and for the reader
-of rows of before there were these flags."""
+"""Doubts about the times of an ok row that its columns tell: for the row that is written, and for the reader of rows of
+before there were these flags."""
 
+import statistics
 from collections.abc import Sequence
+
+MAX_UNSETTLED_SHARE = 0.03  # of the median: what the second half of the timed steps may be below it
+
+
+def of_steps(step_ms: Sequence[float]) -> list[str]:
+    """Flags: did the steps become shorter while they were timed?"""
+    if len(step_ms) < 2:
+        return []
+    settled = statistics.median(step_ms[-(len(step_ms) // 2) :])
+    return ["unsettled"] if settled < (1 - MAX_UNSETTLED_SHARE) * statistics.median(step_ms) else []
 
 
 def of_memory(

@@ -14,7 +14,6 @@ from sp_bench.measure import Measurement
 from sp_bench.workloads import Incorrect
 
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
-MAX_FIRST_STEP_SHARE = 0.05  # of the median: what it would be less without the first timed step
 MAX_CLOCK_MISMATCH = 0.02  # sum of step times against the wall clock of the window
 
 
@@ -60,8 +59,7 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
         flags.append("short_window")
     if any(abs(sum(m.step_ms) - m.window_ms) > MAX_CLOCK_MISMATCH * m.window_ms for m in measurements):
         flags.append("clock_mismatch")
-    if len(step_ms) > 1 and statistics.median(step_ms[1:]) < (1 - MAX_FIRST_STEP_SHARE) * median_ms:
-        flags.append("unsettled")
+    flags += doubts.of_steps(step_ms)
     used, retries = zip(*((m.device_used_bytes, m.allocator_retries) for m in measurements), strict=True)
     flags += doubts.of_memory(config.hardware.device_memory_gib, used, retries)
     return {

@@ -117,8 +117,9 @@ class Cell:
         """Doubts about the times of the measured rows, by name."""
         said = {str(flag) for row in self.measured for flag in listed(row["flags"])}
         memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
-        found = (flag for row in self.measured for flag in doubts.of_memory(*(row[name] for name in memory)))
-        return sorted(said.union(found))
+        for row in self.measured:
+            said.update(doubts.of_steps(listed(row["step_ms"])), doubts.of_memory(*(row[name] for name in memory)))
+        return sorted(said)
 
     @property
     def throttled(self) -> list[str]:

@@ -29,7 +29,7 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
     *("attention_flops_per_s", "compute_only_step_ms", "comm_only_step_ms", "exposed_comm_ms", "overlap_efficiency"),
     *("latency_us", "bandwidth_bytes_per_s", "energy_j", "host_launch_us", "device_state", "launched_kernels"),
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "comm_predicted_bytes", "comm_counted_bytes"),
-    *("device_used_bytes", "allocator_retries"),
+    *("step_ms", "device_used_bytes", "allocator_retries"),
     *("comm_wire_bytes", "comm", "correctness_seq_len", "rel_error_output", "rel_error_dq", "rel_error_dk"),
     *("rel_error_dv", "error_budget", "sampled_rel_error", "rel_error_loss", "rel_error_grad_norm"),
     *("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", "started_at", "git_sha", "git_dirty"),

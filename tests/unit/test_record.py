@@ -128,9 +128,18 @@ def test_steps_may_differ_from_their_window_by_2_percent(percent: float, flags: 
 
 @pytest.mark.parametrize(
     ("step_ms", "flags"),
-    [([5545, 3192], ["unsettled"]), ([400, 300, 300], []), ([310, 300], []), ([500, 500], []), ([500], [])],
+    [
+        ([5545, 3192], ["unsettled"]),
+        ([390, 391, 396, 376, 379], ["unsettled"]),
+        ([400, 300, 300], []),
+        ([380, 377, 376, 379, 377], []),
+        ([300, 300, 400, 400], []),
+        ([310, 300], []),
+        ([500, 500], []),
+        ([500], []),
+    ],
 )
-def test_a_median_that_hangs_on_the_first_step_is_flagged(step_ms: list[float], flags: list[str]) -> None:
+def test_a_median_of_steps_that_become_shorter_is_flagged(step_ms: list[float], flags: list[str]) -> None:
     settling = replace(measurement(300), step_ms=step_ms, window_ms=sum(step_ms))
     row = assemble(CONFIG, [settling, replace(settling, step_ms=[ms - 1 for ms in step_ms])], H100, own=True)
     assert row["flags"] == flags
