@@ -65,6 +65,11 @@ def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
     return None if interval is None else PairedRatio(median(ratios), interval, len(ratios))
 
 
+def behind(paired: PairedRatio | None, *cells: Cell) -> str:
+    """What is behind a ratio, or behind that of the cells' medians, with the doubts about the times that it is of."""
+    return by_medians(*cells) if paired is None else f"{paired.evidence}{flagged(*cells)}"
+
+
 def by_medians(*cells: Cell) -> str:
     """What is behind a ratio of medians."""
     sizes = sorted({len(cell.step_ms) for cell in cells})

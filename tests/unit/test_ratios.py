@@ -8,7 +8,7 @@ from sp_bench.report.page.comparisons import against
 from sp_bench.report.page.parts import plain
 from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
-from sp_bench.report.ratios import PairedRatio, by_medians
+from sp_bench.report.ratios import PairedRatio, behind, by_medians, paired_ratio
 from sp_bench.report.selection import Selection
 from sp_bench.report.statistics import Interval
 
@@ -82,3 +82,15 @@ def test_that_nothing_sends_what_no_bytes_predict_is_no_evidence() -> None:
     assert "differ from the closed form in 1 of 1 cell" in "".join(
         plain(w) for w in judge(cells(selection.rows), selection).caveats
     )
+
+
+def test_a_paired_ratio_names_the_doubts_about_its_times_too() -> None:
+    steps = [390.0, 391.0, 396.0, 376.0, 379.0]
+    rows = [row(replicate=n, median_ms=390.0 + n, step_ms=steps) for n in range(6)]
+    rows += [row(replicate=n, median_ms=380.0 + n, **ULYSSES) for n in range(6)]
+    ring, ulysses = cells(selection_of(rows).rows)
+    assert ring.flags == ["unsettled"]  # read off their steps: these rows were written before there was the flag
+    paired = paired_ratio(ring, ulysses)
+    assert behind(paired, ring, ulysses) == "paired over 6 replicates, coverage 96.9%; flagged unsettled"
+    assert behind(paired, ulysses) == "paired over 6 replicates, coverage 96.9%"
+    assert "coverage 96.9%; flagged unsettled" in plain(against(ulysses, ring))

@@ -6,7 +6,7 @@ from itertools import groupby
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
 from sp_bench.report.page.parts import Line, Section, Table, Words, in_ms, median_ms, processors, ref, say
-from sp_bench.report.ratios import by_medians, paired_ratio
+from sp_bench.report.ratios import behind, paired_ratio
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
 HEAD = (
@@ -54,8 +54,7 @@ def _words(a: Attribution) -> Words:
     where = f"{whole(asked['seq_len'])} tokens, {heads}, {processors(cell)}, {asked['fabric']}, {asked['pass_kind']}"
     words = say(f"{where}: {cell.series} takes ", median_ms(cell))
     if a.alone is not None:
-        paired = paired_ratio(a.alone, cell)
-        evidence = paired.evidence if paired else by_medians(a.alone, cell)
+        evidence = behind(paired_ratio(a.alone, cell), a.alone, cell)
         words = say(words, ", ", ref(a.fraction, (a.alone, cell)), " of the speed of the kernel alone, ")
         words = say(words, median_ms(a.alone), f" ({evidence})")
     if a.beyond_kernel is not None and a.alone is not None:

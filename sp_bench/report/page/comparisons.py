@@ -6,7 +6,16 @@ from itertools import groupby
 from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
-from sp_bench.report.ratios import MIN_REPLICATES, by_medians, fastest, flagged, paired_ratio, ranked, ratio_of_medians
+from sp_bench.report.ratios import (
+    MIN_REPLICATES,
+    behind,
+    by_medians,
+    fastest,
+    flagged,
+    paired_ratio,
+    ranked,
+    ratio_of_medians,
+)
 from sp_bench.report.winners import best_of_methods
 
 PAIR = ("ulysses", "ring")  # the question of the benchmark
@@ -48,7 +57,8 @@ def compare(best: Sequence[Cell]) -> Words:
     words = say(_place(best), f", {claim} of {len(best)} methods: ", against(first, others[0]))
     if len(best) > 2:
         last, paired = others[-1], paired_ratio(others[-1], first)
-        ratio, evidence = (paired.words, "") if paired else (_times(last, first), f" ({by_medians(first, last)})")
+        ratio = paired.words if paired else _times(last, first)
+        evidence = flagged(first, last) if paired else f" ({by_medians(first, last)})"
         words = say(words, "; ", ref(ratio, (first, last)), f" over the slowest, {last.series}{evidence}")
     rate = first.attention_tflops(first.median_step_ms or 0.0) if first.median_step_ms else None
     if rate is not None:
@@ -68,9 +78,9 @@ def against(first: Cell, second: Cell) -> Words:
     ratio = Ref(paired.words, (first, second), strong=True)
     if paired.excludes_1:
         words = say(f"{first.series} is ", ratio, f" as fast as {second.series} (", median_ms(first), " against ")
-        return say(words, median_ms(second), f"; {paired.evidence}{flagged(first, second)})")
+        return say(words, median_ms(second), f"; {behind(paired, first, second)})")
     names = say(f"neither {first.series} (", median_ms(first), f") nor {second.series} (", median_ms(second), ")")
-    return say(names, " is called faster: ", ratio, f", {paired.evidence}{flagged(first, second)}")
+    return say(names, " is called faster: ", ratio, f", {behind(paired, first, second)}")
 
 
 def unclaimed(contests: Sequence[Sequence[Cell]]) -> list[Words]:
@@ -105,7 +115,7 @@ def _scaling(cell: Cell, every: Sequence[Cell]) -> list[Words]:
         return []
     paired = paired_ratio(start, cell)
     ratio = paired.words if paired else f"{ratio_of_medians(start, cell):.2f}x"
-    evidence = paired.pairing if paired else by_medians(start, cell)
+    evidence = f"{paired.pairing}{flagged(start, cell)}" if paired else by_medians(start, cell)
     words = say(f"Strong scaling: {cell.series} on {processors(cell)} has a speed-up of ", ref(ratio, (start, cell)))
     words = say(words, f" over its baseline, single on {processors(start)} at the same seq_len ({evidence}); ideal is ")
     return [say(words, f"{whole(cell.asked['sp_size'])}x.")]

@@ -7,7 +7,7 @@ from sp_bench.report.formats import number, whole
 from sp_bench.report.page import rival_bytes
 from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say
 from sp_bench.report.pattern_bytes import degrees, kind
-from sp_bench.report.ratios import by_medians, fastest, paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import behind, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
 
 SAME, FASTEST = "same kernel", "our fastest kernel"
@@ -88,9 +88,10 @@ def _largest_first(cells: Sequence[Cell]) -> list[tuple[Cell, list[tuple[str, Ce
 
 def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
     """(theirs / ours, what is behind it)."""
-    if (paired := paired_ratio(their, our)) is None:
-        return f"{ratio_of_medians(their, our):.3f}x", by_medians(their, our)
-    return paired.words, paired.evidence if paired.excludes_1 else f"{paired.evidence}: neither is called faster"
+    evidence = behind(paired := paired_ratio(their, our), their, our)
+    if paired is None:
+        return f"{ratio_of_medians(their, our):.3f}x", evidence
+    return paired.words, evidence if paired.excludes_1 else f"{evidence}: neither is called faster"
 
 
 def _named(cell: Cell) -> str:
