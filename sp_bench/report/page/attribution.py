@@ -25,7 +25,8 @@ CAPTION = (
     "Compute beyond the kernel = compute only - kernel alone, of each replicate that both have: uneven ranks, smaller "
     "blocks, merges and copies. Exposed communication = step - compute only, of each replicate. "
     "Overlap efficiency = 1 - exposed / comm only: 1 where all communication is hidden; without overlap about the "
-    "share of packing and merging in comm only, not 0. "
+    "share of packing and merging in comm only, not 0; above 1 where the host's launches bound step and arms, which "
+    "then tell nothing of communication. "
     "Medians over replicates, of each column its own: differences of medians need not be medians of differences. "
     "Brackets: order-statistic intervals, from 6 replicates on."
 )
