@@ -229,6 +229,7 @@ def _asked_for(config: TrialConfig) -> dict[str, Any]:
         "kernel": config.kernel.name,
         "workload": workload.name,
         "pass_kind": workload.pass_kind,
+        "launch": workload.launch or "eager",
         "engine": config.engine.name if workload.pass_kind == "step" else None,
         "engine_implementation": support.implementation(config.engine) if workload.pass_kind == "step" else None,
         "optimizer_offload": config.engine.optimizer_offload,

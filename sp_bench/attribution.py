@@ -2,7 +2,7 @@
 attention kernels. Exposed communication = the step - its compute-only arm.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sp_bench import exchange
 from sp_bench.config import AttentionShape, WorkloadConfig
+from sp_bench.cuda_graph import launched
 from sp_bench.kernels import Kernel
 from sp_bench.measure import time_arm
 from sp_bench.merging import wide_dtype
@@ -22,16 +23,16 @@ Open = Callable[[Kernel], AbstractContextManager[SequenceParallelAttention]]
 def arms(
     open_method: Open,
     kernel: Kernel,
-    step: Callable[[SequenceParallelAttention], object],
+    step: Callable[[SequenceParallelAttention], Sequence[Tensor]],
     workload: WorkloadConfig,
     device: torch.device,
 ) -> dict[str, list[float]]:
     """ms of each step of this rank, by arm. compute_only: every message is a local copy of its shape, made beside the
     kernels as the message would be. comm_only: messages, packing and merging, without attention kernels."""
     with open_method(kernel) as attention, exchange.local_copies():
-        compute_only = time_arm(partial(step, attention), workload, device)
+        compute_only = time_arm(launched(partial(step, attention), workload), workload, device)
     with open_method(NoKernel()) as attention:
-        comm_only = time_arm(partial(step, attention), workload, device)
+        comm_only = time_arm(launched(partial(step, attention), workload), workload, device)
     return {"compute_only": compute_only, "comm_only": comm_only}
 
 

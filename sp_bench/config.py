@@ -116,6 +116,8 @@ class WorkloadConfig:
     max_grad_norm: float | None = None  # None: gradients are not clipped
     activation_checkpointing: Literal["none", "full"] | None = None
     attribution: bool = False  # attention: time the step without messages, and without kernels, as well
+    # attention: the host launches a step call by call, or all of it at one call; None: eager
+    launch: Literal["eager", "cuda_graph"] | None = None
     max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
     # train_step, parity: forward and backward passes of one optimizer step, their gradients summed; None: one
     micro_batches: int | None = None
@@ -135,6 +137,11 @@ class WorkloadConfig:
             raise ConfigError(
                 f"workload.max_message_bytes={self.max_message_bytes}: sizes are {MIN_MESSAGE_BYTES}, "
                 f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
+            )
+        if self.launch is not None and self.name != "attention":
+            raise ConfigError(
+                f"workload.launch={self.launch}: workload {self.name} launches its steps call by call; leave it away, "
+                "or use workload=attention"
             )
         for option in ("micro_batches", "loss_tile_tokens"):
             if (value := getattr(self, option)) is not None and self.pass_kind != "step":

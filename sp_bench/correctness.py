@@ -6,7 +6,7 @@ zeros. Errors are relative L2 against a wider dtype.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -152,6 +152,30 @@ def _require_sharded(
         raise Incorrect(
             f"a change to the first token does not reach the output of rank {sp_size - 1}: nothing was exchanged"
         )
+
+
+def check_replay(
+    replay: Callable[[], Sequence[Tensor]],
+    eager: Callable[[], Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    budget: Errors,
+    mesh: DeviceMesh,
+) -> Errors:
+    """Hold a replayed step's results, output or output and gradients, against those of the same step launched call by
+    call. The `inputs` that both read are turned round first: what a replay does not compute anew is of the old ones.
+    Returns the largest relative L2 of any rank.
+
+    Raises:
+        Incorrect: an error is over its budget.
+    """
+    for x in inputs:
+        x.copy_(x.flip(1))
+    replayed = [x.clone() for x in replay()]
+    want = eager()
+    largest = torch.stack([(x.double() - y).norm() / y.double().norm() for x, y in zip(replayed, want, strict=True)])
+    errors: Errors = dict(zip(TENSORS, all_reduce(largest, mesh, dist.ReduceOp.MAX).tolist(), strict=False))
+    _require(errors, budget, "replayed step against an eager one")
+    return errors
 
 
 def check_sampled_rows(

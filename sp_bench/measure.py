@@ -32,6 +32,7 @@ MIN_ENERGY_WINDOW_MS = 1000.0  # NVML renews its energy total every 100 ms or so
 Step = Callable[[], Any]
 EnterPhase = Callable[[str], None]  # tells the trial's parent that a phase begins
 T = TypeVar("T")
+Phases = Generator[bool, None, T]  # waits for a step each time; True: for the one that is counted
 
 
 @dataclass
@@ -81,29 +82,36 @@ def num_steps(workload: WorkloadConfig) -> int:
     return workload.warmup_steps + workload.timed_steps + 1
 
 
-def measure(step: Step, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Measurement:
-    """Warm up, time and then count one more, untimed step. Called by every rank together."""
-    return _drive(_phases(workload, device, enter_phase), step)
+def measure(
+    step: Step,
+    workload: WorkloadConfig,
+    device: torch.device,
+    enter_phase: EnterPhase,
+    counted: Step | None = None,
+) -> Measurement:
+    """Warm up, time and then count one more, untimed step. Called by every rank together.
+
+    counted: the step that is counted, where `step` replays a record of it, in which no collective can be seen.
+    """
+    return _drive(_phases(workload, device, enter_phase), step, counted)
 
 
-def _drive(phases: Generator[None, None, T], step: Step) -> T:
+def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
     """Run a step whenever the generator waits for one; returns what it returns."""
     while True:
         try:
-            next(phases)
+            to_count = next(phases)
         except StopIteration as end:
             return end.value
-        step()
+        (counted or step)() if to_count else step()
 
 
-def _phases(
-    workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase
-) -> Generator[None, None, Measurement]:
+def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Phases[Measurement]:
     """What surrounds the steps: it yields wherever one has to run."""
     enter_phase("warmup")
     release_memory(device)
     for _ in range(workload.warmup_steps):
-        yield
+        yield False
     _synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # what peers still take from this device is of the warm-up
@@ -120,20 +128,23 @@ def _phases(
         if window_ms >= MIN_ENERGY_WINDOW_MS:
             measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
-    yield from _inspect(measurement, counters)
+    yield from _inspect(measurement, counters, replayed=workload.launch == "cuda_graph")
     measurement.host_launch_us = launch_us(device)
     return measurement
 
 
-def _inspect(measurement: Measurement, counters: DeviceCounters | None) -> Generator[None, None, None]:
-    """One more, untimed step: its collectives and, on CUDA, its kernels and the device's state meanwhile."""
+def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, replayed: bool) -> Phases[None]:
+    """One more, untimed step: its collectives and, on CUDA, its kernels and the device's state meanwhile. Where steps
+    are `replayed`, its kernels and those of one replay."""
     if counters is None:
         with Ledger() as ledger:
-            yield
+            yield True
     else:
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             with Ledger() as ledger:
-                yield
+                yield True
+            if replayed:
+                yield False
             end = torch.cuda.Event()
             end.record()
             state = counters.state()
@@ -195,24 +206,24 @@ def time_steps(step: Step, num_steps: int, device: torch.device) -> tuple[list[f
     return _drive(_timed(num_steps, device), step)
 
 
-def _timed(num_steps: int, device: torch.device) -> Generator[None, None, tuple[list[float], float]]:
+def _timed(num_steps: int, device: torch.device) -> Phases[tuple[list[float], float]]:
     return _timed_on_cuda(num_steps) if device.type == "cuda" else _timed_on_cpu(num_steps)
 
 
-def _timed_on_cpu(num_steps: int) -> Generator[None, None, tuple[list[float], float]]:
+def _timed_on_cpu(num_steps: int) -> Phases[tuple[list[float], float]]:
     marks = [time.perf_counter()]
     for _ in range(num_steps):
-        yield
+        yield False
         marks.append(time.perf_counter())
     return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0])
 
 
-def _timed_on_cuda(num_steps: int) -> Generator[None, None, tuple[list[float], float]]:
+def _timed_on_cuda(num_steps: int) -> Phases[tuple[list[float], float]]:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
     start = time.perf_counter()
     events[0].record()
     for event in events[1:]:
-        yield
+        yield False
         event.record()
     torch.cuda.synchronize()
     window_ms = 1e3 * (time.perf_counter() - start)

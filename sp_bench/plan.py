@@ -30,11 +30,13 @@ class Trial:
 
 def canonical(config: TrialConfig) -> str:
     """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
-    optional field leaves old identities as they were. So is fsdp2, the only engine before there were others, and one
-    micro-batch a step."""
+    optional field leaves old identities as they were. So are the only choices before there were others: fsdp2, one
+    micro-batch a step, and steps that are launched call by call."""
     given = _given(config)
     if config.workload.micro_batches == 1:
         del given["workload"]["micro_batches"]
+    if config.workload.launch == "eager":
+        del given["workload"]["launch"]
     if config.engine == EngineConfig():
         del given["engine"]
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
@@ -74,7 +76,7 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
     method = methods.get(config.method.name)
     methods.primitive(config.method)
     layout = method.layout(config.method, config.sp_size)
-    if reason := _peer_access_reason(config):
+    if reason := _peer_access_reason(config) or _graph_reason(config):
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return messages.unsupported_reason(config) or _missing_devices(config, num_gpus)
@@ -102,6 +104,23 @@ def _peer_access_reason(config: TrialConfig) -> str | None:
         f"method.exchange=copy_engines goes from GPU to GPU by peer access, not over fabric={fabric.name}; "
         "use fabric=nvlink, or method.exchange=collectives"
     )
+
+
+def _graph_reason(config: TrialConfig) -> str | None:
+    """What a CUDA graph cannot hold, or not safely."""
+    if config.workload.launch != "cuda_graph":
+        return None
+    if config.fabric.backend != "nccl":
+        return (
+            f"workload.launch=cuda_graph needs CUDA devices and NCCL, not fabric={config.fabric.name}; use "
+            "fabric=nvlink with hardware=h200 or h100, or workload.launch=eager"
+        )
+    if config.method.exchange == "copy_engines":
+        return (  # of three messages of a size, the last of one replay and the first of the next would share a buffer
+            "method.exchange=copy_engines fills its buffers in turn, which a replay does not; use "
+            "workload.launch=eager, or method.exchange=collectives"
+        )
+    return None
 
 
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:

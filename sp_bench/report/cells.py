@@ -159,7 +159,9 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
     """All cells of a selection's rows, ordered by setting, sp_size, seq_len and series, whatever the rows' order."""
     if rows.empty:
         return []
-    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"])).sort_values(["replicate", "file"])
+    launch = rows["launch"].astype(object).fillna("eager")  # rows of before there was a choice
+    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]), launch=launch)
+    rows = rows.sort_values(["replicate", "file"])
     named = name_cells(rows.drop_duplicates(["cell_id", "pool"]).set_index(["cell_id", "pool"], drop=False))
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for record in rows.to_dict("records"):

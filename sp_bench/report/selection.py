@@ -21,8 +21,8 @@ from sp_bench.report.formats import counted
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
     *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
-    *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "engine", "optimizer_offload", "model"),
-    *("fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
+    *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
+    *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
     *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),
     *("dp_shard_size", "world_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("config", "warmup_steps", "timed_steps", "median_step_ms", "tokens_per_s", "mfu", "hfu", "model_flops"),

@@ -1,9 +1,10 @@
 """Which cells may share a figure (a setting) and which a line of it (a series), and what both are called.
 
 A figure never mixes models, shapes, dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory
-caps, isolations, engines, what they recompute and tile, places of the optimizer or pools of rows (environments); a line
-never mixes kernels, implementations or options of a method. A name always says copy engines, and the kernel wherever
-our methods ran with several; whatever else two cells differ in becomes part of it only where names would be equal.
+caps, isolations, ways of launching a step, engines, what they recompute and tile, places of the optimizer or pools of
+rows (environments); a line never mixes kernels, implementations or options of a method. A name always says copy
+engines, and the kernel wherever our methods ran with several; whatever else two cells differ in becomes part of it only
+where names would be equal.
 """
 
 import json
@@ -21,7 +22,7 @@ EXCHANGE = "collective"  # the workload without attention: neither heads, mask n
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
     *("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib"),
-    *("isolation", "optimizer_offload"),
+    *("isolation", "optimizer_offload", "launch"),
 ]
 _TRAINING = ("engine", "activation_checkpointing", "loss_tile_tokens")  # said wherever a model takes steps
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
@@ -126,6 +127,8 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
         words.append(f"optimizer offloaded ({known['optimizer_offload']})")
     if known["isolation"] == "group":
         words.append("warm process group")
+    if known["launch"] == "cuda_graph":
+        words.append("replayed as a CUDA graph")
     return f"{words[0]}: {', '.join(words[1:])}"
 
 

@@ -14,7 +14,10 @@ from sp_bench.report.formats import MISSING, number
 from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
 
-_SAME = ("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation")
+_SAME = (
+    *("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation"),
+    "launch",
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import torch
 
 from sp_bench import attribution, correctness, costs, kernels, ledger, methods
 from sp_bench.config import AttentionShape
+from sp_bench.cuda_graph import Replay, launched
 from sp_bench.measure import Measurement, measure
 from sp_bench.workloads import Incorrect, Job
 
@@ -24,19 +25,26 @@ def run(job: Job) -> Measurement:
     q, k, v, dout = local_inputs(shape, len(positions), device, config.seed * config.world_size + mesh.get_rank())
     backward = config.workload.pass_kind == "forward_backward"
 
-    def step(attention: methods.SequenceParallelAttention) -> torch.Tensor:
+    def step(attention: methods.SequenceParallelAttention) -> list[torch.Tensor]:
+        """output, or output, dq, dk, dv"""
         if not backward:
             with torch.no_grad():
-                return attention(q, k, v)
+                return [attention(q, k, v)]
         leaves = [x.detach().requires_grad_() for x in (q, k, v)]
         out = attention(*leaves)
         with ledger.phase("backward"):
-            torch.autograd.grad(out, leaves, dout)
-        return out.detach()
+            return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
     with method.open(config.method, kernel, shape, mesh) as attention:
-        measurement = measure(partial(step, attention), config.workload, device, job.enter_phase)
-        sampled = correctness.check_sampled_rows((q, k, v), step(attention), positions, shape, mesh, config.seed)
+        eager = partial(step, attention)
+        timed = launched(eager, config.workload)
+        measurement = measure(timed, config.workload, device, job.enter_phase, counted=eager)
+        if isinstance(timed, Replay):
+            measurement.peak_allocated_bytes = timed.peak_allocated_bytes
+            budget = columns["error_budget"]
+            columns["replay_rel_error"] = correctness.check_replay(timed, eager, (q, k, v, dout), budget, mesh)
+        sampled = correctness.check_sampled_rows((q, k, v), timed()[0], positions, shape, mesh, config.seed)
+        del timed  # a recorded step keeps its memory, and the arms need theirs
     if not sampled <= columns["error_budget"]["output"]:
         raise Incorrect(
             f"sampled rows at seq_len={config.seq_len}: relative error {sampled:.2e}, "

@@ -49,6 +49,8 @@ def _setting(place: Place) -> str:
     words.append(str(asked["hardware"]))
     if asked["isolation"] == "group":
         words.append("warm process group")
+    if asked["launch"] == "cuda_graph":
+        words.append("replayed as a CUDA graph")
     return ", ".join(words)
 
 

@@ -1,0 +1,96 @@
+"""Steps replayed as a CUDA graph: of new inputs the same values as eager ones; what is not is `incorrect`."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import here, run, worlds
+from test_methods import method_configs
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+
+from sp_bench import correctness, methods, plan
+from sp_bench.config import (
+    FabricConfig,
+    HardwareConfig,
+    KernelConfig,
+    MethodConfig,
+    ModelConfig,
+    TrialConfig,
+    WorkloadConfig,
+)
+from sp_bench.measure import Measurement
+from sp_bench.record import assemble
+from sp_bench.workloads import Incorrect, Job, attention
+
+MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 64, 256, 1e4, 1e-5, False, False, True)
+WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 2, 5, 128, attribution=True, launch="cuda_graph")
+
+
+def trial(method: MethodConfig, sp_size: int, workload: WorkloadConfig = WORKLOAD) -> TrialConfig:
+    nvlink, h200 = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
+    kernel = KernelConfig("sdpa_flash")
+    return TrialConfig(method, kernel, MODEL, workload, nvlink, h200, 1, 1536, sp_size, 1, 1, "bfloat16", 0)
+
+
+def row(config: TrialConfig) -> dict[str, Any]:
+    """What the worker does between init and hand-over."""
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    axes = {"dp_replicate": 1, "dp_shard": 1, "ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
+    mesh = init_device_mesh(here().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    measurement = attention.run(Job(config, mesh, here(), lambda phase: None))
+    gathered: list[Measurement] = [measurement] * config.sp_size
+    dist.all_gather_object(gathered, measurement)
+    return assemble(config, gathered, None, own=True)
+
+
+def check_rows(rank: int, sp_size: int) -> None:
+    for method in method_configs(sp_size):
+        for pass_kind in ("forward", "forward_backward"):
+            config = trial(method, sp_size, replace(WORKLOAD, pass_kind=pass_kind))
+            if plan.unsupported_reason(config, num_gpus=sp_size) is not None:
+                continue
+            columns = row(config)
+            errors = columns["replay_rel_error"]
+            assert set(errors) == set(correctness.TENSORS if pass_kind == "forward_backward" else ["output"])
+            assert max(errors.values()) < 1e-3, f"{config}: {errors}"
+            assert columns["launched_kernels"], str(config)
+            assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"], str(config)
+            assert min(columns["peak_allocated_bytes"]) > 0
+            assert ("compute_only_step_ms" in columns) == (sp_size > 1)
+
+
+@pytest.mark.parametrize(("backend", "sp_size"), worlds(nccl=(1, 2, 3, 4, 8)))
+def test_a_replayed_step_computes_and_sends_what_an_eager_one_does(backend: str, sp_size: int) -> None:
+    run(sp_size, check_rows, sp_size, backend=backend)
+
+
+def check_gate(rank: int) -> None:
+    """Doubles stand in for a graph: one that computes anew, one with a result of the recorded inputs, on one rank."""
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("ring", "ulysses"))
+    inputs = [torch.randn(1, 6, 2, 4) for _ in range(4)]
+    budget = dict.fromkeys(correctness.TENSORS, 1e-6)
+
+    def eager() -> list[Tensor]:
+        q, k, v, dout = inputs
+        return [q + v, dout * v, dout * q, dout * k]
+
+    recorded = eager()
+    for _ in range(2):  # turned round twice: the recorded ones again
+        errors = correctness.check_replay(eager, eager, inputs, budget, mesh)
+        assert errors == dict.fromkeys(correctness.TENSORS, 0.0)
+    for place, tensor in enumerate(correctness.TENSORS):
+
+        def stale(place: int = place) -> list[Tensor]:
+            return [recorded[i] if (i, rank) == (place, 1) else x for i, x in enumerate(eager())]
+
+        with pytest.raises(Incorrect, match=rf"replayed step against an eager one: relative error of {tensor} is "):
+            correctness.check_replay(stale, eager, inputs, budget, mesh)
+        correctness.check_replay(eager, eager, inputs, budget, mesh)
+    assert set(correctness.check_replay(lambda: eager()[:1], lambda: eager()[:1], inputs, budget, mesh)) == {"output"}
+
+
+def test_a_replay_that_holds_values_of_the_recorded_inputs_is_incorrect_on_every_rank() -> None:
+    run(2, check_gate)
