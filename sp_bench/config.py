@@ -116,8 +116,7 @@ class WorkloadConfig:
     max_grad_norm: float | None = None  # None: gradients are not clipped
     activation_checkpointing: Literal["none", "full"] | None = None
     attribution: bool = False  # attention: time the step without messages, and without kernels, as well
-    # attention: the host launches a step call by call, or all of it at one call; None: eager
-    launch: Literal["eager", "cuda_graph"] | None = None
+    launch: Literal["eager", "cuda_graph"] | None = None  # attention: call by call, or all at one; None: eager
     max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
     # train_step, parity: forward and backward passes of one optimizer step, their gradients summed; None: one
     micro_batches: int | None = None
@@ -139,10 +138,7 @@ class WorkloadConfig:
                 f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
             )
         if self.launch is not None and self.name != "attention":
-            raise ConfigError(
-                f"workload.launch={self.launch}: workload {self.name} launches its steps call by call; leave it away, "
-                "or use workload=attention"
-            )
+            raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it away")
         for option in ("micro_batches", "loss_tile_tokens"):
             if (value := getattr(self, option)) is not None and self.pass_kind != "step":
                 raise ConfigError(

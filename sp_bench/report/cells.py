@@ -11,7 +11,7 @@ import pandas as pd
 
 from sp_bench import doubts
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import OWN_CODE, name_cells
+from sp_bench.report.series import OWN_CODE, REPLAYED, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 TENSORS = ("output", "dq", "dk", "dv")
@@ -87,6 +87,10 @@ class Cell:
     @property
     def micro_batches_note(self) -> str:
         return f"{self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
+
+    @property
+    def launch_note(self) -> str:
+        return REPLAYED if self.asked["launch"] == "cuda_graph" else ""
 
     @property
     def measured(self) -> list[Mapping[str, Any]]:

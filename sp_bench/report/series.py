@@ -18,6 +18,7 @@ from sp_bench.dotted import dotted
 from sp_bench.report.formats import whole as whole_number
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
+REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _SETTING = [
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
@@ -128,7 +129,7 @@ def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
     if known["isolation"] == "group":
         words.append("warm process group")
     if known["launch"] == "cuda_graph":
-        words.append("replayed as a CUDA graph")
+        words.append(REPLAYED)
     return f"{words[0]}: {', '.join(words[1:])}"
 
 

@@ -49,9 +49,7 @@ def _setting(place: Place) -> str:
     words.append(str(asked["hardware"]))
     if asked["isolation"] == "group":
         words.append("warm process group")
-    if asked["launch"] == "cuda_graph":
-        words.append("replayed as a CUDA graph")
-    return ", ".join(words)
+    return ", ".join(filter(None, (*words, place.points[0].cell.launch_note)))
 
 
 def draw_fabrics(every: Sequence[Place], style: Mapping[str, Style]) -> Plot | None:

@@ -95,6 +95,12 @@ def processors(cell: Cell) -> str:
     return counted(cell.asked["sp_size"], cell.processor)
 
 
+def with_kernel(cell: Cell) -> str:
+    """Its series, and the kernel unless the series says it."""
+    kernel = str(cell.asked["kernel"])
+    return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
+
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Also what turns the direction of the text after it: a name must not rewrite its sentence.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import number, whole
 from sp_bench.report.page import rival_bytes
-from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say
+from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say, with_kernel
 from sp_bench.report.pattern_bytes import degrees, kind
 from sp_bench.report.ratios import behind, fastest, paired_ratio, ratio_of_medians
 from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
@@ -94,21 +94,17 @@ def _ratio(their: Cell, our: Cell) -> tuple[str, str]:
     return paired.words, evidence if paired.excludes_1 else f"{evidence}: neither is called faster"
 
 
-def _named(cell: Cell) -> str:
-    kernel = str(cell.asked["kernel"])
-    return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
-
-
 def _words(their: Cell, ours: Sequence[tuple[str, Cell]]) -> Words:
     """Theirs over ours at the same kernel and at our fastest, in one sentence."""
     asked = their.asked
-    where = f"{whole(asked['seq_len'])} tokens on {processors(their)}, {asked['workload']} {asked['pass_kind']}: "
+    what = ", ".join(filter(None, (f"{asked['workload']} {asked['pass_kind']}", their.launch_note)))
+    where = f"{whole(asked['seq_len'])} tokens on {processors(their)}, {what}: "
     evidence = list(dict.fromkeys(_ratio(their, our)[1] for _, our in ours))
-    words = say(f"{where}{_named(their)}, ", median_ms(their), ", takes ")
+    words = say(f"{where}{with_kernel(their)}, ", median_ms(their), ", takes ")
     for place, (what, our) in enumerate(ours):
         ratio, why = _ratio(their, our)
         words = say(words, ", and " if place else "", ref(ratio, (their, our)), f" the time of {IN_WORDS[what]}, ")
-        words = say(words, f"{_named(our)}, ", median_ms(our), "" if len(evidence) == 1 else f" ({why})")
+        words = say(words, f"{with_kernel(our)}, ", median_ms(our), "" if len(evidence) == 1 else f" ({why})")
     return say(words, f" ({evidence[0]})." if len(evidence) == 1 else ".")
 
 

@@ -4,12 +4,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.page import attribution, device, errors, fabrics, interconnect, offload, parity, rivals
+from sp_bench.report.page import attribution, device, errors, fabrics, interconnect, launches, offload, parity, rivals
 from sp_bench.report.page.parts import Section, Table
 from sp_bench.report.provenance import words
 
 MAX_LINES = 1000  # of the tables of one section: thousands of cells would make a page that nobody opens
-TOPICS = (rivals, offload, attribution, fabrics, interconnect, errors, parity, device)  # in the order of the page
+TOPICS = (
+    rivals,
+    offload,
+    launches,
+    attribution,
+    fabrics,
+    interconnect,
+    errors,
+    parity,
+    device,
+)  # in the order of the page
 
 
 def sections(cells: Sequence[Cell]) -> list[Section]:

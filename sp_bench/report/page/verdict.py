@@ -11,7 +11,7 @@ from sp_bench.report.effort import effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.limits import Limit, limits
-from sp_bench.report.page import fabrics, offload, rivals
+from sp_bench.report.page import fabrics, launches, offload, rivals
 from sp_bench.report.page.comparisons import by_place, compare, headline, largest_places, unclaimed
 from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
 from sp_bench.report.provenance import mixing
@@ -37,7 +37,7 @@ def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
     comparisons: dict[str, list[Words]] = {}
     for ranked in contests:
         comparisons.setdefault(ranked[0].setting, []).append(compare(ranked))
-    findings = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells)]
+    findings = [*fabrics.summary(cells), *rivals.summary(cells), *offload.summary(cells), *launches.summary(cells)]
     caveats = [*unclaimed(contests), *_counts(cells), *_device_sets(cells), *_bytes(cells)]
     caveats += [*_parity(cells), *_alone(speeds), *_effort(selection, cells)]
     if mixed := mixing(cells):

@@ -1,0 +1,163 @@
+"""Steps launched call by call or replayed: whose cell it is, what cannot be, what is counted, what a page says."""
+
+import json
+from collections.abc import Iterator
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from sp_bench import attempt, labels, measure, plan
+from sp_bench.config import WorkloadConfig
+from sp_bench.parsing import ConfigError
+from sp_bench.report.page.launches import HEAD, section, summary
+from sp_bench.report.page.parts import plain
+from sp_bench.report.page.rivals import summary as rivals_summary
+from sp_bench.report.time_parts import kernel_alone
+
+from .rows import cells_of, row
+
+ON_GPUS = {"fabric": "nvlink", "hardware": "h200", "kernel": "math", "workload__launch": "cuda_graph"}
+RING = {"method": "ring", "layout": "zigzag"}
+ULYSSES = {"method": "ulysses", "ulysses_degree": 2, "ring_degree": 1}
+
+
+def test_identities_of_before_there_was_a_choice_hold(make_config) -> None:
+    """Computed from the tree before: an old row is still the row of its cell, and eager is what it had."""
+    for launch in (None, "eager"):
+        assert plan.cell_id(make_config(workload__launch=launch)) == "f9a1bc35338a"
+    assert plan.cell_id(make_config(workload="collective", fabric="nvlink", hardware="h200")) == "8dd421b0dc54"
+    assert plan.cell_id(make_config(workload="train_step")) == "2eb7e912ac74"
+    assert plan.cell_id(make_config(**ON_GPUS)) != plan.cell_id(make_config(**ON_GPUS | {"workload__launch": "eager"}))
+
+
+def test_a_plan_tells_both_launches_apart_and_a_row_says_its_own(make_config) -> None:
+    configs = [make_config(**ON_GPUS | {"workload__launch": launch}) for launch in ("eager", "cuda_graph")]
+    assert [attempt.asked_for(config)["launch"] for config in configs] == ["eager", "cuda_graph"]
+    assert attempt.asked_for(make_config(workload="train_step"))["launch"] == "eager"
+    options = labels.distinguishing(plan.plan(configs, 1, 0, 2))
+    assert set(options.values()) == {"workload.launch=null", "workload.launch=cuda_graph"}
+
+
+def test_only_attention_has_a_choice_and_both_ways_are_named(make_config) -> None:
+    for workload in ("train_step", "parity", "collective"):
+        with pytest.raises(ConfigError, match=r"workload\.launch=eager: only workload=attention has a choice"):
+            make_config(workload=workload, workload__launch="eager")
+    with pytest.raises(ConfigError, match=r"workload\.launch='graph'.*eager.*cuda_graph"):
+        make_config(workload__launch="graph")
+
+
+def test_what_no_graph_can_hold_is_refused_before_anything_is_launched(make_config) -> None:
+    reason = plan.unsupported_reason(make_config(workload__launch="cuda_graph"), 8) or ""
+    assert "not fabric=gloo; use fabric=nvlink with hardware=h200 or h100, or workload.launch=eager" in reason
+    in_turn = make_config(**ON_GPUS, method="ring", method__layout="zigzag", method__exchange="copy_engines")
+    reason = plan.unsupported_reason(in_turn, 8) or ""
+    assert "use workload.launch=eager, or method.exchange=collectives" in reason
+    assert plan.unsupported_reason(make_config(**ON_GPUS), 8) is None
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("alone")
+def test_where_a_step_is_replayed_an_eager_one_is_counted() -> None:
+    entered: list[str] = []
+    ran: list[tuple[str, str]] = []
+
+    def replayed() -> None:
+        ran.append((entered[-1], "replayed"))
+
+    def eager() -> None:
+        ran.append((entered[-1], "eager"))
+        dist.all_reduce(torch.ones(4))
+
+    workload = WorkloadConfig("attention", "forward_backward", True, 1, 2, 64)
+    measurement = measure.measure(replayed, workload, torch.device("cpu"), entered.append, counted=eager)
+    assert ran == [("warmup", "replayed"), *[("measure", "replayed")] * 2, ("ledger", "eager")]
+    assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
+
+
+def launched(launch: str | None, times: dict[str, float], replicates: int = 1, **columns: Any) -> list[dict[str, Any]]:
+    """Rows of a ring and of Ulysses, as they are written: each says in its config what it is."""
+    rows = []
+    for name, ms in times.items():
+        method = {"ring": RING, "ulysses": ULYSSES}[name]
+        said = {"workload": {"launch": launch}} if launch == "cuda_graph" else {}
+        config = json.dumps({"method": {"name": name}, "hardware": {"device": "cpu"}, **said})
+        rows += [
+            row(median_ms=ms * (1 + r / 1000), replicate=r, launch=launch, config=config, **method, **columns)
+            for r in range(replicates)
+        ]
+    return rows
+
+
+BOTH = launched("eager", {"ring": 3.0, "ulysses": 2.8}) + launched("cuda_graph", {"ring": 0.8, "ulysses": 0.9})
+
+
+def test_a_page_sets_both_launches_of_a_cell_side_by_side() -> None:
+    found = section(cells_of(BOTH))
+    assert found is not None
+    (table,) = found.tables
+    lines = [dict(zip(HEAD, (plain((text,)) for text in line.texts), strict=True)) for line in table.lines]
+    assert [(line["method"], line["call by call (ms)"], line["replayed (ms)"], line["ratio"]) for line in lines] == [
+        ("ring zigzag", "3.00", "0.800", "3.750x"),
+        ("ulysses", "2.80", "0.900", "3.111x"),
+    ]
+    (turned,) = found.points
+    assert plain(turned) == (
+        "At 1,024 tokens on 2 ranks ulysses with cpu_flash has the lowest median launched call by call, 2.80 ms, "
+        "and ring zigzag with cpu_flash replayed, 0.800 ms."
+    )
+    (sentence,) = summary(cells_of(BOTH))
+    assert plain(sentence) == (
+        "Launched call by call, a step takes 3.11x to 3.75x the time of the same step replayed as a CUDA graph "
+        "(2 cells); the most is that of ring zigzag with cpu_flash at 1,024 tokens on 2 ranks."
+    )
+
+
+def test_six_replicates_of_both_give_an_interval_and_an_unchanged_order_is_not_told() -> None:
+    rows = launched("eager", {"ring": 3.0, "ulysses": 2.8}, 6) + launched(
+        "cuda_graph", {"ring": 2.9, "ulysses": 2.7}, 6
+    )
+    found = section(cells_of(rows))
+    assert found is not None
+    assert not found.points
+    assert [plain((line.texts[6],)) for line in found.tables[0].lines] == [
+        "1.034x [1.034, 1.034]",
+        "1.037x [1.037, 1.037]",
+    ]
+
+
+@pytest.mark.parametrize("rows", [launched(None, {"ring": 3.0}), launched("cuda_graph", {"ring": 0.8})])
+def test_one_way_alone_makes_no_section(rows: list[dict[str, Any]]) -> None:
+    assert section(cells_of(rows)) is None
+    assert summary(cells_of(rows)) == []
+
+
+def test_replays_are_another_setting_and_rows_of_before_are_eager() -> None:
+    old, new = launched(None, {"ring": 3.0}), launched("eager", {"ulysses": 2.8})
+    eager, replayed = cells_of(old + new), cells_of(launched("cuda_graph", {"ring": 0.8}))
+    assert len({cell.setting for cell in eager}) == 1
+    assert {cell.asked["launch"] for cell in eager} == {"eager"}
+    assert replayed[0].setting == f"{eager[0].setting}, replayed as a CUDA graph"
+
+
+def test_a_kernel_alone_is_of_the_same_launch_and_a_library_is_told_with_its_own() -> None:
+    alone = {"method": "single", "sp_size": 1, "ring_degree": 1, "num_heads": 4, "num_kv_heads": 2}
+    config = json.dumps({"method": {"name": "single"}, "workload": {"launch": "cuda_graph"}})
+    replayed = [row(median_ms=0.7, launch="cuda_graph", config=config, **alone)]
+    cells = cells_of(BOTH + replayed)
+    shares = {(c.asked["method"], c.asked["launch"]): kernel_alone(c, cells) for c in cells if c.asked["sp_size"] == 2}
+    assert {key for key, found in shares.items() if found} == {("ring", "cuda_graph"), ("ulysses", "cuda_graph")}
+    library = {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8", "layout": "zigzag"}
+    theirs = [row(median_ms=1.0, launch=launch, **library) for launch in ("eager", "cuda_graph")]
+    sentences = [plain(words) for words in rivals_summary(cells_of(BOTH + theirs))]
+    assert len(sentences) == 2
+    assert sum("attention forward_backward, replayed as a CUDA graph: " in sentence for sentence in sentences) == 1
