@@ -3,8 +3,10 @@
 import json
 from collections.abc import Iterator
 from fractions import Fraction
+from io import BytesIO
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 import torch.distributed as dist
@@ -13,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sp_bench import attempt, labels, measure, plan
 from sp_bench.config import WorkloadConfig
 from sp_bench.parsing import ConfigError
+from sp_bench.report.figures import draw
 from sp_bench.report.page.launches import HEAD, section, summary
 from sp_bench.report.page.parts import plain
 from sp_bench.report.page.rivals import summary as rivals_summary
@@ -90,7 +93,8 @@ def launched(launch: str | None, times: dict[str, float], replicates: int = 1, *
     for name, ms in times.items():
         method = {"ring": RING, "ulysses": ULYSSES}[name]
         said = {"workload": {"launch": launch}} if launch == "cuda_graph" else {}
-        config = json.dumps({"method": {"name": name}, "hardware": {"device": "cpu"}, **said})
+        what = {"method": {"name": name}, "seq_len": columns.get("seq_len", 1024), "hardware": {"device": "cpu"}}
+        config = json.dumps(what | said)
         rows += [
             row(median_ms=ms * (1 + r / 1000), replicate=r, launch=launch, config=config, **method, **columns)
             for r in range(replicates)
@@ -120,6 +124,29 @@ def test_a_page_sets_both_launches_of_a_cell_side_by_side() -> None:
         "Launched call by call, a step takes 3.11x to 3.75x the time of the same step replayed as a CUDA graph "
         "(2 cells); the most is that of ring zigzag with cpu_flash at 1,024 tokens on 2 ranks."
     )
+
+
+def test_a_figure_splits_the_step_into_the_device_and_what_launching_adds() -> None:
+    rows = BOTH + launched("eager", {"ring": 0.5}, seq_len=2048) + launched("cuda_graph", {"ring": 0.6}, seq_len=2048)
+    cells = cells_of(rows)
+    longer, shorter = (draw(cells, kinds=("launches",))[0] for cells in (cells, cells_of(BOTH)))
+    data = pd.read_csv(BytesIO(longer[0].files["csv"]))
+    assert [*data["launch"]] == ["eager", "cuda_graph"] * 3
+    assert [*data["median_ms"]] == [2.8, 0.9, 3.0, 0.8, 0.5, 0.6]
+    assert [*data["seq_len"]] == [1024] * 4 + [2048] * 2
+    assert len(longer) == len(shorter) == 1
+    assert longer[0].files["png"] != shorter[0].files["png"]
+    assert not draw(cells_of(launched("eager", {"ring": 3.0, "ulysses": 2.8})), kinds=("launches",))[0]
+
+
+def test_of_more_places_than_a_figure_holds_the_shortest_are_kept() -> None:
+    lengths = [1024 * n for n in range(1, 31)]
+    both = (("eager", 3.0), ("cuda_graph", 1.0))
+    rows = [r for n in lengths for launch, ms in both for r in launched(launch, {"ring": ms}, seq_len=n)]
+    (drawing,), _ = draw(cells_of(rows), kinds=("launches",))
+    shown = pd.read_csv(BytesIO(drawing.files["csv"]))["seq_len"].unique()
+    assert [*shown] == lengths[: len(shown)]
+    assert f" {30 - len(shown)} places more (sp_size, seq_len): in the tables only." in drawing.caption
 
 
 def test_six_replicates_of_both_give_an_interval_and_an_unchanged_order_is_not_told() -> None:

@@ -15,6 +15,7 @@ from sp_bench.report.figures.communication import draw_communication
 from sp_bench.report.figures.drawings import Drawing, Plot, finish, named
 from sp_bench.report.figures.errors import draw_errors
 from sp_bench.report.figures.fabrics import by_figure, draw_fabrics
+from sp_bench.report.figures.launches import draw_launches
 from sp_bench.report.figures.max_context import draw_max_context
 from sp_bench.report.figures.quantities import draw_memory, draw_step_time, draw_throughput
 from sp_bench.report.figures.reduction import reduced
@@ -24,6 +25,7 @@ from sp_bench.report.figures.utilization import draw_utilization
 from sp_bench.report.figures.venues import rc
 from sp_bench.report.figures.winners import draw_winners
 from sp_bench.report.formats import counted
+from sp_bench.report.launches import Pair, pairs
 from sp_bench.report.time_parts import Attribution, attributions
 
 Draw = Callable[[Sequence[Cell], Mapping[str, Style]], Plot | None]
@@ -40,7 +42,7 @@ OF_SETTINGS: Mapping[str, Draw] = {  # in the order of the page
     "errors": draw_errors,
 }
 OF_ALL_SERIES = ("winners", "max_context")  # reduce themselves: the fastest, or the longest, may be any
-KINDS = (*OF_SETTINGS, "attribution", "fabrics")  # a figure's file name begins so
+KINDS = (*OF_SETTINGS, "launches", "attribution", "fabrics")  # a figure's file name begins so
 
 
 def plotted(cells: Sequence[Cell]) -> list[Cell]:
@@ -78,8 +80,10 @@ def begin(
     kept = _largest({name: group for name, group in settings.items() if len(group) > 1} or settings)
     style = styles(every, {c.series for setting in kept for c in reduced(settings[setting])[0]})
     parts = {name: list(group) for name, group in groupby(attributions(cells), key=lambda a: a.cell.setting)}
+    launched = {name: list(group) for name, group in groupby(pairs(every), key=lambda pair: pair.eager.setting)}
     fabrics = by_figure(found)
     jobs = [job for setting in kept for job in _of_setting(setting, settings[setting], style)]
+    jobs += [_of_launches(name, launched[name], style) for name in _largest(launched)]
     jobs += [_of_parts(name, parts[name], style) for name in _largest(parts)]
     jobs += [_Job("fabrics", name, partial(draw_fabrics, fabrics[name], style)) for name in _largest(fabrics)]
     jobs = [job for job in jobs if job.kind in kinds]
@@ -128,6 +132,13 @@ def _of_parts(setting: str, group: Sequence[Attribution], style: Mapping[str, St
     return _Job(
         "attribution", setting, partial(draw_time_parts, [a for a in group if a.cell.cell_id in kept], style), words
     )
+
+
+def _of_launches(setting: str, group: Sequence[Pair], style: Mapping[str, Style]) -> _Job:
+    few, words = reduced([pair.eager for pair in group])
+    kept = {c.cell_id for c in few}
+    shown = [pair for pair in group if pair.eager.cell_id in kept]
+    return _Job("launches", setting, partial(draw_launches, shown, style), words)
 
 
 def _slower_fabrics(every: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:
