@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sp_bench import exchange
 from sp_bench.config import AttentionShape, WorkloadConfig
-from sp_bench.cuda_graph import launched
+from sp_bench.cuda_graph import as_launched
 from sp_bench.kernels import Kernel
 from sp_bench.measure import time_arm
 from sp_bench.merging import wide_dtype
@@ -30,9 +30,9 @@ def arms(
     """ms of each step of this rank, by arm. compute_only: every message is a local copy of its shape, made beside the
     kernels as the message would be. comm_only: messages, packing and merging, without attention kernels."""
     with open_method(kernel) as attention, exchange.local_copies():
-        compute_only = time_arm(launched(partial(step, attention), workload), workload, device)
+        compute_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
     with open_method(NoKernel()) as attention:
-        comm_only = time_arm(launched(partial(step, attention), workload), workload, device)
+        comm_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
     return {"compute_only": compute_only, "comm_only": comm_only}
 
 

@@ -139,6 +139,8 @@ class WorkloadConfig:
             )
         if self.launch is not None and self.name != "attention":
             raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it away")
+        if self.launch == "cuda_graph" and self.warmup_steps == 0:
+            raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
         for option in ("micro_batches", "loss_tile_tokens"):
             if (value := getattr(self, option)) is not None and self.pass_kind != "step":
                 raise ConfigError(

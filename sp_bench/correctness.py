@@ -5,8 +5,7 @@ trial's own kernel on one device must meet it as well: a budget taken from that 
 zeros. Errors are relative L2 against a wider dtype.
 """
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -69,7 +68,7 @@ def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionSh
     return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
 
 
-def _require(errors: Errors, budget: Errors, what: str) -> None:
+def require(errors: Errors, budget: Errors, what: str) -> None:
     for name, error in errors.items():
         if not error <= budget[name]:  # a NaN is not within any budget
             raise Incorrect(f"{what}: relative error of {name} is {error:.2e}, budget {budget[name]:.2e}")
@@ -96,13 +95,13 @@ def check_attention(
     budget = _budget(inputs, want, shape)
     alone = _run_kernel(kernel, inputs, shape)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
-    _require(kernel_errors, budget, f"kernel {kernel_name} on one device")
+    require(kernel_errors, budget, f"kernel {kernel_name} on one device")
 
     sp_size = attention.layout.sp_size
     positions = attention.layout.global_positions(mesh.get_rank() % sp_size, shape.seq_len)
     got = _run_method(attention, [x[:, positions] for x in inputs], shape)
     errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
-    _require(errors, budget, f"method on {sp_size} ranks")
+    require(errors, budget, f"method on {sp_size} ranks")
     _require_sharded(attention, [x[:, positions] for x in inputs[:3]], positions, got[0], mesh)
     return {
         "correctness_seq_len": shape.seq_len,
@@ -152,80 +151,3 @@ def _require_sharded(
         raise Incorrect(
             f"a change to the first token does not reach the output of rank {sp_size - 1}: nothing was exchanged"
         )
-
-
-def check_replay(
-    replay: Callable[[], Sequence[Tensor]],
-    eager: Callable[[], Sequence[Tensor]],
-    inputs: Sequence[Tensor],
-    budget: Errors,
-    mesh: DeviceMesh,
-) -> Errors:
-    """Hold a replayed step's results, output or output and gradients, against those of the same step launched call by
-    call. The `inputs` that both read are turned round first: what a replay does not compute anew is of the old ones.
-    Returns the largest relative L2 of any rank.
-
-    Raises:
-        Incorrect: an error is over its budget.
-    """
-    for x in inputs:
-        x.copy_(x.flip(1))
-    replayed = [x.clone() for x in replay()]
-    want = eager()
-    largest = torch.stack([(x.double() - y).norm() / y.double().norm() for x, y in zip(replayed, want, strict=True)])
-    errors: Errors = dict(zip(TENSORS, all_reduce(largest, mesh, dist.ReduceOp.MAX).tolist(), strict=False))
-    _require(errors, budget, "replayed step against an eager one")
-    return errors
-
-
-def check_sampled_rows(
-    inputs: Sequence[Tensor],
-    out: Tensor,
-    positions: Sequence[int],
-    shape: AttentionShape,
-    mesh: DeviceMesh,
-    seed: int,
-    num_rows: int = 64,
-) -> float:
-    """Relative L2 of sampled query rows of the timed length, against a wider dtype's attention over all ranks' KV.
-
-    `inputs` and `out` are this rank's q, k, v and output. The rows go to every rank, each computes them against its own
-    keys, and the parts are merged by log-sum-exp: nothing of the sequence's length is gathered.
-    """
-    q, k, v = inputs
-    generator = torch.Generator().manual_seed(seed)
-    sampled = torch.randperm(shape.seq_len, generator=generator)[:num_rows].sort().values
-    local_index = {position: index for index, position in enumerate(positions)}
-    sizes, wide = (
-        (2, shape.batch_size, len(sampled), shape.num_heads, shape.head_dim),
-        reference_dtype(q.dtype, q.device),
-    )
-    rows = torch.zeros(sizes, dtype=wide, device=q.device)
-    for row, position in enumerate(sampled.tolist()):
-        if (index := local_index.get(position)) is not None:
-            rows[0, :, row], rows[1, :, row] = q[:, index], out[:, index]
-    queries, got = all_reduce(rows, mesh)
-    key_positions = torch.tensor(positions, device=q.device)
-    hidden = key_positions[None, :] > sampled.to(q.device)[:, None] if shape.causal else None  # [rows, s]
-    part_out, part_lse = _rows_attention(queries, k, v, hidden)
-    # softmax over all ranks' keys: rescale each part by its denominator
-    top = all_reduce(part_lse.clone(), mesh, dist.ReduceOp.MAX)
-    weight = (part_lse - top).exp()
-    total = all_reduce(weight.clone(), mesh)
-    want = all_reduce(part_out * weight.unsqueeze(-1), mesh) / total.unsqueeze(-1)
-    return _relative(got.transpose(1, 2), want)
-
-
-def _rows_attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None) -> tuple[Tensor, Tensor]:
-    """queries [B,n,Hq,D] against k, v [B,s,Hkv,D] -> out [B,Hq,n,D], lse [B,Hq,n]; 0 and -inf without visible keys."""
-    group, outs, lses = queries.shape[2] // k.shape[2], [], []
-    for head in range(k.shape[2]):  # one KV head at a time bounds the scores to [B,G,n,s]
-        q = queries[:, :, head * group : (head + 1) * group]
-        scores = torch.einsum("bngd,bsd->bgns", q, k[:, :, head].to(q.dtype)) / math.sqrt(q.shape[-1])
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, float("-inf"))
-        lse = scores.logsumexp(-1)
-        weights = (scores - lse.clamp_min(torch.finfo(lse.dtype).min).unsqueeze(-1)).exp()
-        outs.append(torch.einsum("bgns,bsd->bgnd", weights, v[:, :, head].to(q.dtype)))
-        lses.append(lse)
-    return torch.cat(outs, dim=1), torch.cat(lses, dim=1)

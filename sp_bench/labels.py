@@ -7,6 +7,8 @@ from sp_bench.config import EngineConfig, TrialConfig
 from sp_bench.dotted import dotted
 from sp_bench.plan import Trial, canonical
 
+UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
+
 
 def label(trial: Trial, options: Mapping[str, str]) -> str:
     """One trial in a few words. `options`: as `distinguishing` gives them, for the trials that it stands among."""
@@ -36,7 +38,7 @@ def distinguishing(trials: Iterable[Trial]) -> Mapping[str, str]:
     for group in alike.values():
         if len(group) == 1:
             continue
-        leaves = {cell: dotted(json.loads(canonical(cells[cell]))) for cell in group}
+        leaves = {cell: UNWRITTEN | dotted(json.loads(canonical(cells[cell]))) for cell in group}
         names = sorted({name for each in leaves.values() for name in each})
         differ = [name for name in names if len({str(each.get(name)) for each in leaves.values()}) > 1]
         for cell, each in leaves.items():

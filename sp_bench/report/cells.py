@@ -278,9 +278,10 @@ def _errors(measured: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
     named += [("loss", "rel_error_loss", None), ("gradient norm", "rel_error_grad_norm", None)]
     named += [("NLL difference, nats", "max_nll_difference", None)]
     for row in measured:
-        budgets = row["error_budget"] or {}
-        for name, column, budget in named:
-            error = row[column]
+        budgets, of_sample = row["error_budget"] or {}, row["sampled_grad_error"] or {}
+        found = [(name, row[column], budget) for name, column, budget in named]
+        found += [(f"sampled {tensor}", error, None) for tensor, error in of_sample.items()]
+        for name, error, budget in found:
             if error is not None and (name not in largest or error > largest[name][0]):
                 largest[name] = (error, budgets.get(budget))
     return largest

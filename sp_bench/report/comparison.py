@@ -272,6 +272,7 @@ def _contents(side: Side) -> str:
 def _option_values(side: Side) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for cell in side.cells.values():
-        for option, value in config_leaves(cell.asked["config"]).items():
+        given = {"workload.launch": cell.asked["launch"]} | config_leaves(cell.asked["config"])
+        for option, value in given.items():
             found.setdefault(option, set()).add(str(value))
     return found

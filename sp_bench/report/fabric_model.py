@@ -83,7 +83,8 @@ class Place:
     def title(self) -> str:
         asked = self.points[0].cell.asked
         heads = f"{asked['num_heads']}/{asked['num_kv_heads']} heads"
-        return f"{self.seq_len:,} tokens, {heads}, {self.sp_size} ranks"
+        words = (f"{self.seq_len:,} tokens", heads, f"{self.sp_size} ranks", self.points[0].cell.launch_note)
+        return ", ".join(filter(None, words))
 
 
 def foremost(cells: Sequence[Cell], found: Sequence[Place]) -> list[Cell]:

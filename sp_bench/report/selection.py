@@ -31,7 +31,8 @@ COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "comm_predicted_bytes", "comm_counted_bytes"),
     *("step_ms", "device_used_bytes", "allocator_retries"),
     *("comm_wire_bytes", "comm", "correctness_seq_len", "rel_error_output", "rel_error_dq", "rel_error_dk"),
-    *("rel_error_dv", "error_budget", "sampled_rel_error", "rel_error_loss", "rel_error_grad_norm"),
+    *("rel_error_dv", "error_budget", "sampled_rel_error", "sampled_grad_error", "rel_error_loss"),
+    "rel_error_grad_norm",
     *("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", "started_at", "git_sha", "git_dirty"),
     "environment",
 )

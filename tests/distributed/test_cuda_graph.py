@@ -23,6 +23,7 @@ from sp_bench.config import (
 )
 from sp_bench.measure import Measurement
 from sp_bench.record import assemble
+from sp_bench.timed_length import check_replay
 from sp_bench.workloads import Incorrect, Job, attention
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 64, 256, 1e4, 1e-5, False, False, True)
@@ -79,7 +80,7 @@ def check_gate(rank: int) -> None:
 
     recorded = eager()
     for _ in range(2):  # turned round twice: the recorded ones again
-        errors = correctness.check_replay(eager, eager, inputs, budget, mesh)
+        errors = check_replay(eager, eager, inputs, budget, mesh)
         assert errors == dict.fromkeys(correctness.TENSORS, 0.0)
     for place, tensor in enumerate(correctness.TENSORS):
 
@@ -87,9 +88,16 @@ def check_gate(rank: int) -> None:
             return [recorded[i] if (i, rank) == (place, 1) else x for i, x in enumerate(eager())]
 
         with pytest.raises(Incorrect, match=rf"replayed step against an eager one: relative error of {tensor} is "):
-            correctness.check_replay(stale, eager, inputs, budget, mesh)
-        correctness.check_replay(eager, eager, inputs, budget, mesh)
-    assert set(correctness.check_replay(lambda: eager()[:1], lambda: eager()[:1], inputs, budget, mesh)) == {"output"}
+            check_replay(stale, eager, inputs, budget, mesh)
+        check_replay(eager, eager, inputs, budget, mesh)
+    for bad in (0, 1):  # on one rank alone: a maximum over ranks may lose it
+
+        def lost(bad: int = bad) -> list[Tensor]:
+            return [x * float("nan") if (i, rank) == (1, bad) else x for i, x in enumerate(eager())]
+
+        with pytest.raises(Incorrect, match="relative error of dq is inf"):
+            check_replay(lost, eager, inputs, budget, mesh)
+    assert set(check_replay(lambda: eager()[:1], lambda: eager()[:1], inputs, budget, mesh)) == {"output"}
 
 
 def test_a_replay_that_holds_values_of_the_recorded_inputs_is_incorrect_on_every_rank() -> None:

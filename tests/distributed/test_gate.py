@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import run
+from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
 from sp_bench import correctness, kernels, layouts, methods, rings
@@ -124,6 +125,29 @@ def inexact_when_timed(ctx, chunks, *qkv):
     return (inexact if num_tokens == SEQ_LEN else right_ulysses)(ctx, chunks, *qkv)
 
 
+def timed_gradient(wrong: Callable[[Tensor], Tensor], place: int) -> Callable[..., Any]:
+    """A backward that is right at the length of the proof, and `wrong` in one gradient at the timed one."""
+
+    def backward(ctx, dout):
+        results = list(right_backward(ctx, dout))
+        if dout.shape[1] * dist.get_world_size() == SEQ_LEN:
+            results[place] = wrong(results[place])
+        return tuple(results)
+
+    return staticmethod(backward)
+
+
+def moved(gradient: Tensor) -> Tensor:
+    """Each token's to the next one."""
+    return gradient.roll(1, 1)
+
+
+def lost_head(gradient: Tensor) -> Tensor:
+    """The last head's, on the last rank."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    return torch.cat([gradient[:, :, :-1], gradient[:, :, -1:] * (not last)], dim=2)
+
+
 @contextmanager
 def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAttention]:
     """Output and gradients of the proof are right and no rank hears of another: each drew the whole sequence itself."""
@@ -180,6 +204,18 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
         "forward",
         staticmethod(inexact_when_timed),
         f"sampled rows at seq_len={SEQ_LEN}",
+    ),
+    *(
+        (
+            f"a {tensor} that is {wrong.__name__} at the timed length",
+            ULYSSES,
+            ChunkedAttention,
+            "backward",
+            timed_gradient(wrong, place),
+            f"sampled rows at seq_len={SEQ_LEN}: relative error of {tensor} is ",
+        )
+        for place, tensor in enumerate(("dq", "dk", "dv"), start=1)
+        for wrong in (moved, lost_head)
     ),
     ("ranks that keep to themselves", ULYSSES, ulysses, "open", answers_at_hand, "nothing was exchanged"),
     ("bytes beyond the closed form", ZIGZAG, Collectives, "shift", chatty_shift, "bytes sent by rank 0 differ"),

@@ -42,7 +42,7 @@ def test_a_plan_tells_both_launches_apart_and_a_row_says_its_own(make_config) ->
     assert [attempt.asked_for(config)["launch"] for config in configs] == ["eager", "cuda_graph"]
     assert attempt.asked_for(make_config(workload="train_step"))["launch"] == "eager"
     options = labels.distinguishing(plan.plan(configs, 1, 0, 2))
-    assert set(options.values()) == {"workload.launch=null", "workload.launch=cuda_graph"}
+    assert set(options.values()) == {"workload.launch=eager", "workload.launch=cuda_graph"}
 
 
 def test_only_attention_has_a_choice_and_both_ways_are_named(make_config) -> None:
@@ -51,6 +51,8 @@ def test_only_attention_has_a_choice_and_both_ways_are_named(make_config) -> Non
             make_config(workload=workload, workload__launch="eager")
     with pytest.raises(ConfigError, match=r"workload\.launch='graph'.*eager.*cuda_graph"):
         make_config(workload__launch="graph")
+    with pytest.raises(ConfigError, match=r"workload\.warmup_steps=0: the first of them records the CUDA graph"):
+        make_config(**ON_GPUS, workload__warmup_steps=0)
 
 
 def test_what_no_graph_can_hold_is_refused_before_anything_is_launched(make_config) -> None:
@@ -116,8 +118,9 @@ def test_a_page_sets_both_launches_of_a_cell_side_by_side() -> None:
     ]
     (turned,) = found.points
     assert plain(turned) == (
-        "At 1,024 tokens on 2 ranks ulysses with cpu_flash has the lowest median launched call by call, 2.80 ms, "
-        "and ring zigzag with cpu_flash replayed, 0.800 ms."
+        "At 1,024 tokens on 2 ranks with cpu_flash, launched call by call: ulysses takes 2.80 ms and ring zigzag "
+        "3.00 ms, 1.07x, by medians of 1 replicate, no interval; replayed: ring zigzag takes 0.800 ms and ulysses "
+        "0.900 ms, 1.12x, by medians of 1 replicate, no interval."
     )
     (sentence,) = summary(cells_of(BOTH))
     assert plain(sentence) == (

@@ -6,8 +6,9 @@ from itertools import groupby
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.launches import Pair, pairs
-from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say, with_kernel
-from sp_bench.report.ratios import behind, fastest
+from sp_bench.report.page.comparisons import against
+from sp_bench.report.page.parts import Line, Section, Table, Words, processors, ref, say, with_kernel
+from sp_bench.report.ratios import behind, ranked
 from sp_bench.report.series import REPLAYED
 
 HEAD = ("method", "kernel", "sp_size", "seq_len (tokens)", "call by call (ms)", "replayed (ms)", "ratio", "evidence")
@@ -42,7 +43,8 @@ def summary(cells: Sequence[Cell]) -> list[Words]:
 
 
 def _turned(found: Sequence[Pair]) -> list[Words]:
-    """Of each place and kernel with several of our methods, that the two ways have different fastest ones."""
+    """Of each place and kernel of our methods, where the two ways have different fastest ones: what may be claimed of
+    either."""
     own = [pair for pair in found if not pair.eager.is_library]
 
     def place(pair: Pair) -> tuple[str, str, int, int]:
@@ -51,11 +53,10 @@ def _turned(found: Sequence[Pair]) -> list[Words]:
 
     sentences = []
     for _, group in groupby(sorted(own, key=place), key=place):
-        eager, replayed = (fastest(side) for side in zip(*(pair.cells for pair in group), strict=True))
-        if eager.series != replayed.series:
-            words = say("At ", _place(eager), f" {with_kernel(eager)} has the lowest median launched call by call, ")
-            words = say(words, median_ms(eager), f", and {with_kernel(replayed)} replayed, ", median_ms(replayed), ".")
-            sentences.append(words)
+        eager, replayed = (ranked(side) for side in zip(*(pair.cells for pair in group), strict=True))
+        if eager[0].series != replayed[0].series:
+            where = f"At {_place(eager[0])} with {eager[0].asked['kernel']}, launched call by call: "
+            sentences.append(say(where, against(*eager[:2]), "; replayed: ", against(*replayed[:2]), "."))
     return sentences
 
 

@@ -191,6 +191,8 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
     checkpointing = config_leaves(asked["config"]).get("workload.activation_checkpointing")
     if figure.activation_checkpointing and checkpointing not in (None, figure.activation_checkpointing):
         different.append("checkpointing")
+    if cell.launch_note:
+        different.append("launch")
     if figure.micro_batches is None and cell.micro_batches > 1:
         different.append("micro-batches (not said)")
     elif figure.micro_batches is not None and cell.micro_batches != figure.micro_batches:
