@@ -130,7 +130,8 @@ def test_a_driver_killed_at_any_step_and_once_more_while_it_resumes_loses_double
 def test_what_a_killed_drivers_trial_still_runs_is_ended_before_the_next_trial(drivers):
     codes = drivers.run([{"fail_point": "trial_launched", "behaviour": "hang"}], [ONCE])
     assert codes == [[-signal.SIGKILL], [0]]
-    assert len(drivers.launches) == 3
+    assert len(set(drivers.launches)) == 2
+    assert len(drivers.launches) in (2, 3), "that of the killed driver may be ended before it says that it began"
     assert drivers.statuses == ["ok", "ok", "unsupported"]
     drivers.assert_tidy()
 

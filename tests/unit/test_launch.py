@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from io import BytesIO
 from typing import Any
@@ -14,6 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench import attempt, labels, measure, plan
 from sp_bench.config import WorkloadConfig
+from sp_bench.cuda_graph import Replay
 from sp_bench.parsing import ConfigError
 from sp_bench.report.figures import draw
 from sp_bench.report.page.launches import HEAD, section, summary
@@ -87,6 +89,66 @@ def test_where_a_step_is_replayed_an_eager_one_is_counted() -> None:
     measurement = measure.measure(replayed, workload, torch.device("cpu"), entered.append, counted=eager)
     assert ran == [("warmup", "replayed"), *[("measure", "replayed")] * 2, ("ledger", "eager")]
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
+
+
+class Recorder:
+    """In place of torch.cuda: counts replays; the end of a recording that failed raises an error of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.replays, self.modes = 0, []
+        for name, value in {
+            "CUDAGraph": lambda: self,
+            "graph": self.record,
+            "synchronize": lambda: None,
+            "reset_peak_memory_stats": lambda: None,
+            "max_memory_allocated": lambda: 4096,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    @contextmanager
+    def record(self, graph: "Recorder", capture_error_mode: str) -> Iterator[None]:
+        self.modes.append(capture_error_mode)
+        self.failed = False
+        yield
+        if self.failed:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+
+def test_a_step_is_recorded_at_the_first_call_and_replayed_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder, runs = Recorder(monkeypatch), []
+
+    def step() -> list[torch.Tensor]:
+        runs.append(recorder.modes.copy())
+        return [torch.tensor(len(runs))]
+
+    replay = Replay(step)
+    assert not runs
+    results = [replay() for _ in range(3)]
+    assert runs == [[], ["thread_local"]], "once as it is, once recorded"
+    assert recorder.replays == 3
+    assert all(each is results[0] for each in results)
+    assert results[0] == [torch.tensor(2)]
+    assert replay.peak_allocated_bytes == 4096
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), ValueError("no such shape")])
+def test_what_a_recording_failed_of_is_not_lost_to_how_it_ended(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(monkeypatch)
+
+    def step() -> list[torch.Tensor]:
+        if recorder.modes:
+            recorder.failed = True
+            raise error
+        return []
+
+    with pytest.raises(type(error)) as raised:
+        Replay(step)()
+    assert raised.value is error
 
 
 def launched(launch: str | None, times: dict[str, float], replicates: int = 1, **columns: Any) -> list[dict[str, Any]]:
@@ -186,7 +248,11 @@ def test_a_kernel_alone_is_of_the_same_launch_and_a_library_is_told_with_its_own
     cells = cells_of(BOTH + replayed)
     shares = {(c.asked["method"], c.asked["launch"]): kernel_alone(c, cells) for c in cells if c.asked["sp_size"] == 2}
     assert {key for key, found in shares.items() if found} == {("ring", "cuda_graph"), ("ulysses", "cuda_graph")}
-    library = {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8", "layout": "zigzag"}
+    library: dict[str, Any] = {
+        "method": "ring_flash_attn",
+        "implementation": "ring-flash-attn==0.1.8",
+        "layout": "zigzag",
+    }
     theirs = [row(median_ms=1.0, launch=launch, **library) for launch in ("eager", "cuda_graph")]
     sentences = [plain(words) for words in rivals_summary(cells_of(BOTH + theirs))]
     assert len(sentences) == 2

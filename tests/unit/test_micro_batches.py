@@ -79,7 +79,7 @@ def test_one_and_none_are_one_cell_and_several_are_another(make) -> None:
 def test_a_plan_tells_cells_of_different_numbers_apart(make) -> None:
     trials = plan.plan([make(None), make(8)], 1, 0, None)
     options = labels.distinguishing(trials)
-    assert {options[t.cell_id] for t in trials} == {"workload.micro_batches=null", "workload.micro_batches=8"}
+    assert {options[t.cell_id] for t in trials} == {"workload.micro_batches=1", "workload.micro_batches=8"}
 
 
 def test_a_row_says_how_many_and_nothing_where_there_is_no_step(make, make_config) -> None:
