@@ -153,8 +153,10 @@ COLUMNS = (
     Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
     Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
     Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
-    Column("sampled_rel_error", REAL, "", "64 query rows of the timed length against fp32 (fp64 on CPU)"),
-    Column("sampled_grad_error", TENSOR_ERRORS, "", "dq, dk, dv of a loss of those rows alone; null in old rows"),
+    Column("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)"),
+    Column(
+        "sampled_grad_error", TENSOR_ERRORS, "", "dq, dk, dv of a loss of those rows; null: no backward, or an old row"
+    ),
     Column("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
     Column("rel_error_loss", REAL, "", "train_step: relative L2 over the tokens' losses of step 0 against one process"),
     Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
