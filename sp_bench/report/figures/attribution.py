@@ -57,11 +57,16 @@ def draw_time_parts(group: Sequence[Attribution], style: Mapping[str, Style]) ->
     return Plot(_figure(panels, texts, row_in), caption, data, tuple(sources.values()))
 
 
-def _figure(panels: Sequence[Sequence[Attribution]], texts: Mapping[str, str], row_in: float) -> Figure:
-    heights = [len(each) + 0.6 for each in panels]
+def bar_panels(rows: Sequence[int], row_in: float) -> tuple[Figure, list[Axes]]:
+    """Panels below each other, each with its own scale and so many rows of bars."""
+    heights = [number + 0.6 for number in rows]
     height = row_in * sum(heights) + PANEL_IN * len(heights) + SPARE_IN
     figure = Figure(figsize=(width_in(), height), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
+    return figure, list(figure.subplots(len(rows), 1, squeeze=False, height_ratios=heights).flat)
+
+
+def _figure(panels: Sequence[Sequence[Attribution]], texts: Mapping[str, str], row_in: float) -> Figure:
+    figure, axes = bar_panels([len(each) for each in panels], row_in)
     for panel, each in zip(axes, panels, strict=True):
         _panel(panel, each, texts)
     shown = [a for each in panels for a in each]

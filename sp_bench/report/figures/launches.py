@@ -9,12 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures.attribution import BAR, NAMES_SHARE, PANEL_IN, SPARE_IN, WHISKER
+from sp_bench.report.figures.attribution import BAR, NAMES_SHARE, PANEL_IN, SPARE_IN, WHISKER, bar_panels
 from sp_bench.report.figures.axes import fitted_names, fitting, name_rows
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend
 from sp_bench.report.figures.styles import SKY, VERMILLION, Style
-from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.launches import Pair
 from sp_bench.report.series import REPLAYED
@@ -50,10 +49,7 @@ def _place(pair: Pair) -> tuple[int, int]:
 
 
 def _figure(panels: Sequence[Sequence[Pair]], texts: Mapping[str, str], row_in: float) -> Figure:
-    heights = [len(each) + 0.6 for each in panels]
-    height = row_in * sum(heights) + PANEL_IN * len(heights) + SPARE_IN
-    figure = Figure(figsize=(width_in(), height), layout="constrained")
-    axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
+    figure, axes = bar_panels([len(each) for each in panels], row_in)
     for panel, each in zip(axes, panels, strict=True):
         _panel(panel, each, texts)
     figure.axes[-1].set_xlabel("step time (ms)")
