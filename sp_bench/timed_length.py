@@ -68,23 +68,33 @@ def check_rows(
     errors: Errors = {"output": float(_relative_squares(got, want).mean().sqrt())}
     if gradients:
         dout_rows, got_dq = backward
-        want_dq = torch.zeros_like(queries)
-        squares = queries.new_zeros(2, 2, shape.batch_size, len(positions), dtype=torch.float64)  # dk, dv; error, want
-        for head, dq, *dkv in _gradients(queries, dout_rows, want, lse, k, v, hidden):
-            want_dq[:, :, _group(head, q, k)] = dq
-            for of_tensor, got_part, part in zip(squares, gradients[1:], dkv, strict=True):
-                error = got_part[:, :, head].to(part.dtype) - part
-                of_tensor += torch.stack([error, part]).double().square().sum(-1)
         gradients[0][:, mine] = 0  # these are compared as rows; the others had no loss
-        stray = torch.linalg.vector_norm(gradients[0], dtype=wide_dtype(q)).double() ** 2
-        sums = torch.stack([*(squares[:, 0] / squares[:, 1]).sum((1, 2)), stray])
-        dk, dv, stray = all_reduce(sums, mesh).tolist()
-        all_reduce(want_dq, mesh)
-        of_rows = float(_relative_squares(got_dq, want_dq).mean()) + stray / float(want_dq.double().square().sum())
-        num_tokens = shape.batch_size * shape.seq_len
-        errors |= {"dq": of_rows**0.5, "dk": (dk / num_tokens) ** 0.5, "dv": (dv / num_tokens) ** 0.5}
+        wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
+        errors |= _gradient_errors(gradients, got_dq, wanted, mesh)
     require(errors, budget, f"sampled rows at seq_len={shape.seq_len}")
     return errors
+
+
+def _gradient_errors(
+    gradients: Sequence[Tensor], got_dq: Tensor, wanted: Iterator[tuple[int, Tensor, Tensor, Tensor]], mesh: DeviceMesh
+) -> Errors:
+    """`gradients`: this rank's dq without the sampled rows, which are `got_dq` [B,n,Hq,D], then dk and dv.
+    `wanted`: what `_gradients` gives."""
+    stray_dq, got_dk, got_dv = gradients
+    want_dq = torch.zeros_like(got_dq)
+    squares = got_dq.new_zeros(2, 2, *got_dk.shape[:2], dtype=torch.float64)  # dk, dv; error, want; of each token
+    for head, dq, *dkv in wanted:
+        want_dq[:, :, _group(head, got_dq, got_dk)] = dq
+        for of_tensor, got, want in zip(squares, (got_dk, got_dv), dkv, strict=True):
+            error = got[:, :, head].to(want.dtype) - want
+            of_tensor += torch.stack([error, want]).double().square().sum(-1)
+    stray = torch.linalg.vector_norm(stray_dq, dtype=wide_dtype(stray_dq)).double() ** 2
+    num_tokens = stray.new_full((), squares[0, 0].numel())
+    sums = torch.stack([*(squares[:, 0] / squares[:, 1]).sum((1, 2)), stray, num_tokens])
+    of_dk, of_dv, strays, tokens = all_reduce(sums, mesh).tolist()
+    all_reduce(want_dq, mesh)
+    of_dq = float(_relative_squares(got_dq, want_dq).mean()) + strays / float(want_dq.double().square().sum())
+    return {"dq": of_dq**0.5, "dk": (of_dk / tokens) ** 0.5, "dv": (of_dv / tokens) ** 0.5}
 
 
 def _sample(seq_len: int, seed: int) -> Tensor:

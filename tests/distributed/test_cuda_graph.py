@@ -1,17 +1,16 @@
 """Steps replayed as a CUDA graph: of new inputs the same values as eager ones; what is not is `incorrect`."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from ranks import here, run, worlds
+from ranks import run, worlds
+from test_gate import row
 from test_methods import method_configs
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
-from sp_bench import correctness, methods, plan
+from sp_bench import correctness, plan
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -21,10 +20,8 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.measure import Measurement
-from sp_bench.record import assemble
 from sp_bench.timed_length import check_replay
-from sp_bench.workloads import Incorrect, Job, attention
+from sp_bench.workloads import Incorrect
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 64, 256, 1e4, 1e-5, False, False, True)
 WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 2, 5, 128, attribution=True, launch="cuda_graph")
@@ -34,17 +31,6 @@ def trial(method: MethodConfig, sp_size: int, workload: WorkloadConfig = WORKLOA
     nvlink, h200 = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
     kernel = KernelConfig("sdpa_flash")
     return TrialConfig(method, kernel, MODEL, workload, nvlink, h200, 1, 1536, sp_size, 1, 1, "bfloat16", 0)
-
-
-def row(config: TrialConfig) -> dict[str, Any]:
-    """What the worker does between init and hand-over."""
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    axes = {"dp_replicate": 1, "dp_shard": 1, "ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
-    mesh = init_device_mesh(here().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    measurement = attention.run(Job(config, mesh, here(), lambda phase: None))
-    gathered: list[Measurement] = [measurement] * config.sp_size
-    dist.all_gather_object(gathered, measurement)
-    return assemble(config, gathered, None, own=True)
 
 
 def check_rows(rank: int, sp_size: int) -> None:

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import run
+from ranks import here, run
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -58,8 +58,8 @@ def row(config: TrialConfig) -> dict[str, Any]:
     """What the worker does between init and hand-over."""
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     axes = {"dp_replicate": 1, "dp_shard": 1, "ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
-    mesh = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
-    measurement = attention.run(Job(config, mesh, torch.device("cpu"), lambda name: None))
+    mesh = init_device_mesh(here().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
+    measurement = attention.run(Job(config, mesh, here(), lambda name: None))
     gathered: list[Measurement] = [measurement] * config.sp_size
     dist.all_gather_object(gathered, measurement)
     return assemble(config, gathered, None, own=True)
