@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import here, run, worlds
-from torch.distributed.device_mesh import init_device_mesh
+from trials import job
 
-from sp_bench import messages, methods
+from sp_bench import messages
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -22,7 +22,7 @@ from sp_bench.config import (
 from sp_bench.exchange import Collectives, Message
 from sp_bench.measure import Measurement
 from sp_bench.record import assemble
-from sp_bench.workloads import Incorrect, Job, collective
+from sp_bench.workloads import Incorrect, collective
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 METHODS = ("ulysses", "ring", "all_gather")
@@ -45,13 +45,6 @@ def trial(method: str, dtype: str) -> TrialConfig:
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         seed=0,
     )
-
-
-def job(config: TrialConfig) -> Job:
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    axes = {"dp_replicate": 1, "dp_shard": 1, "ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
-    mesh = init_device_mesh(here().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    return Job(config, mesh, here(), lambda name: None)
 
 
 def row(config: TrialConfig) -> dict[str, Any]:

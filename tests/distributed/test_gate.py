@@ -9,11 +9,11 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import here, run
+from ranks import run
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from trials import job
 
-from sp_bench import correctness, kernels, layouts, methods, rings
+from sp_bench import correctness, kernels, layouts, rings
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -29,7 +29,7 @@ from sp_bench.kernels import cpu_flash
 from sp_bench.measure import Measurement
 from sp_bench.methods import SequenceParallelAttention, ulysses
 from sp_bench.record import assemble
-from sp_bench.workloads import Incorrect, Job, attention
+from sp_bench.workloads import Incorrect, attention
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 PROOF_LEN, SEQ_LEN = 64, 128
@@ -56,10 +56,7 @@ def trial(method: MethodConfig, sp_size: int, dtype: str = "float32") -> TrialCo
 
 def row(config: TrialConfig) -> dict[str, Any]:
     """What the worker does between init and hand-over."""
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    axes = {"dp_replicate": 1, "dp_shard": 1, "ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
-    mesh = init_device_mesh(here().type, tuple(axes.values()), mesh_dim_names=tuple(axes))
-    measurement = attention.run(Job(config, mesh, here(), lambda name: None))
+    measurement = attention.run(job(config))
     gathered: list[Measurement] = [measurement] * config.sp_size
     dist.all_gather_object(gathered, measurement)
     return assemble(config, gathered, None, own=True)

@@ -1,4 +1,4 @@
-"""Trial configs and jobs for the tests of whole training steps on gloo ranks."""
+"""Trial configs of whole training steps on gloo ranks, and the job that a rank has of any trial."""
 
 from dataclasses import replace
 from typing import Any
