@@ -181,8 +181,9 @@ def launched(profiler: profile, device_type: DeviceType) -> set[str]:
 
 
 def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
-    """ms of each step, after one that warms up. Called by every rank together, after `measure`."""
-    step()
+    """ms of each step, after as many that warm up as `measure` has, and one at least. Called by every rank together."""
+    for _ in range(max(workload.warmup_steps, 1)):
+        step()
     _synchronise(device)
     dist.barrier()
     return time_steps(step, workload.timed_steps, device)[0]

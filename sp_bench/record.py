@@ -84,9 +84,12 @@ def _attribution(measurements: Sequence[Measurement], median_step_ms: float) -> 
     compute_only, comm_only = (
         _slowest([m.arms_ms[arm] for m in measurements]) for arm in ("compute_only", "comm_only")
     )
+    rank_ms = [statistics.median(m.arms_ms["compute_only"]) for m in measurements]
     exposed_ms = median_step_ms - statistics.median(compute_only)
     return {
         "compute_only_step_ms": compute_only,
+        "compute_only_rank_ms": rank_ms,
+        "imbalance_ms": statistics.median(compute_only) - statistics.mean(rank_ms),
         "comm_only_step_ms": comm_only,
         "exposed_comm_ms": exposed_ms,
         "overlap_efficiency": 1 - exposed_ms / statistics.median(comm_only),

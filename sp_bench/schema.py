@@ -107,12 +107,9 @@ COLUMNS = (
     Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
     # where the time goes: the same step in the same processes, right after the timed one
     Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
-    Column(
-        "comm_only_step_ms",
-        pa.list_(REAL),
-        "ms",
-        "per step, max over ranks: all but the attention kernels",
-    ),
+    Column("compute_only_rank_ms", PER_RANK_REAL, "ms", "per rank, median of its own compute-only steps"),
+    Column("imbalance_ms", REAL, "ms", "median of compute_only_step_ms - mean of compute_only_rank_ms"),
+    Column("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: all but the attention kernels"),
     Column("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms"),
     Column("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic"),
     # the collective workload: the method's primitive over message sizes

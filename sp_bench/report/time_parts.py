@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.report.cells import Cell
+from sp_bench import doubts
+from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import MISSING, number
 from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
@@ -43,7 +44,9 @@ class Attribution:
     comm_only_ms: float | None
     exposed: Part | None
     beyond_kernel: Part | None  # compute only - kernel alone, of equal replicates where both have them
+    imbalance: Part | None  # of that, what the slowest rank computes longer than the mean rank
     overlap_efficiency: float | None
+    unsettled_arms: tuple[str, ...]  # whose steps became shorter while they were timed, in any replicate
 
     @property
     def alone_ms(self) -> float | None:
@@ -94,7 +97,13 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
         cell.middle("comm_only_step_ms"),
         _part(cell.of_launches("exposed_comm_ms"), cell),
         None if alone is None else _beyond_kernel(cell, alone),
+        _part(cell.of_launches("imbalance_ms"), cell),
         cell.middle("overlap_efficiency"),
+        tuple(
+            arm.replace("_", " ")
+            for arm in ("compute_only", "comm_only")
+            if any(doubts.of_steps(listed(row[f"{arm}_step_ms"])) for row in cell.measured)
+        ),
     )
 
 

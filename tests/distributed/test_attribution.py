@@ -151,6 +151,9 @@ def check_row(rank: int) -> None:
             compute_only, comm_only = columns["compute_only_step_ms"], columns["comm_only_step_ms"]
             assert len(columns["step_ms"]) == len(compute_only) == len(comm_only) == 3
             assert min(*compute_only, *comm_only) > 0
+            ranks = columns["compute_only_rank_ms"]
+            assert len(ranks) == 2
+            assert columns["imbalance_ms"] == statistics.median(compute_only) - statistics.mean(ranks)
             exposed_ms = columns["median_step_ms"] - statistics.median(compute_only)
             assert columns["exposed_comm_ms"] == exposed_ms
             assert columns["overlap_efficiency"] == 1 - exposed_ms / statistics.median(comm_only)

@@ -65,6 +65,8 @@ def test_exposed_communication_is_what_the_step_takes_longer_than_without_messag
     ranks = [measurement(100, 120, 110, arms_ms=arms), measurement(90, 90, 90, arms_ms=slower)]
     row = assemble(CONFIG, ranks, H100, own=True)
     assert row["compute_only_step_ms"] == [90, 95, 85]
+    assert row["compute_only_rank_ms"] == [85, 80]
+    assert row["imbalance_ms"] == 90 - 82.5
     assert row["comm_only_step_ms"] == [20, 40, 45]
     assert row["exposed_comm_ms"] == 110 - 90
     assert row["overlap_efficiency"] == pytest.approx(1 - 20 / 40)

@@ -227,10 +227,10 @@ def test_collective_rows_are_in_the_tables_and_in_no_comparison_or_figure() -> N
 def alone_and_method(replicates: int, **method: Any) -> list[dict[str, Any]]:
     one = {"method": "single", "sp_size": 1, "ring_degree": 1, "num_heads": 4, "num_kv_heads": 1}
     arms: dict[str, Any] = {"compute_only_step_ms": [10.2] * 5, "comm_only_step_ms": [2.0] * 5}
-    arms |= {"exposed_comm_ms": 0.8, "overlap_efficiency": 0.6}
+    arms |= {"imbalance_ms": 0.1, "exposed_comm_ms": 0.8, "overlap_efficiency": 0.6}
     rows = [row(median_ms=10.0 + 0.01 * r, replicate=r, **{**HEADS, **one}) for r in range(replicates)]
     rows += [
-        row(median_ms=11.0 + 0.01 * r, replicate=r, **{**HEADS, **ULYSSES, **method}, **arms) for r in range(replicates)
+        row(median_ms=11.0 + 0.01 * r, replicate=r, **{**HEADS, **ULYSSES, **arms, **method}) for r in range(replicates)
     ]
     return rows
 
@@ -241,7 +241,7 @@ def test_the_kernel_alone_is_single_with_1_of_p_of_the_heads_at_the_same_length_
     rows += [row(median_ms=1.0, **{**HEADS, **one, "num_heads": 4, "num_kv_heads": 1, **other}) for other in DECOYS]
     (found,) = attributions(cells_of(rows))
     assert (found.alone_ms, found.compute_only_ms) == (10.0, 10.2)
-    assert found.exposed == Part(0.8, None)
+    assert (found.imbalance, found.exposed) == (Part(0.1, None), Part(0.8, None))
     assert found.beyond_kernel is not None
     assert found.beyond_kernel.ms == pytest.approx(0.2)
 
@@ -266,6 +266,9 @@ def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(replic
     assert "0.909" in sentence
     beyond = "0.175 [0.150, 0.200]" if replicates == 6 else "0.180" if replicates == 5 else "0.200"
     assert f"{beyond} ms is compute beyond the kernel" in sentence
+    bounds = " [0.100, 0.100]" if interval else ""
+    assert f"; 0.100{bounds} ms is imbalance, the slowest rank - the mean; " in sentence
+    assert "unsettled" not in sentence
     bounds = " [0.800, 0.800]" if interval else ""
     alone = "which alone, with its packing and merging, takes 2.00 ms"
     assert f"0.800{bounds} ms is exposed communication, {alone}" in sentence
@@ -301,10 +304,17 @@ def test_attribution_links_times_to_the_cell_and_shares_to_the_kernel_alone_too(
 
 
 def test_attribution_needs_neither_the_kernel_alone_nor_the_arms() -> None:
-    without_arms = [r | {"compute_only_step_ms": None, "exposed_comm_ms": None} for r in alone_and_method(1)]
-    for rows, dashes in ((alone_and_method(1)[1:], (3, 7, 8)), (without_arms, (4, 8, 9))):
+    arms = dict.fromkeys(("compute_only_step_ms", "imbalance_ms", "exposed_comm_ms"))
+    without_arms = [r | arms for r in alone_and_method(1)]
+    for rows, dashes in ((alone_and_method(1)[1:], (3, 7, 8)), (without_arms, (4, 8, 9, 10))):
         (line,) = sections_of(rows)["attribution"].tables[0].lines
         assert all(texts(line)[place] == "\N{EN DASH}" for place in dashes)
+
+
+def test_an_arm_that_became_faster_while_it_was_timed_is_named() -> None:
+    section = sections_of(alone_and_method(1, comm_only_step_ms=[3.0, 3.0, 3.0, 2.0, 2.0]))["attribution"]
+    (sentence,) = map(plain, section.points)
+    assert sentence.endswith("; unsettled: comm only.")
 
 
 def test_rows_without_any_part_of_the_time_give_no_attribution() -> None:

@@ -11,7 +11,8 @@ from sp_bench.report.time_parts import Attribution, attributions, largest
 
 HEAD = (
     *("method", "sp_size", "seq_len (tokens)", "kernel alone (ms)", "compute only (ms)", "step (ms)", "comm only (ms)"),
-    *("alone / step", "compute beyond the kernel (ms)", "exposed communication (ms)", "overlap efficiency"),
+    *("alone / step", "compute beyond the kernel (ms)", "imbalance (ms)", "exposed communication (ms)"),
+    "overlap efficiency",
 )
 BASIS = (
     "Strong scaling: seq_len is fixed and a rank's share shrinks with sp_size; the baseline is the kernel alone, "
@@ -23,7 +24,8 @@ CAPTION = (
     "is, communication with its packing and merging, which compute only has too: the two add up to more than a step "
     "without overlap. "
     "Compute beyond the kernel = compute only - kernel alone, of each replicate that both have: uneven ranks, smaller "
-    "blocks, merges and copies. Exposed communication = step - compute only, of each replicate. "
+    "blocks, merges and copies. Imbalance = compute only of the slowest rank - the mean over ranks: uneven work, or "
+    "uneven devices. Exposed communication = step - compute only, of each replicate. "
     "Overlap efficiency = 1 - exposed / comm only: 1 where all communication is hidden; without overlap about the "
     "share of packing and merging in comm only, not 0; above 1 where the host's launches bound step and arms, which "
     "then tell nothing of communication. "
@@ -60,21 +62,26 @@ def _words(a: Attribution) -> Words:
         words = say(words, median_ms(a.alone), f" ({evidence})")
     if a.beyond_kernel is not None and a.alone is not None:
         words = say(words, "; ", ref(f"{a.beyond_kernel.words} ms", (cell, a.alone)), " is compute beyond the kernel")
+    if a.imbalance is not None:
+        words = say(words, "; ", ref(f"{a.imbalance.words} ms", cell), " is imbalance, the slowest rank - the mean")
     if a.exposed is not None:
         words = say(words, "; ", ref(f"{a.exposed.words} ms", cell), " is exposed communication")
         if a.comm_only_ms is not None:
             words = say(words, ", which alone, with its packing and merging, takes ", in_ms(a.comm_only_ms, cell))
+    if a.unsettled_arms:
+        words = say(words, f"; unsettled: {' and '.join(a.unsettled_arms)}")
     return say(words, ".")
 
 
 def _line(a: Attribution) -> Line:
     overlap = MISSING if a.overlap_efficiency is None else f"{a.overlap_efficiency:.2f}"
     both = (a.cell,) if a.alone is None else (a.cell, a.alone)
-    beyond, exposed = (MISSING if part is None else part.words for part in (a.beyond_kernel, a.exposed))
+    parts = (a.beyond_kernel, a.imbalance, a.exposed)
+    beyond, imbalance, exposed = (MISSING if part is None else part.words for part in parts)
     alone_ms = MISSING if a.alone is None else ref(number(a.alone_ms), a.alone)
     texts = (
         *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
         *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
-        *(ref(a.fraction, both), ref(beyond, both), exposed, overlap),
+        *(ref(a.fraction, both), ref(beyond, both), imbalance, exposed, overlap),
     )
     return Line(texts, (a.cell,))
