@@ -3,6 +3,9 @@
 A step is predicted as a + max(compute, h): a is the time of the bytes that move by all-to-all, which is taken to hide
 behind nothing; h is that of all other bytes, taken to hide behind compute as far as that is long. Each is predicted
 bytes / the bandwidth measured for the primitive on the same fabric and number of ranks; latency is left out.
+
+Measured bandwidth is that of the largest message, hundreds of MiB as those of attention are. That of the line through
+all sizes is higher: where the small ones wait for the host, it can be more than the links carry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +27,7 @@ BandwidthKey = tuple[Any, ...]  # pool, fabric, hardware, sp_size, primitive
 
 @dataclass(frozen=True)
 class Bandwidth:
-    bytes_per_s: float  # median over the collective rows
+    bytes_per_s: float  # of the largest message, median over the collective rows
     cells: tuple[Cell, ...]  # whose rows they are
 
 
@@ -104,9 +107,10 @@ def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
     found: dict[BandwidthKey, list[tuple[float, Cell]]] = {}
     for cell in cells:
         for row in cell.rows if cell.asked["workload"] == "collective" else ():
-            if row["status"] == "ok" and row["bandwidth_bytes_per_s"] and row["primitive"]:
+            if row["status"] == "ok" and row["comm_counted_bytes"] and row["primitive"]:
                 key = (cell.pool, row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
-                found.setdefault(key, []).append((float(row["bandwidth_bytes_per_s"]), cell))
+                bytes_per_s = 1e3 * float(row["comm_counted_bytes"]) / float(row["median_step_ms"])
+                found.setdefault(key, []).append((bytes_per_s, cell))
     return {
         key: Bandwidth(median(value for value, _ in each), tuple({c.cell_id: c for _, c in each}.values()))
         for key, each in found.items()

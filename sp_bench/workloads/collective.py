@@ -90,10 +90,7 @@ def stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
 
 def _time(job: Job, size: MessageSize) -> float:
     """ms of one step of `size`, warmed up and timed as `measure` does it."""
-    step = _step(job, size)
-    for _ in range(job.config.workload.warmup_steps):
-        step()
-    return _median_of_slowest(time_arm(step, job.config.workload, job.device))
+    return _median_of_slowest(time_arm(_step(job, size), job.config.workload, job.device))
 
 
 def _median_of_slowest(step_ms: list[float]) -> float:

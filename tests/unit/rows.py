@@ -172,8 +172,9 @@ def collective(fabric: str, primitive: str, gib_per_s: float, **columns: Any) ->
     method = {value: name for name, value in PRIMITIVES.items()}[primitive.partition(" by ")[0]]
     asked = {"sp_size": 8, "method": method, "primitive": primitive, "fabric": fabric} | columns
     asked["ring_degree"] = 1 if method == "ulysses" else asked["sp_size"]
-    made = row(workload="collective", pass_kind="exchange", comm=[], **asked)
-    rates = {"latency_us": 20.0, "bandwidth_bytes_per_s": gib_per_s * 2**30}
+    largest = {"comm_counted_bytes": 2.0**28, "median_ms": 1e3 * 2**28 / (gib_per_s * 2**30)}
+    made = row(workload="collective", pass_kind="exchange", comm=[], **largest | asked)
+    rates = {"latency_us": 20.0, "bandwidth_bytes_per_s": 1.2 * gib_per_s * 2**30}  # the line's: steeper
     return made | rates | dict.fromkeys((*NOT_OF_EXCHANGE, "tokens_per_s", "tokens_per_s_per_gpu"))
 
 

@@ -78,7 +78,7 @@ def test_fabrics_need_two_fabrics_with_bandwidths() -> None:
 def test_the_bandwidth_of_a_primitive_is_the_median_over_its_rows() -> None:
     rows = [collective("nvlink", "all_to_all", value, replicate=r) for r, value in enumerate((60, 10, 20))]
     (bandwidth,) = fabric_model.bandwidths(cells_of(rows)).values()
-    assert bandwidth.bytes_per_s == 20 * GIB
+    assert bandwidth.bytes_per_s == pytest.approx(20 * GIB)
 
 
 def test_byte_times_are_predicted_bytes_over_the_bandwidth_of_the_own_primitive() -> None:

@@ -28,8 +28,8 @@ HEAD = (
 )
 CAPTION = (
     "Predicted bytes: what one rank sends off-rank in a step, closed form. Bandwidth: bytes one rank sends off-rank a "
-    "second, from the rows of the collective workload on the same fabric and ranks. Fastest by: measured median, bytes "
-    "over bandwidth, or the prediction with compute."
+    "second, with the largest message of the collective workload on the same fabric and ranks. Fastest by: measured "
+    "median, bytes over bandwidth, or the prediction with compute."
 )
 WINNERS_HEAD = (
     *("shape", "fabric (bandwidths of the methods' primitives)", "fastest", "its step (ms)", "next", "next / fastest"),

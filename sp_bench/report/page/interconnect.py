@@ -14,7 +14,8 @@ HEAD = (
 )
 CAPTION = (
     "The line ms = latency + bytes / bandwidth through the times of all message sizes, 64 KiB to the largest, by least "
-    "squares of the relative residuals. Bytes are those that one rank sends off-rank, for every primitive alike. "
+    "squares of the relative residuals: where small messages wait for the host, its bandwidth is more than any message "
+    "has. Bytes are those that one rank sends off-rank, for every primitive alike. "
     "Medians over replicates. A dash is what the times cannot tell: their line begins below zero or does not rise."
 )
 
