@@ -39,6 +39,7 @@ class Ring:
         hop = self.transport.shift(kv) if others else None
         part_out, lse = attend(kv, own)  # every query sees at least itself, so its lse is finite from here on
         out = part_out.to(self.merge_dtype)
+        del part_out
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
@@ -72,6 +73,7 @@ class Ring:
         dq_part, *dkv = differentiate(kv, own)
         dq = dq_part.to(self.merge_dtype)
         home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
+        del dq_part, dkv  # names would keep them during the next kernel, where memory peaks; so below
         dkv_hop: Message | None = None
         for left, block in _countdown(others):
             assert hop is not None
@@ -85,6 +87,7 @@ class Ring:
                 shares[0][:, block.kv] += parts[1]
                 shares[1][:, block.kv] += parts[2]
             dkv_hop = self.transport.shift(shares)
+            del held, parts, shares
         if dkv_hop:
             home += dkv_hop.wait()
         return dq.to(q.dtype), home[0], home[1]

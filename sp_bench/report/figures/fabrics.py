@@ -28,7 +28,7 @@ BESIDE_IN = 0.75  # of a panel's width: its ticks and label
 APART_PT = 4.0  # between marks of one bandwidth: those of methods that share a primitive
 CAPTION = (
     "Median step time over the bandwidth that was measured for the largest message of the method's own primitive on "
-    "the same fabric and ranks (of a hybrid the slower of its two). Marks are measured, with the fastest of each fabric "
+    "the same fabric and ranks (of a hybrid the slower of its two). Marks are measured, the fastest of each fabric "
     "ringed and named; those of one bandwidth are set slightly apart, and the faster lies over the slower. Thin lines "
     "are predicted from bytes, bandwidth and compute, and where compute comes from a step they pass through that step. "
     "Vertical bars are order-statistic intervals of the median, from 6 replicates on."
