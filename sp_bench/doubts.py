@@ -4,15 +4,16 @@ before there were these flags."""
 import statistics
 from collections.abc import Sequence
 
-MAX_UNSETTLED_SHARE = 0.03  # of the median: what the second half of the timed steps may be below it
+MAX_UNSETTLED_SHARE = 0.03  # of the median: what the second half of the timed steps may be off it
 
 
 def of_steps(step_ms: Sequence[float]) -> list[str]:
-    """Flags: did the steps become shorter while they were timed?"""
+    """Flags: did the steps become shorter, or longer, while they were timed? A device at its power limit slows down a
+    second after its load begins."""
     if len(step_ms) < 2:
         return []
-    settled = statistics.median(step_ms[-(len(step_ms) // 2) :])
-    return ["unsettled"] if settled < (1 - MAX_UNSETTLED_SHARE) * statistics.median(step_ms) else []
+    settled, median = statistics.median(step_ms[-(len(step_ms) // 2) :]), statistics.median(step_ms)
+    return ["unsettled"] if abs(settled - median) > MAX_UNSETTLED_SHARE * median else []
 
 
 def of_memory(

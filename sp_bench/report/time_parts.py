@@ -46,7 +46,7 @@ class Attribution:
     beyond_kernel: Part | None  # compute only - kernel alone, of equal replicates where both have them
     imbalance: Part | None  # of that, what the slowest rank computes longer than the mean rank
     overlap_efficiency: float | None
-    unsettled_arms: tuple[str, ...]  # whose steps became shorter while they were timed, in any replicate
+    unsettled_arms: tuple[str, ...]  # whose steps became shorter or longer while they were timed
 
     @property
     def alone_ms(self) -> float | None:

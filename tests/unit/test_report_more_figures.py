@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.figures.drawings import Plot
 from sp_bench.report.figures.errors import draw_errors
-from sp_bench.report.figures.marks import side_by_side
+from sp_bench.report.figures.marks import Mark, draw_marks, side_by_side
 from sp_bench.report.figures.max_context import draw_max_context
 from sp_bench.report.figures.scaling import draw_scaling
 from sp_bench.report.figures.styles import Style, styles
@@ -206,6 +206,15 @@ def test_series_of_one_place_stand_beside_each_other_and_one_alone_on_the_place(
     crowd = side_by_side({(str(k), n) for k in range(16) for n in (2, 4)}, [str(k) for k in range(16)], 1.0, 6.0)
     assert max(x for (_, n), x in crowd.items() if n == 2) < min(x for (_, n), x in crowd.items() if n == 4)
     assert side_by_side(set(), [], 6.0, 6.0) == {}
+
+
+def test_a_line_passes_where_its_values_are_and_not_where_their_markers_stand() -> None:
+    panel = Figure().subplots()
+    marks = [Mark(place, value, None, [value], False, joint) for place, value, joint in ((2.1, 3, 2), (4.2, 12, 4))]
+    draw_marks(panel, marks, Style(0, "black", "o", "-"), joined=True)
+    line, *_, markers = (each.get_xydata() for each in panel.lines)
+    assert [[*map(float, point)] for point in line] == [[2, 3], [4, 12]]
+    assert [[*map(float, point)] for point in markers] == [[2.1, 3], [4.2, 12]]
 
 
 # scaling

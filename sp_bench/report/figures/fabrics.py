@@ -70,7 +70,7 @@ def draw_fabrics(every: Sequence[Place], style: Mapping[str, Style]) -> Plot | N
         _name_fabrics(panel, place, spots)
     figure.axes[-1].set_xlabel("measured bandwidth of the method's own primitive (GiB/s)")
     more = [Line2D([], [], color="0.4", lw=0.9), Line2D([], [], **WINNER)]
-    labels = [*names, "predicted (line of each method)", "fastest on the named fabric"]
+    labels = [*names, "predicted, not measured", "fastest on the named fabric"]
     legend(figure, [*series_handles(names, style), *more], labels, 3)
     caption = CAPTION
     if others := [place.title for place in every[MAX_PANELS:]]:

@@ -27,6 +27,7 @@ class Mark:
     interval: tuple[float, float] | None
     replicates: Sequence[float]
     hollow: bool  # of one launch
+    joint: float | None = None  # where its line passes, if not at `place`: on a steep line beside is above or below
 
 
 def draw_marks(panel: Axes, marks: Sequence[Mark], look: Style, *, joined: bool = False, across: bool = False) -> None:
@@ -38,7 +39,8 @@ def draw_marks(panel: Axes, marks: Sequence[Mark], look: Style, *, joined: bool 
             panel.plot(*((values, places) if across else (places, values)), in_layout=False, **how)
 
     if joined:
-        plot(sorted((m.place, m.value) for m in marks), lw=1.0, alpha=0.8, **look.line)
+        joints = sorted((m.place if m.joint is None else m.joint, m.value) for m in marks)
+        plot(joints, lw=1.0, alpha=0.8, **look.line)
     dots = [(m.place, value) for m in marks if len(m.replicates) > 1 for value in m.replicates]
     bars = [(m.place, *m.interval) for m in marks if m.interval is not None]
     if bars:

@@ -99,7 +99,9 @@ def _lines(
 def marks(cell: Cell, quantity: Quantity, place: float) -> list[Mark]:
     """The mark of a cell, none where it has no value."""
     middle, replicates = quantity.middle(cell), list(quantity.points(cell).values())
-    return [] if middle is None else [Mark(place, middle, quantity.interval(cell), replicates, len(replicates) == 1)]
+    if middle is None:
+        return []
+    return [Mark(place, middle, quantity.interval(cell), replicates, len(replicates) == 1, cell.asked["seq_len"])]
 
 
 def _oom_strip(cells: Sequence[Cell], style: Mapping[str, Style]) -> float:

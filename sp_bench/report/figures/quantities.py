@@ -109,7 +109,7 @@ def _reading(cells: Sequence[Cell], quantity: Quantity, *, dots: bool) -> str:
     several = any(len(c.step_ms) > 1 for c in measured)
     words = ["Small dots are replicates, the marker their median"] if several else ["A marker is a cell"]
     if not dots:
-        words.append("series of one length are set slightly apart")
+        words.append("markers of one length are set slightly apart, lines are not")
     else:
         values: dict[int, list[float]] = {}  # of each length
         for cell in cells:

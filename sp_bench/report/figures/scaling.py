@@ -132,7 +132,8 @@ def _efficiency_limits(shown: Sequence[SpeedUp]) -> tuple[float, float]:
 
 def _mark(s: SpeedUp, place: float, scale: float) -> Mark:
     bounds = (scale * s.interval.low, scale * s.interval.high) if s.interval else None
-    return Mark(place, scale * s.value, bounds, [scale * v for v in s.replicates.values()], s.single)
+    values = [scale * v for v in s.replicates.values()]
+    return Mark(place, scale * s.value, bounds, values, s.single, s.cell.asked["sp_size"])
 
 
 def _baselines(panels: Sequence[Scaling]) -> str:

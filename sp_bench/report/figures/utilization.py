@@ -102,7 +102,8 @@ def _panel(
     known = [c for c in cells if share(c) is not None]
     places = side_by_side({(c.series, c.asked[over]) for c in known}, names, room_in, JOINED_PT)
     for name in names:
-        marks = [_mark(c, places[name, c.asked[over]], share) for c in known if c.series == name]
+        line = [c for c in known if c.series == name]
+        marks = [replace(_mark(c, places[name, c.asked[over]], share), joint=c.asked[over]) for c in line]
         draw_marks(panel, marks, style[name], joined=True)
 
 
