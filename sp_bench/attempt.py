@@ -74,6 +74,7 @@ class Ended(NamedTuple):
 
     status: str
     reason: str | None
+    median_step_ms: float | None
 
 
 def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[Ended | None, None, None]:
@@ -176,7 +177,7 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
-    return Ended(columns["status"], columns.get("reason"))
+    return Ended(columns["status"], columns.get("reason"), columns.get("median_step_ms"))
 
 
 def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:

@@ -69,7 +69,8 @@ def resume(context: typer.Context) -> None:
         sp-bench resume sweep=smoke seq_len=1024
 
     Each retry is an attempt of its own with its own row, one a call and at most max_attempts=3 with the first. What is
-    ok, oom, incorrect or unsupported would end the same way and is left as it is. Exit codes as of run.
+    ok, oom or incorrect would end the same way and is left as it is; so is what is unsupported, until nothing stands in
+    the trial's way any more. Exit codes as of run.
     """
     _hand_over([*context.args, "resume=true"])
 
@@ -130,6 +131,9 @@ def report(
             built = reports.build(folders, target, options, executor=executor, say=say)
     except OSError as error:
         raise ConfigError(f"no report in {shown(target)}: {shown(error)}") from error
+    for folder in folders:
+        if next(results.committed(folder), None) is None:
+            print(f"{shown(folder)}: no rows")
     for problem in built.problems[:SHOWN]:
         print(problem)
     if more := built.problems[SHOWN:]:

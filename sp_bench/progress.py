@@ -113,7 +113,7 @@ class Progress:
     def enter_phase(self, phase: str) -> None:
         self._phase = phase
 
-    def finish(self, trial: Trial, status: str, reason: str | None) -> None:
+    def finish(self, trial: Trial, status: str, reason: str | None, median_step_ms: float | None = None) -> None:
         elapsed = None
         if trial is self._current:
             elapsed = time.monotonic() - self._since
@@ -121,8 +121,10 @@ class Progress:
             self._current = None
         self.counts[status] += 1
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        why = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
-        self._tell(f"{status}{took}: {self._label(trial)}{why}", STYLES.get(status, "red"))
+        said = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
+        if median_step_ms is not None and status == "ok":
+            said = f": {median_step_ms:.4g} ms a step"
+        self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""

@@ -40,6 +40,13 @@ def test_a_folder_that_is_not_there_is_named(capfd, verb):
     assert refusal(capfd, verb, "nowhere") == "sp-bench: nowhere is not a folder of results"
 
 
+def test_a_report_says_which_folder_has_no_rows(capfd, tmp_path):
+    (tmp_path / "empty").mkdir()
+    code, printed, _ = console(capfd, "report", str(tmp_path / "empty"))
+    assert code == 0
+    assert printed.startswith(f"{tmp_path / 'empty'}: no rows\n")
+
+
 def test_a_report_names_and_skips_what_is_not_a_row(finished, command, tmp_path):
     folder, _, _ = finished
     campaign = tmp_path / "small"

@@ -130,7 +130,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
-        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason)
+        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None)
         assert attempt.refuse(refused, driver) is None  # it has its row
     ((row,), problems) = (results.read(tmp_path)[0].to_pylist(), results.read(tmp_path)[1])
     assert problems == []
