@@ -2,10 +2,8 @@
 
 from functools import partial
 
-import torch
-
-from sp_bench import attribution, correctness, costs, kernels, ledger, methods
-from sp_bench.config import AttentionShape
+from sp_bench import attribution, correctness, costs, kernels, methods
+from sp_bench.attention_step import attention_step, local_inputs
 from sp_bench.cuda_graph import Replay, as_launched
 from sp_bench.measure import Measurement, measure
 from sp_bench.timed_length import check_replay, check_rows
@@ -23,20 +21,9 @@ def run(job: Job) -> Measurement:
 
     shape = config.attention_shape(config.seq_len)
     positions = layout.global_positions(mesh.get_rank() % config.sp_size, config.seq_len)
-    q, k, v, dout = inputs = local_inputs(
-        shape, len(positions), device, config.seed * config.world_size + mesh.get_rank()
-    )
+    inputs = local_inputs(shape, len(positions), device, config.seed * config.world_size + mesh.get_rank())
     backward = config.workload.pass_kind == "forward_backward"
-
-    def step(attention: methods.SequenceParallelAttention) -> list[torch.Tensor]:
-        """output, or output, dq, dk, dv"""
-        if not backward:
-            with torch.no_grad():
-                return [attention(q, k, v)]
-        leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-        out = attention(*leaves)
-        with ledger.phase("backward"):
-            return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+    step = partial(attention_step, inputs, backward=backward)
 
     with method.open(config.method, kernel, shape, mesh) as attention:
         eager = partial(step, attention)
@@ -66,20 +53,3 @@ def run(job: Job) -> Measurement:
         "hardware_flops": forward_flops * (3.5 if backward else 1.0),
     }
     return measurement
-
-
-def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[torch.Tensor]:
-    """This rank's q, k, v, dout, drawn on the device: at the timed length nobody holds the whole sequence."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return [
-        torch.randn(
-            shape.batch_size,
-            local_len,
-            heads,
-            shape.head_dim,
-            generator=generator,
-            device=device,
-            dtype=getattr(torch, shape.dtype),
-        )
-        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
-    ]

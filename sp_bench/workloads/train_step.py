@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sp_bench import correctness, engines, kernels, methods, model_costs, one_process, text, train
+from sp_bench.attention_step import attention_step, local_inputs
 from sp_bench.config import TrialConfig
 from sp_bench.engines import Engine
 from sp_bench.measure import Clock, Measurement, num_steps, release_memory
+from sp_bench.timed_length import check_rows
 from sp_bench.workloads import Incorrect, Job
 
 # The proof keeps the trial's heads, widths, ranks and layout, and cuts its depth: a whole 8B model with its gradients
@@ -88,14 +91,23 @@ def require_finite(loss: list[float], grad_norm: list[float]) -> None:
 
 
 def prove_attention(job: Job) -> dict[str, Any]:
-    """The method's output and gradients at the reduced length, on random inputs; returns row columns."""
+    """The method's output and gradients on random inputs, whole at the reduced length, and of sampled rows at the timed
+    one; returns row columns."""
     config = job.config
     shape = config.attention_shape(train.padded_seq_len(config, _proof_seq_len(config)))
     kernel = kernels.get(config.kernel.name)
     with train.open_attention(config, shape.seq_len, job.mesh) as attention:
-        return correctness.check_attention(
+        columns = correctness.check_attention(
             attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
         )
+    timed = config.attention_shape(train.padded_seq_len(config, config.seq_len))
+    with train.open_attention(config, timed.seq_len, job.mesh) as attention:
+        positions = attention.layout.global_positions(job.mesh.get_rank() % config.sp_size, timed.seq_len)
+        seed = config.seed * config.world_size + job.mesh.get_rank()
+        inputs = local_inputs(timed, len(positions), job.device, seed)
+        step, budget = partial(attention_step, inputs, attention), columns["error_budget"]
+        errors = check_rows(step, inputs, positions, timed, job.mesh, config.seed, budget)
+    return columns | {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors}
 
 
 def prove(job: Job) -> Proof:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from ranks import run
 from torch import Tensor
-from trials import job
+from trials import TRAIN, job
 
 from sp_bench import correctness, kernels, layouts, rings
 from sp_bench.config import (
@@ -29,7 +29,7 @@ from sp_bench.kernels import cpu_flash
 from sp_bench.measure import Measurement
 from sp_bench.methods import SequenceParallelAttention, ulysses
 from sp_bench.record import assemble
-from sp_bench.workloads import Incorrect, attention
+from sp_bench.workloads import Incorrect, attention, train_step
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 PROOF_LEN, SEQ_LEN = 64, 128
@@ -270,3 +270,18 @@ def check_faults(rank: int, sp_size: int) -> None:
 
 def test_each_fault_is_incorrect() -> None:
     run(2, check_faults, 2)
+
+
+def check_training(rank: int) -> None:
+    """A training step has many more places for a fault to hide: its attention is proven at the timed length too."""
+    config = replace(trial(ULYSSES, 2), workload=replace(TRAIN, correctness_seq_len=PROOF_LEN))
+    columns = train_step.prove_attention(job(config))
+    assert columns["correctness_seq_len"] == PROOF_LEN
+    assert set(columns["sampled_grad_error"]) == {"dq", "dk", "dv"}
+    wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, 2))
+    with wrong, pytest.raises(Incorrect, match=f"sampled rows at seq_len={SEQ_LEN}: relative error of dk is "):
+        train_step.prove_attention(job(config))
+
+
+def test_the_attention_of_a_training_step_is_proven_at_the_timed_length() -> None:
+    run(2, check_training)
