@@ -41,10 +41,7 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch
     _require_devices(configs, found, settings)
     trials = plan.plan(configs, settings.replicates, settings.order_seed, len(found.devices) if found else None)
     rows = _rows(trials, campaign)
-    torn = {row for row in rows if row and results.is_torn(campaign.folder, row)}
-    numbers = [next_attempt(row, trial, settings, torn=row in torn) for row, trial in zip(rows, trials, strict=True)]
-    for row in sorted(torn, key=lambda row: row.file_name):
-        print(f"{row.file_name}: torn, so its trial is measured again; the file stays, and readers skip it")
+    numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     if settings.plan_only:
         show_plan(trials, [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)])
         return
@@ -83,15 +80,12 @@ def _require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None
             )
 
 
-def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig, *, torn: bool = False) -> int | None:
+def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig) -> int | None:
     """The number of the attempt to make at a trial, from its latest row; None: none.
 
-    What was refused is asked for again whenever it is not refused any more: a machine may have had too few devices.
-    `torn`: that row's file says nothing any more."""
+    What was refused is asked for again whenever it is not refused any more: a machine may have had too few devices."""
     if latest is None:
         return 0
-    if torn:
-        return latest.attempt + 1
     if latest.status == "unsupported":
         return None if trial.unsupported_reason else latest.attempt + 1
     again = settings.resume and latest.status in RETRIED and latest.attempt + 1 < settings.max_attempts

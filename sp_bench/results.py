@@ -35,7 +35,6 @@ NO_FILE = "not a file"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
 MOST_KEPT_BYTES = 2**18  # of a file that stays open until its part is read
 MAX_VALUES = 2**22  # in one column of a row
-PARQUET = b"PAR1"
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
 _FILE = re.compile(
@@ -91,15 +90,6 @@ def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
 def _row_name(file_name: str) -> RowName | None:
     match = _FILE.fullmatch(file_name)
     return RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"]) if match else None
-
-
-def is_torn(folder: Path, row: RowName) -> bool:
-    """Whether the row's file lacks the mark that one of parquet begins and ends with: copied in part, or damaged."""
-    with suppress(OSError), open(folder / row.file_name, "rb") as file:
-        mark, end = file.read(len(PARQUET)), max(file.seek(0, os.SEEK_END) - len(PARQUET), 0)
-        file.seek(end)
-        return (mark, file.read()) != (PARQUET, PARQUET)
-    return False
 
 
 def is_committed(folder: Path, trial_id: str, env_id: str, attempt: int) -> bool:

@@ -92,21 +92,6 @@ def test_a_second_run_does_nothing(finished):
     assert {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")} == before
 
 
-def test_a_trial_whose_row_is_torn_is_measured_again_and_the_file_stays(command, tmp_path):
-    assert command("run", *SINGLE, "campaign=torn").returncode == 0
-    (row,) = (tmp_path / "results" / "torn").glob("*.parquet")
-    row.write_bytes(row.read_bytes()[:-100])
-    planned = command("plan", *SINGLE, "campaign=torn").stdout
-    assert f"{row.name}: torn, so its trial is measured again" in planned
-    assert "1 trials: 1 to run" in planned
-    again = command("run", *SINGLE, "campaign=torn")
-    assert again.returncode == 0
-    assert "1 ok" in again.stdout
-    names = sorted(path.name for path in row.parent.glob("*.parquet"))
-    assert names == [row.name, row.name.replace("-0-ok", "-1-ok")]
-    assert "1 to run" not in command("plan", *SINGLE, "campaign=torn").stdout
-
-
 def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on(command, tmp_path):
     done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2")
     assert done.returncode == 0, done.stderr
