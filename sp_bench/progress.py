@@ -123,7 +123,7 @@ class Progress:
         took = f" {duration(elapsed)}" if elapsed is not None else ""
         said = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
         if median_step_ms is not None and status == "ok":
-            said = f": {median_step_ms:.4g} ms a step"
+            said = f": {median_step_ms:,.3f} ms a step"
         self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
