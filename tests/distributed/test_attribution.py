@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 from oracle import Case, on_meshes, relative_errors
 from ranks import run
-from test_gate import ULYSSES, ZIGZAG, row, trial
+from test_gate import ULYSSES, ZIGZAG, trial
 from test_methods import method_configs
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
+from trials import row
 
 from sp_bench import exchange, kernels, ledger, methods
 from sp_bench.attribution import NoKernel, arms

@@ -1,13 +1,12 @@
 """The collective workload on real ranks: right content, predicted bytes, a curve; and wrong content is `incorrect`."""
 
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from ranks import here, run, worlds
-from trials import job
+from trials import job, row
 
 from sp_bench import messages
 from sp_bench.config import (
@@ -20,8 +19,6 @@ from sp_bench.config import (
     WorkloadConfig,
 )
 from sp_bench.exchange import Collectives, Message
-from sp_bench.measure import Measurement
-from sp_bench.record import assemble
 from sp_bench.workloads import Incorrect, collective
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
@@ -45,14 +42,6 @@ def trial(method: str, dtype: str) -> TrialConfig:
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         seed=0,
     )
-
-
-def row(config: TrialConfig) -> dict[str, Any]:
-    """What the worker does between init and hand-over."""
-    measurement = collective.run(job(config))
-    gathered: list[Measurement] = [measurement] * config.sp_size
-    dist.all_gather_object(gathered, measurement)
-    return assemble(config, gathered, None, own=True)
 
 
 def check_rows(rank: int) -> None:

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 from ranks import run, worlds
-from test_gate import row
 from test_methods import method_configs
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from trials import row
 
 from sp_bench import correctness, plan
 from sp_bench.config import (

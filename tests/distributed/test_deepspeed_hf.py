@@ -6,10 +6,11 @@ from fractions import Fraction
 import pytest
 from oracle import Case, mesh_of, relative_errors
 from ranks import run, worlds
-from test_gate import row, trial
+from test_gate import trial
 from test_ledger import check, counted
 from test_libraries import needs
 from test_train_step import RECOMPUTED, check_counted_bytes
+from trials import row
 from trials import trial as training_trial
 
 from sp_bench import costs, methods

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from ranks import run
 from torch import Tensor
-from trials import TRAIN, job
+from trials import TRAIN, job, row
 
 from sp_bench import correctness, kernels, layouts, rings
 from sp_bench.config import (
@@ -26,10 +26,8 @@ from sp_bench.config import (
 from sp_bench.exchange import Collectives, Message
 from sp_bench.head_chunks import ChunkedAttention
 from sp_bench.kernels import cpu_flash
-from sp_bench.measure import Measurement
 from sp_bench.methods import SequenceParallelAttention, ulysses
-from sp_bench.record import assemble
-from sp_bench.workloads import Incorrect, attention, train_step
+from sp_bench.workloads import Incorrect, train_step
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 PROOF_LEN, SEQ_LEN = 64, 128
@@ -52,14 +50,6 @@ def trial(method: MethodConfig, sp_size: int, dtype: str = "float32") -> TrialCo
         dtype=dtype,  # pyright: ignore[reportArgumentType]
         seed=0,
     )
-
-
-def row(config: TrialConfig) -> dict[str, Any]:
-    """What the worker does between init and hand-over."""
-    measurement = attention.run(job(config))
-    gathered: list[Measurement] = [measurement] * config.sp_size
-    dist.all_gather_object(gathered, measurement)
-    return assemble(config, gathered, None, own=True)
 
 
 def zero_kernel(q, k, v, *, causal, scale):

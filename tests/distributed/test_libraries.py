@@ -13,8 +13,9 @@ import pytest
 import torch.distributed as dist
 from oracle import Case, mesh_of, on_meshes, relative_errors
 from ranks import here, run, worlds
-from test_gate import row, trial
+from test_gate import trial
 from test_ledger import check, counted
+from trials import row
 
 from sp_bench import methods
 from sp_bench.config import AttentionShape, MethodConfig

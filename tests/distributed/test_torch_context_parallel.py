@@ -13,11 +13,11 @@ import sdpa_stand_in
 import torch
 from oracle import Case, mesh_of, on_meshes, relative_errors
 from ranks import here, run, worlds
-from test_gate import row, trial
+from test_gate import trial
 from test_ledger import check
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
-from trials import TRAIN, job
+from trials import TRAIN, job, row
 from trials import trial as training_trial
 
 from sp_bench import kernels, methods

@@ -3,10 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed as dist
 from ranks import here
 from torch.distributed.device_mesh import init_device_mesh
 
-from sp_bench import methods
+from sp_bench import methods, workloads
 from sp_bench.config import (
     FabricConfig,
     HardwareConfig,
@@ -16,6 +17,8 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
+from sp_bench.measure import Measurement
+from sp_bench.record import assemble
 from sp_bench.workloads import Job
 
 TINY = ModelConfig("tiny", 2, 64, 192, 8, 2, 16, 256, 10000.0, 1e-6, True, False, False)
@@ -58,3 +61,11 @@ def job(config: TrialConfig) -> Job:
     names = ("dp_replicate", "dp_shard", *inner)
     mesh = init_device_mesh(here().type, tuple(sizes[name] for name in names), mesh_dim_names=names)
     return Job(config, mesh, here(), lambda phase: None)
+
+
+def row(config: TrialConfig) -> dict[str, Any]:
+    """What the worker does between init and hand-over."""
+    measurement = workloads.get(config.workload.name).run(job(config))
+    gathered: list[Measurement] = [measurement] * config.world_size
+    dist.all_gather_object(gathered, measurement)
+    return assemble(config, gathered, None, own=True)
