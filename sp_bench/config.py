@@ -25,7 +25,7 @@ class MethodConfig:
     ulysses_degree: int | None = None  # usp: ranks that exchange heads; ring_degree is sp_size / ulysses_degree
     placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp: which group holds adjacent ranks
     dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
-    merge_dtype: Literal["input", "float32"] | None = None  # ring, usp: what partial outputs and dQ are summed in
+    merge_dtype: Literal["input", "float32"] | None = None  # ring, usp: of outputs and dQ between merges
     head_stride: int | None = None  # all_gather: KV heads gathered at a time; None: all at once
     head_chunks: int | None = None  # ulysses: parts of the heads, each exchanged while another is computed; None: 1
     # what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels

@@ -17,7 +17,7 @@ from sp_bench.collectives import by_rows
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Attention
 from sp_bench.layouts import SequenceLayout
-from sp_bench.merging import merge, wide_dtype
+from sp_bench.merging import Part, merge, wide_dtype
 
 
 @dataclass(frozen=True)
@@ -51,27 +51,19 @@ class Gather:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D], lse [B,Hq,s]."""
 
-        def attend(queries: Tensor, kv: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-            return self.kernel.forward(queries, kv[0], kv[1], causal=causal, scale=scale)
+        def attend(run: Run, heads: slice, keys: Tensor, causal: bool) -> Part:
+            part = self.kernel.forward(q[:, run.rows, heads], keys[0], keys[1], causal=causal, scale=scale)
+            return Part(*part, rows=run.rows)
 
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
         for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
             own = kv[:, :, :, kv_heads]
-            diagonals = [
-                attend(q[:, run.rows, q_heads], own[:, :, run.rows], True) if run.diagonal else None for run in runs
-            ]
+            parts = [attend(run, q_heads, own[:, :, run.rows], True) for run in runs if run.diagonal]
             whole = arrive()
-            for run, diagonal in zip(runs, diagonals, strict=True):
-                parts = [diagonal] if diagonal else []
-                if run.gathered:
-                    parts.append(attend(q[:, run.rows, q_heads], whole[:, :, run.gathered], False))
-                (run_out, run_lse), *others = parts
-                if others:
-                    run_out = run_out.to(wide_dtype(q))
-                    merge(run_out, run_lse, *others[0])
-                out[:, run.rows, q_heads], lse[:, q_heads, run.rows] = run_out, run_lse
+            parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
+            merge(parts, out[:, :, q_heads], lse[:, q_heads])
         return out, lse
 
     def backward(
@@ -88,29 +80,37 @@ class Gather:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
-        dq, dkv = torch.zeros_like(q), torch.zeros_like(kv)  # a row of dq has two parts at most: one rounding
+        dq, dkv = torch.empty_like(q), torch.zeros_like(kv)
 
-        def share(rows: slice, heads: slice, keys: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-            """dk and dv of these keys; adds to dq."""
-            at = (slice(None), rows, heads)
-            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, rows])
+        def differentiate(run: Run, heads: slice, keys: Tensor, causal: bool) -> tuple[Part, Tensor, Tensor]:
+            at = (slice(None), run.rows, heads)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, run.rows])
             dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale)
-            dq[at] += dq_part
-            return dk, dv
+            return Part(dq_part, rows=run.rows), dk, dv
 
+        def in_own(run: Run, heads: slice, kv_heads: slice) -> Part:
+            """dq; dk and dv stay on this rank."""
+            part, *own = differentiate(run, heads, kv[:, :, run.rows, kv_heads], True)
+            dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            return part
+
+        diagonals = [run for run in runs if run.diagonal]
         leaving: list[tuple[slice, Message]] = []
         for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
-            for run in runs:
-                if run.diagonal:
-                    own = share(run.rows, q_heads, kv[:, :, run.rows, kv_heads], True)
-                    dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            # the first run's diagonal while KV travels, the others' while dK/dV do
+            parts = [in_own(run, q_heads, kv_heads) for run in diagonals[:1]]
             whole = arrive()
-            shares = [
-                (run.gathered, share(run.rows, q_heads, whole[:, :, run.gathered], False))
+            found = [
+                (run.gathered, *differentiate(run, q_heads, whole[:, :, run.gathered], False))
                 for run in reversed(runs)  # the last run sees most
                 if run.gathered
             ]
+            parts += [part for _, part, *_ in found]
+            shares = [(tokens, dk, dv) for tokens, _, dk, dv in found]
             leaving.append((kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])))
+            del whole, found, shares  # names would keep them during the next kernels
+            parts += [in_own(run, q_heads, kv_heads) for run in diagonals[1:]]
+            merge(parts, dq[:, :, q_heads])
         for kv_heads, message in leaving:
             dkv[:, :, :, kv_heads] += message.wait()
         return dq, dkv[0], dkv[1]
@@ -154,16 +154,16 @@ class Gather:
 
         return arrive
 
-    def _reduce(self, shares: list[tuple[slice, tuple[Tensor, Tensor]]], like: Tensor) -> Message:
+    def _reduce(self, shares: list[tuple[slice, Tensor, Tensor]], like: Tensor) -> Message:
         """Start summing over ranks, in `dkv_dtype`, what this rank found for all tokens' dk and dv: (tokens 0..n, their
-        [B,n,h,D] shares), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
+        dk and dv [B,n,h,D]), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
         sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
         for place in self.places(size * local):
-            found = [share for tokens, share in shares if place.tokens.stop <= tokens.stop]
+            found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
             for which in (0, 1):
                 slot = sent[place.rank, which, :, place.rows]
-                parts = [share[which][:, place.tokens] for share in found]
+                parts = [dkv[which][:, place.tokens] for dkv in found]
                 slot.copy_(parts[0]) if parts else slot.zero_()
                 for other in parts[1:]:
                     slot += other

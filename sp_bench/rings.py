@@ -12,8 +12,10 @@ from torch import Tensor
 
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Attention
-from sp_bench.layouts import Block, LayoutKind, visible_block
-from sp_bench.merging import merge
+from sp_bench.layouts import ALL, Block, LayoutKind, visible_block
+from sp_bench.merging import Part, merge
+
+MERGED_AT_ONCE = 3  # in the kernel's dtype they take no more memory than a wide sum and the part that is added to it
 
 
 @dataclass(frozen=True)
@@ -25,28 +27,31 @@ class Ring:
     transport: Transport
     layout: LayoutKind
     dkv_dtype: torch.dtype  # what dK/dV travel in
-    merge_dtype: torch.dtype  # what partial outputs and dQ are summed in
+    merge_dtype: torch.dtype  # what partial outputs and dQ are kept in between merges
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D], lse [B,Hq,n]."""
 
-        def attend(kv: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+        def attend(kv: Tensor, block: Block) -> Part:
             keys = kv[:, :, block.kv]
-            return self.kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
+            part = self.kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
+            return Part(*part, rows=block.q)
 
         kv = torch.stack((k, v))  # K and V travel as one message: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
         hop = self.transport.shift(kv) if others else None
-        part_out, lse = attend(kv, own)  # every query sees at least itself, so its lse is finite from here on
-        out = part_out.to(self.merge_dtype)
-        del part_out
+        parts = [attend(kv, own)]  # every query sees at least itself
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
             hop = self.transport.shift(held) if left else None
             if block is not None:
-                merge(out[:, block.q], lse[:, :, block.q], *attend(held, block))
-        return out.to(q.dtype), lse
+                parts.append(attend(held, block))
+            if left:
+                parts = self._merged_in_between(parts, q)
+        out, lse = _merged(parts, q, q.dtype)
+        assert lse is not None
+        return out, lse
 
     def backward(
         self,
@@ -62,35 +67,52 @@ class Ring:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D]."""
 
-        def differentiate(kv: Tensor, block: Block) -> tuple[Tensor, Tensor, Tensor]:
-            keys, rows = kv[:, :, block.kv], block.q
-            given = (dout[:, rows], q[:, rows], keys[0], keys[1], out[:, rows], lse[:, :, rows])
-            return self.kernel.backward(*given, causal=block.causal, scale=scale)
+        def differentiate(kv: Tensor, block: Block, heads: Heads) -> tuple[Part, Tensor, Tensor]:
+            keys, at = kv[:, :, block.kv, heads.kv], (slice(None), block.q, heads.queries)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads.queries, block.q])
+            dq, dk, dv = self.kernel.backward(*given, causal=block.causal, scale=scale)
+            return Part(dq, rows=block.q, heads=heads.queries), dk, dv
 
         kv = torch.stack((k, v))
         own, others = self._blocks(q.shape[1], causal)
         hop = self.transport.shift(kv) if others else None
-        dq_part, *dkv = differentiate(kv, own)
-        dq = dq_part.to(self.merge_dtype)
-        home = torch.stack(dkv)  # the own block's dK/dV never travel: R-1 hops bring the others' shares home
+        # some heads of the own block while the first KV travels, the others while the last dK/dV do
+        early, *late = _halves(q.shape[2], k.shape[2]) if others else [Heads(ALL, ALL)]
+        dq_part, *dkv = differentiate(kv, own, early)
+        dq_parts, own_dkv = [dq_part], [dkv]
         del dq_part, dkv  # names would keep them during the next kernel, where memory peaks; so below
         dkv_hop: Message | None = None
         for left, block in _countdown(others):
             assert hop is not None
             held = hop.wait()
             hop = self.transport.shift(held) if left else None
-            parts = differentiate(held, block) if block is not None else None
+            found = differentiate(held, block, Heads(ALL, ALL)) if block is not None else None
             # what the ranks before this one found for the shard at hand, and this rank's share of it
             shares = dkv_hop.wait() if dkv_hop else torch.zeros_like(kv, dtype=self.dkv_dtype)
-            if parts is not None and block is not None:
-                dq[:, block.q] += parts[0]
-                shares[0][:, block.kv] += parts[1]
-                shares[1][:, block.kv] += parts[2]
+            if found is not None and block is not None:
+                shares[0][:, block.kv] += found[1]
+                shares[1][:, block.kv] += found[2]
+                dq_parts.append(found[0])
             dkv_hop = self.transport.shift(shares)
-            del held, parts, shares
+            del held, found, shares
+            if left or late:
+                dq_parts = self._merged_in_between(dq_parts, q)
+        for heads in late:
+            dq_part, *dkv = differentiate(kv, own, heads)
+            dq_parts.append(dq_part)
+            own_dkv.append(dkv)
+        dq, _ = _merged(dq_parts, q, q.dtype)
+        # the own block's dK/dV never travel: R-1 hops bring the others' shares home
+        dk, dv = (torch.cat(shares, dim=2) for shares in zip(*own_dkv, strict=True))
         if dkv_hop:
-            home += dkv_hop.wait()
-        return dq.to(q.dtype), home[0], home[1]
+            arrived = dkv_hop.wait()
+            dk += arrived[0]
+            dv += arrived[1]
+        return dq, dk, dv
+
+    def _merged_in_between(self, parts: list[Part], like: Tensor) -> list[Part]:
+        """One part instead of several, once they are enough."""
+        return [Part(*_merged(parts, like, self.merge_dtype))] if len(parts) == MERGED_AT_ONCE else parts
 
     def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[Block | None]]:
         """What this rank computes of its own shard, and at each step t of that of rank (rank - t) mod R."""
@@ -105,3 +127,28 @@ class Ring:
 def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
     """(blocks left after this one, block)."""
     return zip(range(len(blocks) - 1, -1, -1), blocks, strict=True)
+
+
+@dataclass(frozen=True)
+class Heads:
+    queries: slice
+    kv: slice
+
+
+def _halves(num_heads: int, num_kv_heads: int) -> list[Heads]:
+    """All heads in two parts, none of which reads the other's keys; in one where all read the same."""
+    cut = num_kv_heads // 2
+    if not cut:
+        return [Heads(ALL, ALL)]
+    queries = cut * num_heads // num_kv_heads
+    return [Heads(slice(0, queries), slice(0, cut)), Heads(slice(queries, None), slice(cut, None))]
+
+
+def _merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """Of all rows and heads, as `like` [B,n,H,D]."""
+    if len(parts) == 1 and parts[0].values.dtype == dtype and parts[0].values.shape == like.shape:
+        return parts[0].values, parts[0].lse
+    (first, *_), out = parts, torch.empty_like(like, dtype=dtype)
+    lse = None if first.lse is None else torch.empty_like(first.lse)
+    merge(parts, out, lse)
+    return out, lse

@@ -64,7 +64,7 @@ COLUMNS = (
     Column("variant", TEXT, "", "of an adapter's library: which of its own patterns"),
     Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
     Column("dkv_dtype", TEXT, "", "dK/dV travel in: input | float32; null: no option of ours, or an old library row"),
-    Column("merge_dtype", TEXT, "", "ring, usp: dtype that partial outputs and dQ are summed in"),
+    Column("merge_dtype", TEXT, "", "ring, usp: dtype that outputs and dQ are kept in between merges"),
     Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
     Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
     Column("kernel", TEXT, "", "local attention kernel"),

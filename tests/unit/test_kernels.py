@@ -5,7 +5,7 @@ import torch
 
 from sp_bench import kernels
 from sp_bench.config import AttentionShape
-from sp_bench.merging import merge
+from sp_bench.merging import Part, merge
 from sp_bench.parsing import ConfigError
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
@@ -81,16 +81,14 @@ def test_key_halves_merged_by_lse_are_the_whole(name: str) -> None:
     shape, kernel = AttentionShape(2, 64, 6, 2, 16, False, "float64"), kernels.get(name)
     q, k, v, dout = inputs(shape, "cpu")
     whole, whole_lse = kernel.forward(q, k, v, causal=False, scale=0.25)
-    (out, lse), (other, other_lse) = (
-        kernel.forward(q, k[:, keys], v[:, keys], causal=False, scale=0.25) for keys in (slice(0, 20), slice(20, 64))
-    )
-    merge(out, lse, other, other_lse)
+    out, lse = torch.empty_like(whole), torch.empty_like(whole_lse)
+    halves = (slice(0, 20), slice(20, 64))
+    merge([Part(*kernel.forward(q, k[:, keys], v[:, keys], causal=False, scale=0.25)) for keys in halves], out, lse)
     torch.testing.assert_close(out, whole)
     torch.testing.assert_close(lse, whole_lse)
     # the backward of a part, given the whole's out and lse, is that part's share
     parts = [
-        kernel.backward(dout, q, k[:, keys], v[:, keys], whole, whole_lse, causal=False, scale=0.25)
-        for keys in (slice(0, 20), slice(20, 64))
+        kernel.backward(dout, q, k[:, keys], v[:, keys], whole, whole_lse, causal=False, scale=0.25) for keys in halves
     ]
     dq, dk, dv = kernel.backward(dout, q, k, v, whole, whole_lse, causal=False, scale=0.25)
     torch.testing.assert_close(parts[0][0] + parts[1][0], dq)
