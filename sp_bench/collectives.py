@@ -6,11 +6,12 @@ of all heads, [B, S/P, H, D], or all tokens of its heads, [B, S, H/P, D].
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sp_bench.exchange import Arrival, Transport
+from sp_bench.exchange import Message, Transport
 
 
 def copy_rows(to: Tensor, source: Tensor) -> None:
@@ -38,24 +39,36 @@ def by_rank(tensor: Tensor, size: int) -> Tensor:
     return tensor.unflatten(2, (size, -1))
 
 
-def send_to_heads(tensors: Sequence[Tensor], transport: Transport) -> Arrival:
-    """Start [B, S/P, P, h, D] each -> [B, S, h, D] each, all packed into one; views of one tensor if B = 1."""
-    heads = [t.shape[3] for t in tensors]
-    batch, local, size, _, dim = tensors[0].shape
-    sent = tensors[0].new_empty(size, batch, local, sum(heads), dim)
-    for t, slot in zip(tensors, sent.split_with_sizes(heads, dim=3), strict=True):
-        copy_rows(slot, t.permute(2, 0, 1, 3, 4))  # [B, S/P, P, h, D] -> [P, B, S/P, h, D]: one slice for each rank
-    message = transport.all_to_all([sent])
-    # [P, B, S/P, h, D] -> [B, P*S/P, h, D]: token slices side by side
-    return lambda: list(message.wait().transpose(0, 1).flatten(1, 2).split_with_sizes(heads, dim=2))
+@dataclass(frozen=True)
+class HeadExchange:
+    """One message both ways: tensors on their way to heads, and others on their way to tokens."""
+
+    message: Message
+    heads: Sequence[int]  # of each tensor on its way to heads
+
+    def arrive(self) -> tuple[list[Tensor], list[Tensor]]:
+        """To heads: [B, S, h, D] each, views of one tensor if B = 1. To tokens: [B, S/P, P, h, D] each, strided views,
+        the ranks' heads of one token side by side."""
+        received = list(self.message.wait_all())
+        to_heads: list[Tensor] = []
+        if self.heads:
+            # [P, B, S/P, h, D] -> [B, P*S/P, h, D]: token slices side by side
+            to_heads = list(received.pop(0).transpose(0, 1).flatten(1, 2).split_with_sizes(list(self.heads), dim=2))
+        return to_heads, [t.permute(1, 2, 0, 3, 4) for t in received]
 
 
-def send_to_tokens(tensors: Sequence[Tensor], transport: Transport) -> Arrival:
-    """Start [B, S, h, D] each -> [B, S/P, P, h, D] each: strided views, the ranks' heads of one token side by side."""
+def exchange_heads(to_heads: Sequence[Tensor], to_tokens: Sequence[Tensor], transport: Transport) -> HeadExchange:
+    """Start [B, S/P, P, h, D] each to heads, packed into one, and [B, S, h, D] each to tokens."""
+    heads, sent = [t.shape[3] for t in to_heads], []
+    if to_heads:
+        batch, local, size, _, dim = to_heads[0].shape
+        packed = to_heads[0].new_empty(size, batch, local, sum(heads), dim)
+        for t, slot in zip(to_heads, packed.split_with_sizes(heads, dim=3), strict=True):
+            copy_rows(slot, t.permute(2, 0, 1, 3, 4))  # [B, S/P, P, h, D] -> [P, B, S/P, h, D]: a slice for each rank
+        sent.append(packed)
     # [B, P*S/P, h, D] -> [P, B, S/P, h, D]: token slices first, one for each rank; no copy if B = 1
-    sent = [t.unflatten(1, (transport.group.size(), -1)).transpose(0, 1).contiguous() for t in tensors]
-    message = transport.all_to_all(sent)
-    return lambda: [t.permute(1, 2, 0, 3, 4) for t in message.wait_all()]
+    sent += [t.unflatten(1, (transport.group.size(), -1)).transpose(0, 1).contiguous() for t in to_tokens]
+    return HeadExchange(transport.all_to_all(sent), heads)
 
 
 def replicate_kv_heads(k: Tensor, v: Tensor, size: int) -> tuple[Tensor, Tensor]:

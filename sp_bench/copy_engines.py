@@ -33,21 +33,25 @@ class _Slot:
     views: dict[Any, list[Tensor]] = field(default_factory=dict)
 
     def parts(self, rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The buffer on `rank`, cut into contiguous tensors of the shapes of `tensors`, one after the other."""
-        key = (rank, *(t.shape for t in tensors), tensors[0].dtype)
+        """The buffer on `rank`, cut into contiguous tensors like `tensors`, one after the other."""
+        key = (rank, *((t.shape, t.dtype) for t in tensors))
         if key not in self.views:  # making a view of a peer's memory takes the host a while
-            starts = accumulate((t.numel() for t in tensors), initial=0)
+            starts = accumulate(map(_aligned_bytes, tensors), initial=0)
             self.views[key] = [
-                self.handle.get_buffer(rank, tuple(t.shape), t.dtype, offset)
-                for t, offset in zip(tensors, starts, strict=False)
+                self.handle.get_buffer(rank, tuple(t.shape), t.dtype, start // t.element_size())
+                for t, start in zip(tensors, starts, strict=False)
             ]
         return self.views[key]
 
 
+def _aligned_bytes(tensor: Tensor) -> int:
+    """What a tensor takes of a slot: the next one may be of any dtype."""
+    return -(-ledger.payload(tensor) // 16) * 16
+
+
 @dataclass(frozen=True)
 class CopyEngines:
-    """A Transport. Slots are made at the first message of a size, by all ranks of the group together. Tensors of one
-    message have one dtype."""
+    """A Transport. Slots are made at the first message of a size, by all ranks of the group together."""
 
     group: dist.ProcessGroup
     _slots: dict[int, list[_Slot]] = field(default_factory=dict)
@@ -79,14 +83,15 @@ class CopyEngines:
         """By NCCL: copy engines cannot add."""
         return Collectives(self.group).reduce_scatter(tensor)
 
-    def shift(self, tensor: Tensor) -> Message:
-        received = torch.empty_like(tensor)
+    def shift(self, sent: Sequence[Tensor]) -> Message:
+        received = [torch.empty_like(t) for t in sent]
         previous = (self.group.rank() - 1) % self.group.size()
 
         def pull(slot: _Slot) -> None:
-            received.copy_(slot.parts(previous, [tensor])[0])
+            for part, to in zip(slot.parts(previous, sent), received, strict=True):
+                to.copy_(part)
 
-        return self._start("send", ledger.payload(tensor), [tensor], [received], pull)
+        return self._start("send", sum(map(ledger.payload, sent)), sent, received, pull)
 
     def _peers(self) -> list[int]:
         """Myself first, then one after the other, so that no two ranks pull from one at a time."""
@@ -103,7 +108,7 @@ class CopyEngines:
     ) -> Message:
         def issue() -> list[StreamEvent]:
             ledger.count(op, off_rank_bytes)
-            slot = self._next_slot(sum(map(ledger.payload, sent)), sent[0].device)
+            slot = self._next_slot(sum(map(_aligned_bytes, sent)), sent[0].device)
             stream = side_stream(sent[0].device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):

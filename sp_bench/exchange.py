@@ -21,6 +21,8 @@ from sp_bench import ledger
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+HEAD_START_CYCLES = 20_000  # 10 us: a message behind an event starts within 5
+
 _BESIDE = dist.AllToAllOptions()
 _BESIDE.asyncOp = True  # else NCCL's kernel would go behind the attention kernels, on their stream
 
@@ -50,6 +52,12 @@ class Message:
         (received,) = self.wait_all()
         return received
 
+    def go_first(self) -> None:
+        """What is launched from here on starts behind this message. An attention kernel fills the device and stays to
+        its end: what is ready at the same moment, on whichever rank, would else travel after it, not beside it."""
+        if any(tensor.is_cuda for tensor in self.sent):
+            torch.cuda._sleep(HEAD_START_CYCLES)
+
 
 class Transport(Protocol):
     """The primitives over one group of ranks."""
@@ -69,21 +77,9 @@ class Transport(Protocol):
         """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
         ...
 
-    def shift(self, tensor: Tensor) -> Message:
-        """`tensor` goes to the next rank of the ring; the result is the previous rank's."""
+    def shift(self, sent: Sequence[Tensor]) -> Message:
+        """The tensors go to the next rank of the ring; the results are the previous rank's."""
         ...
-
-
-Arrival = Callable[[], list[Tensor]]  # waits for what was sent, and gives it in the receiver's shape
-
-
-def one_ahead(arrivals: Iterator[Arrival]) -> Iterator[list[Tensor]]:
-    """What arrives, in order; the next is on its way before one is waited for."""
-    coming = next(arrivals)
-    for following in arrivals:
-        yield coming()
-        coming = following
-    yield coming()
 
 
 @dataclass(frozen=True)
@@ -118,14 +114,20 @@ class Collectives:
             lambda: received.copy_(tensor.chunk(size)[self.group.rank()]),
         )
 
-    def shift(self, tensor: Tensor) -> Message:
-        received = torch.empty_like(tensor)
+    def shift(self, sent: Sequence[Tensor]) -> Message:
+        """NCCL moves all tensors in one launch."""
+        received = [torch.empty_like(t) for t in sent]
         rank, size = self.group.rank(), self.group.size()
+        pairs = list(zip(received, sent, strict=True))
         calls = [
-            partial(self.group.send, [tensor], (rank + 1) % size, 0),
-            partial(self.group.recv, [received], (rank - 1) % size, 0),
+            call
+            for to, tensor in pairs
+            for call in (
+                partial(self.group.send, [tensor], (rank + 1) % size, 0),
+                partial(self.group.recv, [to], (rank - 1) % size, 0),
+            )
         ]
-        return start([tensor], [received], partial(self._issue, calls, tensor), lambda: received.copy_(tensor))
+        return start(sent, received, partial(self._issue, calls, sent[0]), lambda: [to.copy_(t) for to, t in pairs])
 
     def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
         """In one launch where the backend can. As torch's own functions do it, but for their checks of each operation:

@@ -5,7 +5,7 @@ B batch, S tokens, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source:
 rank's own KV only is computed while the others' travels; so do the next group of heads and the last one's dK/dV.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
@@ -58,10 +58,13 @@ class Gather:
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
-        for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
+        groups = _head_groups(q, kv, self.head_stride)
+        coming = self.start(kv[:, :, :, groups[0][1]])
+        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
             own = kv[:, :, :, kv_heads]
             parts = [attend(run, q_heads, own[:, :, run.rows], True) for run in runs if run.diagonal]
-            whole = arrive()
+            whole = coming()
+            coming = self.start(kv[:, :, :, following[1]]) if following else coming
             parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
             merge(parts, out[:, :, q_heads], lse[:, q_heads])
         return out, lse
@@ -96,10 +99,13 @@ class Gather:
 
         diagonals = [run for run in runs if run.diagonal]
         leaving: list[tuple[slice, Message]] = []
-        for q_heads, kv_heads, arrive in self._groups_ahead(q, kv):
+        groups = _head_groups(q, kv, self.head_stride)
+        coming = self.start(kv[:, :, :, groups[0][1]])
+        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
             # the first run's diagonal while KV travels, the others' while dK/dV do
             parts = [in_own(run, q_heads, kv_heads) for run in diagonals[:1]]
-            whole = arrive()
+            whole = coming()
+            coming = self.start(kv[:, :, :, following[1]]) if following else coming
             found = [
                 (run.gathered, *differentiate(run, q_heads, whole[:, :, run.gathered], False))
                 for run in reversed(runs)  # the last run sees most
@@ -130,18 +136,10 @@ class Gather:
             return [Run(rows, False, slice(0, seq_len)) for rows, _ in mine]
         return [Run(rows, True, slice(0, run.start) if run.start else None) for rows, run in mine]
 
-    def _groups_ahead(self, q: Tensor, kv: Tensor) -> Iterator[tuple[slice, slice, Callable[[], Tensor]]]:
-        """(query heads, KV heads, what waits for and gives the gathered KV) of each group; the next group's is on its
-        way while this one is computed."""
-        groups = _head_groups(q, kv, self.head_stride)
-        coming = self.start(kv[:, :, :, groups[0][1]])
-        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
-            arrive, coming = coming, self.start(kv[:, :, :, following[1]]) if following else coming
-            yield q_heads, kv_heads, arrive
-
     def start(self, kv: Tensor) -> Callable[[], Tensor]:
         """Start gathering kv [2,B,s,h,D]; the result waits and gives [2,B,S,h,D], tokens in global order."""
         message = self.transport.all_gather(kv.contiguous())
+        message.go_first()
 
         def arrive() -> Tensor:
             by_rank = message.wait().unflatten(0, (-1, 2))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
@@ -167,7 +165,9 @@ class Gather:
                 slot.copy_(parts[0]) if parts else slot.zero_()
                 for other in parts[1:]:
                     slot += other
-        return self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
+        message = self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
+        message.go_first()
+        return message
 
 
 @cache

@@ -5,22 +5,16 @@ B batch, S tokens, P ranks, D head size; a rank computes Hq/P query and Hkv*/P k
 chunk is plain Ulysses. Source: DeepSpeed-Ulysses, arXiv 2309.14509; heads are independent, so any cut of them is exact.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
 
-from sp_bench.collectives import (
-    by_rank,
-    copy_rows,
-    replicate_kv_heads,
-    send_to_heads,
-    send_to_tokens,
-)
+from sp_bench.collectives import by_rank, copy_rows, exchange_heads, replicate_kv_heads
 from sp_bench.differentiable import differentiable
-from sp_bench.exchange import Arrival, Transport, one_ahead
+from sp_bench.exchange import Transport
 from sp_bench.kernels import Attention
 from sp_bench.merging import wide_dtype
 
@@ -56,33 +50,55 @@ class HeadChunks:
             parts.append(Part(slice(chunk * queries, (chunk + 1) * queries), kv_heads, brings_kv))
         return parts
 
+    def computed(
+        self, to_heads: Sequence[Sequence[Tensor]], compute: Callable[[list[Tensor]], Sequence[Tensor]]
+    ) -> Iterator[list[Tensor]]:
+        """`compute` of each chunk's tensors, by heads; gives the results, by tokens, as they come home.
+
+        While a chunk is computed, the next one's tensors and the last one's results travel as one message: a second,
+        behind it, would find the device full."""
+        results: Sequence[Tensor] = []
+        home: list[list[Tensor]] = []
+        coming = exchange_heads(to_heads[0], [], self.transport)
+        for following in [*to_heads[1:], []]:
+            beside = exchange_heads(following, results, self.transport) if following or results else None
+            arrived, returned = coming.arrive()
+            home += [returned] if returned else []
+            if beside:
+                beside.message.go_first()
+            results = compute(arrived)
+            del arrived
+            coming = beside or coming
+        last = exchange_heads([], results, self.transport)
+        under_way = [coming, last] if len(to_heads) > 1 else [last]
+        return chain(home, (exchange.arrive()[1] for exchange in under_way))
+
 
 class ChunkedAttention(torch.autograd.Function):
     """q [B,S/P,Hq,D], k and v [B,S/P,Hkv*,D] -> [B,S/P,Hq,D]. What is saved is [B,S,h,D] of this rank's heads."""
 
     @staticmethod
     def forward(ctx, chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
-        size, transport = chunks.transport.group.size(), chunks.transport
+        size = chunks.transport.group.size()
         q, k, v = (by_rank(t, size) for t in (q, k, v))
         parts = chunks.parts(q.shape[3], k.shape[3])
-
-        def send(part: Part) -> Arrival:
-            wanted = [q[:, :, :, part.queries]]
-            if part.brings_kv:
-                wanted += [k[:, :, :, part.kv], v[:, :, :, part.kv]]
-            return send_to_heads(wanted, transport)
-
-        out = torch.empty_like(q)
         saved: list[Tensor] = []
-        leaving: list[Arrival] = []
-        k_part = v_part = q
-        for q_part, *kv in one_ahead(map(send, parts)):
-            k_part, v_part = kv or (k_part, v_part)
-            part_out, lse = chunks.attention.forward(q_part, k_part, v_part, causal=chunks.causal, scale=chunks.scale)
-            leaving.append(send_to_tokens([part_out], transport))
-            saved += [q_part, k_part, v_part, part_out, lse]
-        for part, arrival in zip(parts, leaving, strict=True):
-            copy_rows(out[:, :, :, part.queries], *arrival())
+        kv_at_hand: list[Tensor] = []
+
+        def attend(arrived: list[Tensor]) -> Sequence[Tensor]:
+            q_part, *kv = arrived
+            kv_at_hand[:] = kv or kv_at_hand
+            part_out, lse = chunks.attention.forward(q_part, *kv_at_hand, causal=chunks.causal, scale=chunks.scale)
+            saved.extend([q_part, *kv_at_hand, part_out, lse])
+            return [part_out]
+
+        to_heads = [
+            [q[:, :, :, part.queries], *(t[:, :, :, part.kv] for t in (k, v) if part.brings_kv)] for part in parts
+        ]
+        arrivals = chunks.computed(to_heads, attend)
+        out = torch.empty_like(q)
+        for part, (part_out,) in zip(parts, arrivals, strict=True):
+            copy_rows(out[:, :, :, part.queries], part_out)
         ctx.chunks, ctx.parts, ctx.kv_shape = chunks, parts, k.shape
         ctx.save_for_backward(*saved)
         return out.flatten(2, 3)
@@ -91,22 +107,22 @@ class ChunkedAttention(torch.autograd.Function):
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
         parts: list[Part] = ctx.parts
-        transport, saved = chunks.transport, iter(ctx.saved_tensors)
-        dout = by_rank(dout, transport.group.size())
-        leaving: list[Arrival] = []
+        saved, followings = iter(ctx.saved_tensors), iter([*parts[1:], None])
         shared: list[Tensor] = []  # dk and dv, in fp32, of heads that the next part reads too
-        arrivals = one_ahead(send_to_heads([dout[:, :, :, part.queries]], transport) for part in parts)
-        for following, (dout_part,) in zip([*parts[1:], None], arrivals, strict=True):
-            tensors = itertools.islice(saved, 5)
-            dq, *dkv = chunks.attention.backward(dout_part, *tensors, causal=chunks.causal, scale=chunks.scale)
+
+        def differentiate(arrived: list[Tensor]) -> Sequence[Tensor]:
+            tensors, following = islice(saved, 5), next(followings)
+            dq, *dkv = chunks.attention.backward(*arrived, *tensors, causal=chunks.causal, scale=chunks.scale)
             if shared:
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
             ends_kv = following is None or following.brings_kv
-            shared = [] if ends_kv else [t.to(wide_dtype(dq)) for t in dkv]
-            leaving.append(send_to_tokens([dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq], transport))
+            shared[:] = [] if ends_kv else [t.to(wide_dtype(dq)) for t in dkv]
+            return [dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq]
+
+        dout = by_rank(dout, chunks.transport.group.size())
+        arrivals = chunks.computed([[dout[:, :, :, part.queries]] for part in parts], differentiate)
         dq, dk, dv = torch.empty_like(dout), dout.new_empty(ctx.kv_shape), dout.new_empty(ctx.kv_shape)
-        for part, arrival in zip(parts, leaving, strict=True):
-            dq_part, *dkv = arrival()
+        for part, (dq_part, *dkv) in zip(parts, arrivals, strict=True):
             copy_rows(dq[:, :, :, part.queries], dq_part)
             for whole, share in zip((dk, dv), dkv, strict=False):
                 copy_rows(whole[:, :, :, part.kv], share)

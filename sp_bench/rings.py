@@ -37,14 +37,13 @@ class Ring:
             part = self.kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
             return Part(*part, rows=block.q)
 
-        kv = torch.stack((k, v))  # K and V travel as one message: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
+        held = torch.stack((k, v))  # K and V travel as one message: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
-        hop = self.transport.shift(kv) if others else None
-        parts = [attend(kv, own)]  # every query sees at least itself
+        hop = self._shift([held] if others else [])
+        parts = [attend(held, own)]  # every query sees at least itself
         for left, block in _countdown(others):
-            assert hop is not None
-            held = hop.wait()
-            hop = self.transport.shift(held) if left else None
+            (held,) = hop.wait_all()
+            hop = self._shift([held] if left else [])
             if block is not None:
                 parts.append(attend(held, block))
             if left:
@@ -75,28 +74,28 @@ class Ring:
 
         kv = torch.stack((k, v))
         own, others = self._blocks(q.shape[1], causal)
-        hop = self.transport.shift(kv) if others else None
+        hop = self._shift([kv] if others else [])
         # some heads of the own block while the first KV travels, the others while the last dK/dV do
         early, *late = _halves(q.shape[2], k.shape[2]) if others else [Heads(ALL, ALL)]
         dq_part, *dkv = differentiate(kv, own, early)
         dq_parts, own_dkv = [dq_part], [dkv]
         del dq_part, dkv  # names would keep them during the next kernel, where memory peaks; so below
-        dkv_hop: Message | None = None
+        held = list(hop.wait_all())
+        shares: list[Tensor] = []  # dK/dV of the shard at hand: what the ranks before this one found, and this one
         for left, block in _countdown(others):
-            assert hop is not None
-            held = hop.wait()
-            hop = self.transport.shift(held) if left else None
-            found = differentiate(held, block, Heads(ALL, ALL)) if block is not None else None
-            # what the ranks before this one found for the shard at hand, and this rank's share of it
-            shares = dkv_hop.wait() if dkv_hop else torch.zeros_like(kv, dtype=self.dkv_dtype)
+            # as one message: behind the first, a second would find the device filled by the kernel
+            hop = self._shift([*(held if left else []), *shares])
+            found = differentiate(held[0], block, Heads(ALL, ALL)) if block is not None else None
+            *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
             if found is not None and block is not None:
-                shares[0][:, block.kv] += found[1]
-                shares[1][:, block.kv] += found[2]
+                arrived[0][:, block.kv] += found[1]
+                arrived[1][:, block.kv] += found[2]
                 dq_parts.append(found[0])
-            dkv_hop = self.transport.shift(shares)
-            del held, found, shares
+            shares = [arrived]
+            del found, arrived
             if left or late:
                 dq_parts = self._merged_in_between(dq_parts, q)
+        hop = self._shift(shares)
         for heads in late:
             dq_part, *dkv = differentiate(kv, own, heads)
             dq_parts.append(dq_part)
@@ -104,11 +103,18 @@ class Ring:
         dq, _ = _merged(dq_parts, q, q.dtype)
         # the own block's dK/dV never travel: R-1 hops bring the others' shares home
         dk, dv = (torch.cat(shares, dim=2) for shares in zip(*own_dkv, strict=True))
-        if dkv_hop:
-            arrived = dkv_hop.wait()
+        for arrived in hop.wait_all():
             dk += arrived[0]
             dv += arrived[1]
         return dq, dk, dv
+
+    def _shift(self, tensors: list[Tensor]) -> Message:
+        """On their way before the kernel that is launched next; nothing sends nothing."""
+        if not tensors:
+            return Message((), (), ())
+        hop = self.transport.shift(tensors)
+        hop.go_first()
+        return hop
 
     def _merged_in_between(self, parts: list[Part], like: Tensor) -> list[Part]:
         """One part instead of several, once they are enough."""

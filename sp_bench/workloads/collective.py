@@ -64,7 +64,7 @@ def _step(job: Job, size: MessageSize) -> Step:
         return lambda: transport.all_to_all([sent]).wait()
     sent = stamped(job, size, rank, 0)
     if method == "ring":
-        return lambda: transport.shift(sent).wait()
+        return lambda: transport.shift([sent]).wait()
     return lambda: transport.all_gather(sent).wait()
 
 

@@ -21,11 +21,11 @@ def world() -> Collectives:
 
 def head_exchange() -> torch.Tensor:
     qkv = [collectives.by_rank(torch.ones(SHAPE), 2) for _ in range(3)]
-    return collectives.send_to_heads(qkv, world())()[0]
+    return collectives.exchange_heads(qkv, [], world()).arrive()[0][0]
 
 
 def ring_hop() -> torch.Tensor:
-    return world().shift(torch.ones(2, *SHAPE)).wait()
+    return world().shift([torch.ones(2, *SHAPE)]).wait()
 
 
 def kv_gather() -> torch.Tensor:

@@ -34,7 +34,8 @@ def messages(transport: Transport, tensor: Tensor) -> Iterator[Message]:
     yield transport.all_to_all([tensor, tensor[:, :1].contiguous()])
     yield transport.all_gather(tensor)
     yield transport.reduce_scatter(tensor)
-    yield transport.shift(tensor)
+    yield transport.shift([tensor])
+    yield transport.shift([tensor, tensor[:1].float()])
 
 
 def check_primitives(rank: int, size: int) -> None:
@@ -48,7 +49,7 @@ def check_primitives(rank: int, size: int) -> None:
         assert [[t.shape for t in received] for received in copied] == sent
         assert all((t == rank).all() for received in copied for t in received), "only what this rank itself sends"
     with Ledger() as book:
-        Collectives(group).shift(mine).wait()
+        Collectives(group).shift([mine]).wait()
     assert book.counts, "afterwards messages travel again"
 
 

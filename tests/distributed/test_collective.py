@@ -85,18 +85,18 @@ def wrong_last_element(self, tensor):
     return Message([tensor], [gathered], [])
 
 
-def backward_shift(self, tensor):
+def backward_shift(self, sent):
     """The next rank's content arrives where the previous rank's belongs."""
-    received = tensor
+    received = sent
     for _ in range(self.group.size() - 1):
-        received = right_shift(self, received).wait()
-    return Message([tensor], [received], [])
+        received = right_shift(self, received).wait_all()
+    return Message(sent, received, [])
 
 
-def chatty_shift(self, tensor):
+def chatty_shift(self, sent):
     """Right, but twice the bytes."""
-    right_shift(self, tensor).wait()
-    return right_shift(self, tensor)
+    right_shift(self, sent).wait_all()
+    return right_shift(self, sent)
 
 
 right_shift, right_all_gather, right_all_to_all = Collectives.shift, Collectives.all_gather, Collectives.all_to_all

@@ -83,10 +83,10 @@ def scaled_dv(ctx, dout):
     return none, dq, dk, dv / dist.get_world_size()
 
 
-def chatty_shift(transport, tensor):
+def chatty_shift(transport, sent):
     """Right, but a hop more than the closed form says: the bytes must give it away."""
-    right_shift(transport, tensor).wait()
-    return right_shift(transport, tensor)
+    right_shift(transport, sent).wait_all()
+    return right_shift(transport, sent)
 
 
 def dropped_merge(parts, out, lse=None) -> None:

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_bench import copy_engines, costs, kernels, ledger
-from sp_bench.collectives import by_rank, copy_rows, replicate_kv_heads, send_to_heads
+from sp_bench.collectives import by_rank, copy_rows, exchange_heads, replicate_kv_heads
 from sp_bench.config import AttentionShape
 from sp_bench.copy_engines import CopyEngines
-from sp_bench.exchange import Message, Transport, one_ahead
+from sp_bench.exchange import Message, Transport
 from sp_bench.gathers import Gather
 from sp_bench.head_chunks import ChunkedAttention, HeadChunks
 from sp_bench.layouts import SequenceLayout
@@ -74,24 +74,30 @@ def test_ranks_side_by_side_share_a_kv_head(size: int, of_ranks: list[int]) -> N
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_one_message_is_on_its_way_before_another_is_waited_for(count: int) -> None:
+def test_while_a_chunk_is_computed_one_message_brings_the_next_and_takes_the_last_home(count: int) -> None:
     log: list[str] = []
 
-    def send(index: int) -> Callable[[], list[Tensor]]:
-        def arrive() -> list[Tensor]:
-            log.append(f"wait {index}")
-            return [torch.tensor(index)]
+    def all_to_all(sent: Sequence[Tensor]) -> Message:
+        names = [f"{'qk'[int(t.flatten()[0]) // 10]}{int(t.flatten()[0]) % 10}" for t in sent]
+        log.append(f"send {' '.join(names)}")
+        return Message(sent, sent, [SimpleNamespace(wait=lambda: log.append(f"wait {' '.join(names)}"))])
 
-        log.append(f"start {index}")
-        return arrive
+    def compute(arrived: list[Tensor]) -> list[Tensor]:
+        log.append(f"compute {int(arrived[0].flatten()[0])}")
+        return [arrived[0] + 10]
 
-    for (tensor,) in one_ahead(map(send, range(count))):
-        log.append(f"compute {int(tensor)}")
-    expected = ["start 0"]
-    for index in range(count):
-        expected += [f"start {index + 1}"] if index + 1 < count else []
-        expected += [f"wait {index}", f"compute {index}"]
-    assert log == expected
+    transport = SimpleNamespace(group=SimpleNamespace(rank=lambda: 0, size=lambda: 1), all_to_all=all_to_all)
+    chunks = HeadChunks(kernels.get("math"), cast(Transport, transport), True, 1.0, count)
+    to_heads = [[torch.full((1, 1, 1, 1, 1), chunk)] for chunk in range(count)]
+    home = [int(result) - 10 for (result,) in chunks.computed(to_heads, compute)]
+    assert home == list(range(count))
+    expected = ["send q0"]
+    for chunk in range(count):
+        beside = " ".join([f"q{chunk + 1}"] * (chunk + 1 < count) + [f"k{chunk - 1}"] * (chunk > 0))
+        before = " ".join([f"q{chunk}"] + [f"k{chunk - 2}"] * (chunk > 1))
+        expected += [f"send {beside}"] * bool(beside) + [f"wait {before}", f"compute {chunk}"]
+    last = f"k{count - 1}"
+    assert log == [*expected, f"send {last}", *[f"wait k{count - 2}"] * (count > 1), f"wait {last}"]
 
 
 def test_a_message_that_has_arrived_holds_no_memory() -> None:
@@ -114,11 +120,11 @@ def test_a_message_that_has_arrived_holds_no_memory() -> None:
 
     transport = cast(Transport, Loopback())
     grouped = by_rank(torch.randn(2, 4, 6, 8), 2)  # two sequences, so that what arrives is put in another order
-    exchange = send_to_heads([grouped, grouped], transport)
+    exchange = exchange_heads([grouped, grouped], [], transport)
     gather = Gather(kernels.get("math"), transport, SequenceLayout("zigzag", ring_degree=2), 1, torch.float32)
     gathering = gather.start(torch.randn(2, 2, 4, 3, 8)[:, :, :, 1:])
     assert all(ref() is not None for ref in alive)
-    arrived = [exchange(), gathering()]
+    arrived = [exchange.arrive(), gathering()]
     assert [ref() for ref in alive] == [None] * 4
     assert arrived
 
@@ -296,7 +302,8 @@ def exchanges(rank: int, transport: CopyEngines) -> list[Tensor]:
         mine = torch.stack([stamp(step, rank, to) for to in range(transport.group.size())])
         received += transport.all_to_all([mine, mine[:, 1:].contiguous()]).wait_all()
         received.append(transport.all_to_all([mine]).wait())
-        received.append(transport.shift(-mine).wait())
+        received.append(transport.shift([-mine]).wait())
+        received += transport.shift([mine[:1, :1, :3].contiguous(), mine.double()]).wait_all()
         received.append(transport.all_gather(mine[0]).wait())
     return received
 
@@ -307,7 +314,8 @@ def expected(rank: int, size: int) -> list[Tensor]:
         from_all = torch.stack([stamp(step, sender, rank) for sender in range(size)])
         from_previous = -torch.stack([stamp(step, (rank - 1) % size, to) for to in range(size)])
         gathered = torch.cat([stamp(step, sender, 0) for sender in range(size)])
-        tensors += [from_all, from_all[:, 1:], from_all, from_previous, gathered]
+        of_two_dtypes = [-from_previous[:1, :1, :3], -from_previous.double()]
+        tensors += [from_all, from_all[:, 1:], from_all, from_previous, *of_two_dtypes, gathered]
     return tensors
 
 
@@ -328,10 +336,10 @@ def test_slots_are_made_once_and_then_take_turns(make_host) -> None:
     host = make_host(2, 0)
 
     def many(rank: int, transport: CopyEngines) -> list[Tensor]:
-        return [transport.shift(torch.ones(7)).wait() for _ in range(5)] + [transport.shift(torch.ones(8)).wait()]
+        return [transport.shift([torch.ones(n)]).wait() for n in (8, 8, 8, 8, 8, 12)]
 
     host.run(many)
-    assert [[len(buffer) for buffer in made] for made in host.buffers] == [[28, 28, 32]] * 2
+    assert [[len(buffer) for buffer in made] for made in host.buffers] == [[32, 32, 48]] * 2
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

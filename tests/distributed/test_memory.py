@@ -1,0 +1,70 @@
+"""What a method holds while a kernel runs, where memory peaks: nothing of what it has merged or sent home."""
+
+import gc
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from oracle import mesh_of
+from ranks import run
+
+from sp_bench import kernels, methods
+from sp_bench.config import AttentionShape, MethodConfig
+
+
+def held_bytes() -> int:
+    storages = [x.untyped_storage() for x in gc.get_objects() if type(x) is torch.Tensor]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[float]]:
+    """What a step on 4 ranks holds as each of its kernels begins, beside its inputs, in units of a rank's queries."""
+    method, math = methods.get(config.name), kernels.get("math")
+    local = (shape.batch_size, shape.seq_len // 4)
+    held: dict[str, list[int]] = {"forward": [], "backward": []}
+
+    def watched(pass_kind: str) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            held[pass_kind].append(held_bytes())
+            return getattr(math, pass_kind)(*args, **kwargs)
+
+        return call
+
+    watching = SimpleNamespace(CUDA_KERNELS=None, unsupported_reason=math.unsupported_reason)
+    watching.forward, watching.backward = watched("forward"), watched("backward")
+    qkv = [
+        torch.randn(*local, heads, shape.head_dim, dtype=torch.bfloat16, requires_grad=True)
+        for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
+    ]
+    mesh = mesh_of(method.layout(config, 4))
+    with method.open(config, cast("kernels.Kernel", watching), shape, mesh) as attention:
+        before = held_bytes()
+        out = attention(*qkv)
+        torch.autograd.grad(out, qkv, torch.ones_like(out))
+    return {name: [(size - before) / qkv[0].nbytes for size in sizes] for name, sizes in held.items()}
+
+
+def check_ring(rank: int) -> None:
+    config = MethodConfig("ring", "zigzag", dkv_dtype="input", merge_dtype="float32")
+    queries = held_queries(config, AttentionShape(1, 1024, 8, 2, 64, True, "bfloat16"))
+    assert [len(sizes) for sizes in queries.values()] == [4, 5]
+    # two shards of KV, the one at hand and the one under way, are one of queries; partial sums in float32 are two
+    assert max(queries["forward"]) < 1 + 2 + 0.6, queries
+    assert max(queries["backward"]) < queries["backward"][0] + 1 + 2 + 1, queries  # and dK/dV: at home, under way
+
+
+def test_while_a_kernel_runs_the_ring_holds_no_result_that_it_has_merged() -> None:
+    run(4, check_ring)
+
+
+def check_ulysses(rank: int) -> None:
+    shape = AttentionShape(1, 1024, 32, 16, 64, True, "bfloat16")
+    whole, chunks = (held_queries(MethodConfig("ulysses", "contiguous", head_chunks=n), shape) for n in (1, 4))
+    assert [len(sizes) for sizes in chunks.values()] == [4, 4]
+    # of one chunk: Q, K and V that come, and the output that leaves, each where it is sent from and where it arrives
+    assert max(chunks["forward"]) < max(whole["forward"]) + 6 / 4 + 0.1, (whole, chunks)
+    assert max(chunks["backward"]) < max(whole["backward"]) + 6 / 4, (whole, chunks)
+
+
+def test_chunks_of_heads_hold_what_two_of_them_have_under_way_and_not_all_that_came_home() -> None:
+    run(4, check_ulysses)
