@@ -1,8 +1,9 @@
 """What bytes over measured bandwidth predict of a step, and which cells answer the same question on several fabrics.
 
-A step is predicted as a + max(compute, h): a is the time of the bytes that move by all-to-all, which is taken to hide
-behind nothing; h is that of all other bytes, taken to hide behind compute as far as that is long. Each is predicted
-bytes / the bandwidth measured for the primitive on the same fabric and number of ranks; latency is left out.
+A step is predicted as a + max(compute, h): a is the time of the bytes taken to hide behind nothing, those that move by
+all-to-all or, in c chunks of heads, one c-th of them: the first on the way there and the last on the way back; h is
+that of all other bytes, taken to hide behind compute as far as that is long. Each is predicted bytes / the bandwidth
+measured for the primitive on the same fabric and number of ranks; latency is left out.
 
 Measured bandwidth is that of the largest message, hundreds of MiB as those of attention are. That of the line through
 all sizes is higher: where the small ones wait for the host, it can be more than the links carry.
@@ -38,8 +39,8 @@ class Point:
     cell: Cell
     primitive: str  # the slowest of the method's primitives: its bandwidth is the place on the axis
     bandwidth: Bandwidth
-    all_to_all_ms: float
-    other_ms: float
+    exposed_ms: float  # of the bytes that hide behind nothing
+    hidden_ms: float  # of those that hide behind compute
     compute_ms: float = 0.0
     calibrates: bool = False  # compute_ms was taken from this very step
     calibrated_on: str | None = None  # the fabric whose step gave compute_ms; None: the compute-only arm did
@@ -51,11 +52,11 @@ class Point:
     @property
     def communication_ms(self) -> float:
         """Bytes over bandwidth."""
-        return self.all_to_all_ms + self.other_ms
+        return self.exposed_ms + self.hidden_ms
 
     @property
     def predicted_ms(self) -> float:
-        return self.all_to_all_ms + max(self.compute_ms, self.other_ms)
+        return self.exposed_ms + max(self.compute_ms, self.hidden_ms)
 
     @property
     def measured_ms(self) -> float:
@@ -146,8 +147,8 @@ def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     used = {op: known[*where, name] for op, name in names.items()}
     slowest = min(names, key=lambda op: used[op].bytes_per_s)
     ms = {op: 1e3 * size / used[op].bytes_per_s for op, size in sent.items()}
-    exchange_ms = ms.get("all_to_all", 0.0)
-    return Point(cell, names[slowest], used[slowest], exchange_ms, sum(ms.values()) - exchange_ms)
+    exposed_ms = ms.get("all_to_all", 0.0) / (cell.asked["head_chunks"] or 1)
+    return Point(cell, names[slowest], used[slowest], exposed_ms, sum(ms.values()) - exposed_ms)
 
 
 def _predicted_by_op(cell: Cell) -> dict[str, float]:
@@ -161,7 +162,7 @@ def _predicted_by_op(cell: Cell) -> dict[str, float]:
 
 def _with_compute(points: Sequence[Point]) -> list[Point]:
     """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else its step on the
-    fastest fabric, less the all-to-all that the model adds. The model is then exact there by construction."""
+    fastest fabric, less what the model adds. The model is then exact there by construction."""
     made = []
     for point in points:
         same = sorted(
@@ -172,6 +173,6 @@ def _with_compute(points: Sequence[Point]) -> list[Point]:
         if arms:
             made.append(replace(point, compute_ms=arms[0]))
             continue
-        compute_ms = max(0.0, same[0].measured_ms - same[0].all_to_all_ms)
+        compute_ms = max(0.0, same[0].measured_ms - same[0].exposed_ms)
         made.append(replace(point, compute_ms=compute_ms, calibrates=point is same[0], calibrated_on=same[0].fabric))
     return made

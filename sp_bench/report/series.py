@@ -27,7 +27,8 @@ _SETTING = [
 ]
 _TRAINING = ("engine", "activation_checkpointing", "loss_tile_tokens")  # said wherever a model takes steps
 _OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
-_UNSAID = {"head_chunks": 1}  # what a method does without the option: beside another value, its name is the plain one
+# What a method does without the option: beside another value, its name is the plain one.
+_UNSAID = {"head_chunks": 1, "head_stride": "all"}
 _CODE = ("kernel", "implementation")  # of the options, those that no line may mix, on whatever number of ranks
 _TRANSPORT = "method.exchange"
 _ENGINE = ("engine", "engine.name")  # of the config: what runs the model, where that can be chosen

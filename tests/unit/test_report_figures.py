@@ -93,6 +93,12 @@ def test_options_come_after_copy_engines_and_are_told_apart_over_both_transports
     }
 
 
+def test_what_a_method_does_without_an_option_is_its_plain_name(tmp_path: Path) -> None:
+    gather = {"method": "all_gather", "layout": "zigzag", "sp_size": 8, "ring_degree": 8}
+    rows = [row(**gather, head_stride=n, config=config("all_gather", head_stride=n)) for n in (None, 4)]
+    assert names(rows, tmp_path) == {"all_gather zigzag", "all_gather zigzag head_stride=4"}
+
+
 def test_a_message_alone_says_copy_engines_once(tmp_path: Path) -> None:
     rows = [collective("nvlink", "all_to_all by copy engines", 300, config=config("ulysses", "copy_engines"))]
     assert names(rows, tmp_path) == {"all_to_all by copy engines"}

@@ -161,8 +161,8 @@ def _prediction(panel: Axes, points: Sequence[Point], look: Style) -> None:
     def over(values: Sequence[float]) -> np.ndarray:
         return np.interp(np.log(fine), np.log(xs), np.multiply(values, xs)) / fine
 
-    exchange, other = over([p.all_to_all_ms for p in known]), over([p.other_ms for p in known])
-    predicted = exchange + np.maximum(known[0].compute_ms, other)
+    exposed, hidden = over([p.exposed_ms for p in known]), over([p.hidden_ms for p in known])
+    predicted = exposed + np.maximum(known[0].compute_ms, hidden)
     panel.plot(fine, predicted, lw=0.9, alpha=0.8, **look.line)
 
 
