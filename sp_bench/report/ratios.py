@@ -27,13 +27,16 @@ class PairedRatio:
 
     @property
     def words(self) -> str:
-        """1.25x [1.22, 1.27], with a third decimal near 1 and below, and so many that no bound is printed as 1."""
-        bounds = self.interval.low, self.interval.high
-        near = min(abs(bound - 1) for bound in bounds) < 0.005
-        digits = 3 if near or self.ratio < 1.05 else 2
-        while digits < MAX_DIGITS and any(bound != 1 and round(bound, digits) == 1 for bound in bounds):
+        """1.25x [1.22, 1.27], with a third decimal near 1 and below."""
+        near = min(abs(bound - 1) for bound in (self.interval.low, self.interval.high)) < 0.005
+        return "x ".join(self.rounded(3 if near or self.ratio < 1.05 else 2))
+
+    def rounded(self, digits: int) -> tuple[str, str]:
+        """The ratio, and its interval in brackets, with so many decimals, or as many that no bound is printed as 1."""
+        low, high = self.interval.low, self.interval.high
+        while digits < MAX_DIGITS and any(bound != 1 and round(bound, digits) == 1 for bound in (low, high)):
             digits += 1  # a bound printed as 1 could lie on either side of it
-        return f"{self.ratio:.{digits}f}x [{self.interval.low:.{digits}f}, {self.interval.high:.{digits}f}]"
+        return f"{self.ratio:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]"
 
     @property
     def pairing(self) -> str:

@@ -373,7 +373,7 @@ def test_a_page_of_thousands_of_cells_has_every_row_and_leaves_room_for_its_figu
     monkeypatch.setattr("sp_bench.report.page.sections.MAX_LINES", 30)
     rows = many(100)
     page = page_of(rows)
-    assert len(page.html) - len(page_of(rows[:50]).html) < 50 * 750  # 5,000 rows of 5,000 cells: below 4 MB
+    assert len(page.html) - len(page_of(rows[:50]).html) < 50 * 770  # 5,000 rows of 5,000 cells: below 4 MB
     assert all(str(made["trial_id"]) in page.html for made in rows)
     assert "a line of a table links by its first entry" in page.text
     assert "The last 30 of 100 lines; the rows hold the others." in page.text

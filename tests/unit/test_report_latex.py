@@ -38,6 +38,9 @@ def tables() -> list[PaperTable]:
             for r in range(6)
         ]
         rows.append(row(layout=name, seq_len=4096, status="oom", reason=name))
+        rows.append(row(method="single", kernel=name, sp_size=1, ring_degree=1, num_heads=4, num_kv_heads=2))
+        library = {"method": "ring_flash_attn", "implementation": name, "layout": "zigzag"}
+        rows += [row(**library, kernel=name), row(layout="zigzag", kernel=name)]
     gpus = {"sp_size": 4, "ulysses_degree": 4, "ring_degree": 1, "method": "ulysses", "num_layers": 36}
     qwen = gpus | {"workload": "train_step", "pass_kind": "step", "model": "qwen3_4b", "kernel": HOSTILE[0]}
     rows += [row(seq_len=32768, **qwen), row(seq_len=131072, status="oom", **qwen)]
@@ -67,7 +70,9 @@ def test_all_kinds_of_tables_compile_in_one_stock_document(tables: list[PaperTab
         if subprocess.run([find, package], capture_output=True, check=False).returncode:
             pytest.skip(f"{package} is not installed (Debian: texlive-latex-recommended texlive-science)")
     kinds = {table.kind for table in tables}
-    assert kinds == {"throughput", "memory", "max_context", "communication", "published"}
+    assert kinds == {
+        *("throughput", "step_time", "share", "rivals", "memory", "max_context", "communication", "published")
+    }
     for table in tables:
         (tmp_path / f"{table.stem}.tex").write_text(latex(table), "utf-8")
     inputs = [f"\\input{{{table.stem}}}" for table in tables]

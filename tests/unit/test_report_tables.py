@@ -111,6 +111,46 @@ def test_a_capped_device_and_an_offloaded_optimizer_have_tables_of_their_own_tha
             assert shown[-2:] == ["98,304", "131,072"] if kind == "max_context" else shown[-1] == "OOM"
 
 
+# step times and their ratios
+
+
+def test_step_times_have_the_interval_of_their_replicates() -> None:
+    (table,) = tables_of(cells_of(replicates({"zigzag": [12.0, 10.0, 11.0, 13.0, 15.0, 14.0]})), "step_time")
+    assert texts(table) == {"ring zigzag": ["12.50 [10.00, 15.00]"]}
+
+
+def test_a_share_of_the_kernel_alone_is_paired_and_its_table_speaks_of_the_rows_of_both() -> None:
+    one = {"method": "single", "sp_size": 1, "ring_degree": 1, "num_heads": 4, "num_kv_heads": 1}
+    heads = {"num_heads": 8, "num_kv_heads": 2, "sp_size": 2}
+    machine = 1.0, 1.1, 1.2, 1.3, 1.4, 1.5  # times as slow in each block: a ratio of medians would have an interval
+    rows = [row(median_ms=90.0 * slow, replicate=r, **one) for r, slow in enumerate(machine)]
+    rows += [row(layout="zigzag", median_ms=100.0 * slow, replicate=r, **heads) for r, slow in enumerate(machine)]
+    rows += [row(layout="contiguous", median_ms=180.0, **heads)]
+    (table,) = tables_of(cells_of(rows), "share")
+    assert texts(table) == {"ring contiguous": ["0.625†"], "ring zigzag": ["0.900 [0.900, 0.900]"]}
+    assert " 13 rows, " in table.provenance
+    assert tables_of(cells_of(rows[6:]), "share") == []
+
+
+def test_a_library_is_set_beside_ours_on_its_kernel_and_on_our_fastest() -> None:
+    theirs = {
+        "method": "ring_flash_attn",
+        "implementation": "ring-flash-attn",
+        "layout": "zigzag",
+        "kernel": "flash_attn",
+    }
+    rows = [row(median_ms=20.0 + r, replicate=r, **theirs) for r in range(6)]
+    for kernel, ms in (("flash_attn", 20.0), ("flash_attn_4", 10.0)):
+        rows += [row(layout="zigzag", kernel=kernel, median_ms=ms + r * ms / 20, replicate=r) for r in range(6)]
+    (table,) = tables_of(cells_of(rows), "rivals")
+    assert [[entry.text for entry in line][1:] for line in table.lines] == [
+        ["our fastest kernel", "2.000 [2.000, 2.000]"],
+        ["same kernel", "1.000 [1.000, 1.000]"],
+    ]
+    assert " 18 rows, " in table.provenance
+    assert tables_of(cells_of(rows[6:]), "rivals") == []
+
+
 # throughput
 
 
@@ -223,7 +263,7 @@ def test_a_status_of_a_newer_schema_is_shown_as_it_is() -> None:
 
 def test_no_entry_is_blank_and_no_number_belongs_to_a_cell_without_one(campaign: list[Cell]) -> None:
     made = paper_tables(campaign)
-    assert {table.kind for table in made} == {"throughput", "memory", "max_context", "communication"}
+    assert {table.kind for table in made} == {"throughput", "step_time", "memory", "max_context", "communication"}
     for table in made:
         for line in table.lines:
             assert len(line) == len(table.columns)
@@ -340,7 +380,7 @@ def test_no_cells_and_cells_that_all_failed_give_no_throughput() -> None:
 
 def test_one_row_gives_tables_of_one_line() -> None:
     made = paper_tables(cells_of([row()]))
-    assert [table.kind for table in made] == ["throughput", "memory", "communication"]
+    assert [table.kind for table in made] == ["throughput", "step_time", "memory", "communication"]
     assert all(len(table.lines) == 1 for table in made)
 
 

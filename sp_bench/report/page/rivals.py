@@ -6,12 +6,9 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.formats import number, whole
 from sp_bench.report.page import rival_bytes
 from sp_bench.report.page.parts import Line, Section, Table, Words, median_ms, processors, ref, say, with_kernel
-from sp_bench.report.pattern_bytes import degrees, kind
-from sp_bench.report.ratios import behind, fastest, paired_ratio, ratio_of_medians
-from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
+from sp_bench.report.ratios import behind, paired_ratio, ratio_of_medians
+from sp_bench.report.rivals import ANY, FASTEST, SAME, counterparts, libraries
 
-SAME, FASTEST = "same kernel", "our fastest kernel"
-ANY = "any method of ours"
 IN_WORDS = {SAME: "ours with the same kernel", FASTEST: "our fastest of its kind", ANY: "our fastest"}
 HEAD = (
     *("theirs", "sp_size", "seq_len (tokens)", "kernel", "step (ms)", "compared with", "ours", "our kernel"),
@@ -27,7 +24,7 @@ CAPTION = (
 
 
 def section(cells: Sequence[Cell]) -> Section | None:
-    pairs = [(their, what, our) for their in _rivals(cells) for what, our in _ours(their, cells)]
+    pairs = [(their, what, our) for their in libraries(cells) for what, our in counterparts(their, cells)]
     if not pairs:
         return None
     settings = list(dict.fromkeys(their.setting for their, _, _ in pairs))
@@ -36,35 +33,9 @@ def section(cells: Sequence[Cell]) -> Section | None:
         for s in settings
     )
     points = tuple(_words(*each) for each in _largest_first(cells))
-    told = rival_bytes.words(_rivals(cells))
-    tables += rival_bytes.tables(_rivals(cells))
+    told = rival_bytes.words(libraries(cells))
+    tables += rival_bytes.tables(libraries(cells))
     return Section("rivals", "Against other libraries", BASIS, words=told, points=points, tables=tables)
-
-
-def _ours(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
-    """(what is compared, our fastest such cell)."""
-    where = ("sp_size", "seq_len")
-    own = [c for c in cells if c.ok and not c.is_library and c.setting == their.setting]
-    own = [c for c in own if all(c.asked[name] == their.asked[name] for name in where)]
-    alike = [c for c in own if _alike(their, c)]
-    same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
-    groups = {SAME: same_kernel, FASTEST: alike, ANY: own}
-    return [(what, fastest(group)) for what, group in groups.items() if group]
-
-
-def _alike(their: Cell, our: Cell) -> bool:
-    """Ours is the method of their kind, and cuts the sequence as theirs does."""
-    if our.asked["method"] != (pattern := kind(their)):
-        return False
-    if pattern == "ulysses":
-        return True
-    same_degrees = pattern != "usp" or (degrees(our), _inner(our)) == (degrees(their), _inner(their))
-    return same_degrees and our.asked["layout"] == their.asked["layout"]
-
-
-def _inner(cell: Cell) -> str:
-    """Which group holds adjacent ranks; unless told otherwise, the one that exchanges heads."""
-    return cell.asked["placement"] or "ulysses_inner"
 
 
 def summary(cells: Sequence[Cell]) -> list[Words]:
@@ -75,13 +46,9 @@ def summary(cells: Sequence[Cell]) -> list[Words]:
     return list(first.values())
 
 
-def _rivals(cells: Sequence[Cell]) -> list[Cell]:
-    return [c for c in cells if c.ok and c.is_library and c.asked["workload"] not in NOT_A_MEASUREMENT]
-
-
 def _largest_first(cells: Sequence[Cell]) -> list[tuple[Cell, list[tuple[str, Cell]]]]:
     """Each library's cell with ours of its kind, or with any of ours where there is none of its kind."""
-    found = [(their, _ours(their, cells)) for their in _rivals(cells)]
+    found = [(their, counterparts(their, cells)) for their in libraries(cells)]
     told = [(their, [pair for pair in ours if pair[0] != ANY] or ours) for their, ours in found if ours]
     return sorted(told, key=lambda t: (t[0].setting, -(t[0].asked["sp_size"] or 0), -(t[0].asked["seq_len"] or 0)))
 

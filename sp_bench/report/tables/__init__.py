@@ -4,13 +4,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.tables import communication, max_context, memory, published, throughput
+from sp_bench.report.tables import communication, max_context, memory, published, ratios, throughput
 from sp_bench.report.tables.parts import PaperTable
 
 
 def paper_tables(cells: Sequence[Cell]) -> list[PaperTable]:
     """All tables, each with a file name of its own, kind by kind. Of cells of which nothing ran there may be none."""
-    made = [t for kind in (throughput, memory, max_context, communication, published) for t in kind.tables(cells)]
+    kinds = (throughput, ratios, memory, max_context, communication, published)
+    made = [table for kind in kinds for table in kind.tables(cells)]
     taken: set[str] = set()
     return [replace(table, stem=_stem(table.stem, taken)) for table in made]
 

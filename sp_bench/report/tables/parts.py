@@ -58,7 +58,7 @@ class Entry:
 class PaperTable:
     """Leading columns that hold words repeat themselves from line to line: each line is whole by itself."""
 
-    kind: str  # throughput | memory | max_context | communication | published
+    kind: str  # step_time | throughput | share | rivals | memory | max_context | communication | published
     setting: str
     stem: str  # file name without suffix
     title: str

@@ -1,4 +1,4 @@
-"""Throughput by method, number of ranks and length, from median step times."""
+"""Step time and throughput by method, number of ranks and length, from median step times."""
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ class Quantity:
     unit: str  # of one rank, with `{}` where its processor is named
     rate: Callable[[Cell, float], float | None]  # at a step time in ms
     note: str = ""
+    kind: str = "throughput"
 
 
 QUANTITIES = (
@@ -24,6 +25,7 @@ QUANTITIES = (
         "tflops", "Attention throughput", "TFLOP/s/{}", lambda cell, ms: cell.attention_tflops(ms),
         note=" FLOPs are those of the pairs that the mask leaves, forward 1 and backward 2.5.",
     ),
+    Quantity("ms", "Step time", "ms", lambda cell, ms: ms, kind="step_time"),
 )  # fmt: skip
 
 
@@ -70,14 +72,15 @@ def _table(family: Family, quantity: Quantity) -> PaperTable:
     caption = f"seq_len in tokens. From the median step time over the replicates{_interval_words(ran)}.{quantity.note}"
     caption += _best_words(family, best)
     title = f"{quantity.title}, {unit}"
-    return grid("throughput", f"throughput-{quantity.stem}-{family.what}", family, title, unit, caption, entry)
+    return grid(quantity.kind, f"{quantity.kind}-{quantity.stem}-{family.what}", family, title, unit, caption, entry)
 
 
 def _bounds(cell: Cell, quantity: Quantity) -> str:
     if cell.interval_ms is None:
         return ""
-    low, high = quantity.rate(cell, cell.interval_ms.high), quantity.rate(cell, cell.interval_ms.low)
-    return "" if low is None or high is None else f"[{significant(low)}, {significant(high)}]"
+    bounds = [quantity.rate(cell, ms) for ms in (cell.interval_ms.low, cell.interval_ms.high)]
+    known = sorted(bound for bound in bounds if bound is not None)
+    return f"[{significant(known[0])}, {significant(known[-1])}]" if known else ""
 
 
 def _interval_words(ran: Sequence[Cell]) -> str:
