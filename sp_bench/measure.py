@@ -50,6 +50,7 @@ class Measurement:
     wire_bytes: float | None = None  # of one step; None: not counted, or it does not travel by NVLink
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
     host_launch_us: float | None = None  # see `launch_us`
+    host_step_ms: float | None = None  # that the host takes to issue a step; None on CPU, where it computes it
     cuda_kernels: list[str] | None = None  # all that an untimed step launched; None on CPU
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of its steps
     counts: Counts = field(default_factory=dict)  # of the ledger step
@@ -119,8 +120,9 @@ def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPh
     enter_phase("measure")
     before = counters.read() if counters else None
     dist.barrier()  # reading took each rank its own time: they enter the window together, and nothing inside it waits
-    step_ms, window_ms = yield from _timed(workload.timed_steps, device)
+    step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
+    measurement.host_step_ms = host_step_ms
     if counters and before:
         dist.barrier()  # what the peers still take from this device belongs to the window
         after = counters.read()
@@ -202,33 +204,39 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def time_steps(step: Step, num_steps: int, device: torch.device) -> tuple[list[float], float]:
-    """This rank's (ms of each step, ms of wall clock around all of them)."""
+Timed = tuple[list[float], float, float | None]  # ms of each step, of wall clock around all, of the host issuing one
+
+
+def time_steps(step: Step, num_steps: int, device: torch.device) -> Timed:
+    """This rank's times."""
     return _drive(_timed(num_steps, device), step)
 
 
-def _timed(num_steps: int, device: torch.device) -> Phases[tuple[list[float], float]]:
+def _timed(num_steps: int, device: torch.device) -> Phases[Timed]:
     return _timed_on_cuda(num_steps) if device.type == "cuda" else _timed_on_cpu(num_steps)
 
 
-def _timed_on_cpu(num_steps: int) -> Phases[tuple[list[float], float]]:
+def _timed_on_cpu(num_steps: int) -> Phases[Timed]:
     marks = [time.perf_counter()]
     for _ in range(num_steps):
         yield False
         marks.append(time.perf_counter())
-    return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0])
+    return [1e3 * (b - a) for a, b in itertools.pairwise(marks)], 1e3 * (marks[-1] - marks[0]), None
 
 
-def _timed_on_cuda(num_steps: int) -> Phases[tuple[list[float], float]]:
+def _timed_on_cuda(num_steps: int) -> Phases[Timed]:
     events = [torch.cuda.Event(enable_timing=True) for _ in range(num_steps + 1)]
-    start = time.perf_counter()
+    marks = [time.perf_counter()]
     events[0].record()
     for event in events[1:]:
         yield False
         event.record()
+        marks.append(time.perf_counter())
     torch.cuda.synchronize()
-    window_ms = 1e3 * (time.perf_counter() - start)
-    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], window_ms
+    window_ms = 1e3 * (time.perf_counter() - marks[0])
+    # of the first steps, since a device with much to do makes the host wait
+    host_step_ms = 1e3 * min(b - a for a, b in itertools.pairwise(marks[:4]))
+    return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], window_ms, host_step_ms
 
 
 def _reset_peaks(device: torch.device) -> None:

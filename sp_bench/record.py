@@ -13,6 +13,7 @@ from sp_bench.ledger import Counts
 from sp_bench.measure import Measurement
 from sp_bench.workloads import Incorrect
 
+HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
 MAX_CLOCK_MISMATCH = 0.02  # sum of step times against the wall clock of the window
 
@@ -31,7 +32,7 @@ def assemble(
         name: _all_or_none([getattr(m, name) for m in measurements])
         for name in (
             *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
-            *("device_used_bytes", "allocator_retries", "energy_j", "host_launch_us"),
+            *("device_used_bytes", "allocator_retries", "energy_j", "host_launch_us", "host_step_ms"),
         )
     }
     row: dict[str, Any] = (
@@ -60,6 +61,9 @@ def _times(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str
     if any(abs(sum(m.step_ms) - m.window_ms) > MAX_CLOCK_MISMATCH * m.window_ms for m in measurements):
         flags.append("clock_mismatch")
     flags += doubts.of_steps(step_ms)
+    issued_ms = [m.host_step_ms or 0.0 for m in measurements]
+    if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * median_ms:
+        flags.append("host_bound")
     used, retries = zip(*((m.device_used_bytes, m.allocator_retries) for m in measurements), strict=True)
     flags += doubts.of_memory(config.hardware.device_memory_gib, used, retries)
     return {

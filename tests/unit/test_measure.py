@@ -52,6 +52,18 @@ def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> Non
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
 
 
+def test_what_the_host_takes_to_issue_a_step_is_of_the_first_ones_before_a_device_that_is_behind_holds_it_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = iter([0.0, 0.010, 0.014, 0.020, 0.021, 0.100])  # s; the fourth step is not looked at
+    event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 20.0)
+    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=marks.__next__))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    step_ms, window_ms, host_step_ms = measure.time_steps(lambda: None, 4, torch.device("cuda"))
+    assert (step_ms, window_ms, host_step_ms) == ([20.0] * 4, pytest.approx(100), pytest.approx(4))
+
+
 def test_launching_takes_the_median_sample_over_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = [3600, *(1e-4 * n for n in (2, 9, 4, 5, 6, 1, 8, 3))]  # s; the median is 5e-4
     times = chain.from_iterable((0.0, seconds) for seconds in lasting)

@@ -59,6 +59,15 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_rates_come_from_the_median
     assert row["flags"] == []
 
 
+def test_a_step_that_the_host_takes_as_long_to_issue_is_flagged() -> None:
+    def flags(host_step_ms: float | None) -> list[str]:
+        ranks = [measurement(300, host_step_ms=each) for each in (1.0, host_step_ms)]
+        return assemble(CONFIG, ranks, H100, own=True)["flags"]
+
+    assert flags(271.0) == ["host_bound"]
+    assert flags(269.0) == flags(None) == []
+
+
 def test_exposed_communication_is_what_the_step_takes_longer_than_without_messages() -> None:
     arms = {"compute_only": [90.0, 80.0, 85.0], "comm_only": [10.0, 40.0, 45.0]}
     slower = {"compute_only": [70.0, 95.0, 80.0], "comm_only": [20.0, 30.0, 30.0]}
