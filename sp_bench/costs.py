@@ -52,7 +52,7 @@ def travelling_dkv_dtype(shape: AttentionShape, dkv_dtype: str | None) -> str:
 
 
 def merging_dtype(shape: AttentionShape, merge_dtype: str | None) -> str:
-    """The dtype that partial outputs and dQ are summed in: fp32 unless told otherwise; fp64 trials stay fp64."""
+    """The dtype of outputs and dQ between merges: fp32 unless told otherwise; fp64 trials stay fp64."""
     return shape.dtype if merge_dtype == "input" or shape.dtype == "float64" else "float32"
 
 

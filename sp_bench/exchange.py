@@ -53,8 +53,8 @@ class Message:
         return received
 
     def go_first(self) -> None:
-        """What is launched from here on starts behind this message. An attention kernel fills the device and stays to
-        its end: what is ready at the same moment, on whichever rank, would else travel after it, not beside it."""
+        """What is launched from here on starts behind this message, unless that waits for another. An attention kernel
+        fills the device and stays to its end: what is ready at the same moment would travel after it, not beside."""
         if any(tensor.is_cuda for tensor in self.sent):
             torch.cuda._sleep(HEAD_START_CYCLES)
 

@@ -67,6 +67,7 @@ class Gather:
             coming = self.start(kv[:, :, :, following[1]]) if following else coming
             parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
             merge(parts, out[:, :, q_heads], lse[:, q_heads])
+            del parts, whole  # names would keep them during the next kernels; so below
         return out, lse
 
     def backward(
@@ -83,7 +84,7 @@ class Gather:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
-        dq, dkv = torch.empty_like(q), torch.zeros_like(kv)
+        dq, dkv = None, torch.zeros_like(kv)
 
         def differentiate(run: Run, heads: slice, keys: Tensor, causal: bool) -> tuple[Part, Tensor, Tensor]:
             at = (slice(None), run.rows, heads)
@@ -98,7 +99,12 @@ class Gather:
             return part
 
         diagonals = [run for run in runs if run.diagonal]
-        leaving: list[tuple[slice, Message]] = []
+        leaving: tuple[slice, Message] | None = None
+
+        def bring_home() -> None:
+            if leaving is not None:
+                dkv[:, :, :, leaving[0]] += leaving[1].wait()
+
         groups = _head_groups(q, kv, self.head_stride)
         coming = self.start(kv[:, :, :, groups[0][1]])
         for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
@@ -113,12 +119,15 @@ class Gather:
             ]
             parts += [part for _, part, *_ in found]
             shares = [(tokens, dk, dv) for tokens, _, dk, dv in found]
-            leaving.append((kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])))
-            del whole, found, shares  # names would keep them during the next kernels
+            bring_home()
+            leaving = kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])
+            del whole, found, shares
             parts += [in_own(run, q_heads, kv_heads) for run in diagonals[1:]]
+            dq = torch.empty_like(q) if dq is None else dq
             merge(parts, dq[:, :, q_heads])
-        for kv_heads, message in leaving:
-            dkv[:, :, :, kv_heads] += message.wait()
+            del parts
+        bring_home()
+        assert dq is not None
         return dq, dkv[0], dkv[1]
 
     def places(self, seq_len: int) -> list[Place]:

@@ -62,6 +62,7 @@ class HeadChunks:
         coming = exchange_heads(to_heads[0], [], self.transport)
         for following in [*to_heads[1:], []]:
             beside = exchange_heads(following, results, self.transport) if following or results else None
+            results = []  # the message has them
             arrived, returned = coming.arrive()
             home += [returned] if returned else []
             if beside:

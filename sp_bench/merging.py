@@ -29,7 +29,7 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def merge(parts: Sequence[Part], out: Tensor, lse: Tensor | None = None) -> None:
-    """Into `out` [B,n,H,D], D of stride 1, and `lse` [B,H,n] wide, which hold none of the parts; rounded once. Each
+    """Into `out` [B,n,H,D], D of stride 1, and `lse` [B,H,n] wide, which may be the first part's; rounded once. Each
     query needs a part that it sees a key of. A gradient has no lse, and is 0 where no part has it."""
     if out.is_cuda:
         _merge_fused(parts, out, lse)
@@ -39,23 +39,25 @@ def merge(parts: Sequence[Part], out: Tensor, lse: Tensor | None = None) -> None
 
 def _merge_by_ops(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None:
     total = torch.zeros_like(out, dtype=wide_dtype(out))
-    if lse is not None:
-        lse.fill_(float("-inf"))
+    total_lse = None if lse is None else torch.full_like(lse, float("-inf"))
     for part in parts:
-        if lse is not None and part.lse is not None:
-            seen = lse[:, part.heads, part.rows]
+        if total_lse is not None and part.lse is not None:
+            seen = total_lse[:, part.heads, part.rows]
             seen.copy_(torch.logaddexp(seen, part.lse))
     for part in parts:
         values = part.values.to(total.dtype)
-        if lse is not None and part.lse is not None:
-            share = torch.exp(part.lse - lse[:, part.heads, part.rows])
+        if total_lse is not None and part.lse is not None:
+            share = torch.exp(part.lse - total_lse[:, part.heads, part.rows])
             values = values * share.transpose(1, 2).unsqueeze(-1)  # [B,h,r] -> [B,r,h,1]
         total[:, part.rows, part.heads] += values
     out.copy_(total)
+    if lse is not None and total_lse is not None:
+        lse.copy_(total_lse)
 
 
 def _merge_fused(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None:
-    """The same in one pass: the ops above read and write the wide output for each part."""
+    """The same in one pass: the ops above read and write the wide output for each part. A program reads what it merges
+    before it writes."""
     batch, length, heads, dim = out.shape
     rows = 64
     grid = (-(-length // rows), heads, batch)

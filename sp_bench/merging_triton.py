@@ -24,7 +24,7 @@ def merge_rows(
     PADDED: tl.constexpr,  # DIM or the power of two above
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    head = tl.program_id(1)
+    head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)  # 64-bit offsets: 512K tokens x 32 heads x 128 pass 2^31 elements
     wide = tl.float64 if part_lses[0].dtype.element_ty == tl.float64 else tl.float32
     dim = tl.arange(0, PADDED)

@@ -15,7 +15,7 @@ from sp_bench.kernels import Attention
 from sp_bench.layouts import ALL, Block, LayoutKind, visible_block
 from sp_bench.merging import Part, merge
 
-MERGED_AT_ONCE = 3  # in the kernel's dtype they take no more memory than a wide sum and the part that is added to it
+UNMERGED = 3  # times the memory of the queries, as a wide sum and the part that is added to it have: held until then
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Ring:
             own_dkv.append(dkv)
         dq, _ = _merged(dq_parts, q, q.dtype)
         # the own block's dK/dV never travel: R-1 hops bring the others' shares home
-        dk, dv = (torch.cat(shares, dim=2) for shares in zip(*own_dkv, strict=True))
+        dk, dv = (torch.cat(shares, dim=2) if late else shares[0] for shares in zip(*own_dkv, strict=True))
         for arrived in hop.wait_all():
             dk += arrived[0]
             dv += arrived[1]
@@ -117,8 +117,9 @@ class Ring:
         return hop
 
     def _merged_in_between(self, parts: list[Part], like: Tensor) -> list[Part]:
-        """One part instead of several, once they are enough."""
-        return [Part(*_merged(parts, like, self.merge_dtype))] if len(parts) == MERGED_AT_ONCE else parts
+        """One part instead of several, once these are many."""
+        held = sum(part.values.nbytes for part in parts)
+        return [Part(*_merged(parts, like, self.merge_dtype))] if held >= UNMERGED * like.nbytes else parts
 
     def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[Block | None]]:
         """What this rank computes of its own shard, and at each step t of that of rank (rank - t) mod R."""
@@ -151,10 +152,11 @@ def _halves(num_heads: int, num_kv_heads: int) -> list[Heads]:
 
 
 def _merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Of all rows and heads, as `like` [B,n,H,D]."""
-    if len(parts) == 1 and parts[0].values.dtype == dtype and parts[0].values.shape == like.shape:
-        return parts[0].values, parts[0].lse
-    (first, *_), out = parts, torch.empty_like(like, dtype=dtype)
-    lse = None if first.lse is None else torch.empty_like(first.lse)
-    merge(parts, out, lse)
+    """Of all rows and heads, as `like` [B,n,H,D]; in the first part's memory where that is one of them."""
+    first, *others = parts
+    whole = first.values.dtype == dtype and first.values.shape == like.shape
+    out = first.values if whole else torch.empty_like(like, dtype=dtype)
+    lse = first.lse  # of all queries, where there is one: the own block's
+    if others or not whole:
+        merge(parts, out, lse)
     return out, lse

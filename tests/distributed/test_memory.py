@@ -4,7 +4,9 @@ import gc
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pytest
 import torch
+import torch.distributed as dist
 from oracle import mesh_of
 from ranks import run
 
@@ -18,9 +20,9 @@ def held_bytes() -> int:
 
 
 def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[float]]:
-    """What a step on 4 ranks holds as each of its kernels begins, beside its inputs, in units of a rank's queries."""
-    method, math = methods.get(config.name), kernels.get("math")
-    local = (shape.batch_size, shape.seq_len // 4)
+    """What a step holds as each of its kernels begins, beside its inputs, in units of a rank's queries."""
+    method, math, size = methods.get(config.name), kernels.get("math"), dist.get_world_size()
+    local = (shape.batch_size, shape.seq_len // size)
     held: dict[str, list[int]] = {"forward": [], "backward": []}
 
     def watched(pass_kind: str) -> Any:
@@ -36,7 +38,7 @@ def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[
         torch.randn(*local, heads, shape.head_dim, dtype=torch.bfloat16, requires_grad=True)
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     ]
-    mesh = mesh_of(method.layout(config, 4))
+    mesh = mesh_of(method.layout(config, size))
     with method.open(config, cast("kernels.Kernel", watching), shape, mesh) as attention:
         before = held_bytes()
         out = attention(*qkv)
@@ -47,14 +49,31 @@ def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[
 def check_ring(rank: int) -> None:
     config = MethodConfig("ring", "zigzag", dkv_dtype="input", merge_dtype="float32")
     queries = held_queries(config, AttentionShape(1, 1024, 8, 2, 64, True, "bfloat16"))
-    assert [len(sizes) for sizes in queries.values()] == [4, 5]
-    # two shards of KV, the one at hand and the one under way, are one of queries; partial sums in float32 are two
+    size = dist.get_world_size()
+    assert [len(sizes) for sizes in queries.values()] == [size, size + 1]
+    # two shards of KV, the one at hand and the one under way, are one of queries; what is not merged yet is below three
     assert max(queries["forward"]) < 1 + 2 + 0.6, queries
-    assert max(queries["backward"]) < queries["backward"][0] + 1 + 2 + 1, queries  # and dK/dV: at home, under way
+    assert max(queries["backward"]) < queries["backward"][0] + 1 + 3 + 0.5, queries  # and dK/dV: at home, under way
 
 
-def test_while_a_kernel_runs_the_ring_holds_no_result_that_it_has_merged() -> None:
-    run(4, check_ring)
+@pytest.mark.parametrize("size", [4, 8])
+def test_while_a_kernel_runs_the_ring_holds_no_result_that_it_has_merged(size: int) -> None:
+    run(size, check_ring)
+
+
+def check_all_gather(rank: int) -> None:
+    shape = AttentionShape(1, 1024, 8, 8, 64, True, "bfloat16")
+    stride = {"layout": "zigzag", "dkv_dtype": "input"}
+    whole, groups = (held_queries(MethodConfig("all_gather", **stride, head_stride=n), shape) for n in (None, 2))
+    assert [len(sizes) for sizes in groups.values()] == [4 * 4 - (rank == 0) * 4] * 2
+    assert max(groups["forward"]) < max(whole["forward"]) / 1.5, (whole, groups)
+    assert max(groups["backward"]) < max(whole["backward"]) - 2, (whole, groups)
+    kernels_a_group = len(groups["backward"]) // 4
+    assert len(set(groups["backward"][kernels_a_group::kernels_a_group])) == 1, "more with each group"
+
+
+def test_groups_of_heads_bound_what_an_all_gather_holds() -> None:
+    run(4, check_all_gather)
 
 
 def check_ulysses(rank: int) -> None:

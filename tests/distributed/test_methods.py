@@ -1,6 +1,7 @@
 """Every own method against the oracle on real ranks, gloo and NCCL: output and all three gradients."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch.distributed as dist
@@ -111,6 +112,8 @@ def check_options(rank: int) -> None:
         case = Case(MethodConfig("all_gather", "zigzag", dkv_dtype="input", head_stride=stride), exact)
         mesh = mesh_of(methods.get("all_gather").layout(case.method, dist.get_world_size()))
         assert all(error < 1e-13 for error in relative_errors(case, mesh).values()), str(case)
+    uneven = Case(MethodConfig("ring", "zigzag", dkv_dtype="input"), replace(exact, num_heads=6, num_kv_heads=3))
+    assert all(error < 1e-13 for error in relative_errors(uneven, mesh).values()), "halves of an odd number of KV heads"
     low = AttentionShape(1, 64, causal=True, dtype="bfloat16", **heads)
     usable = [k for k in ("math", "cpu_flash") if kernels.get(k).unsupported_reason(low, here().type) is None]
     for name, kernel in itertools.product(("ring", "all_gather"), usable):
@@ -122,11 +125,16 @@ def check_options(rank: int) -> None:
         # fewer roundings on the way cannot make the sum of many partial gradients worse by more than noise
         assert errors["float32"]["dk"] < 1.1 * errors["input"]["dk"], f"{name} {kernel}: {errors}"
 
+    whole = replace(low, causal=False)  # all blocks are whole, and on every rank some are merged before the last comes
     for kernel in usable:
-        ring = MethodConfig("ring", "zigzag", dkv_dtype="float32", merge_dtype="input")
-        rounded = relative_errors(Case(ring, low, kernel), mesh)
+        rounded, wide = (
+            relative_errors(
+                Case(MethodConfig("ring", "zigzag", dkv_dtype="float32", merge_dtype=dtype), whole, kernel), mesh
+            )
+            for dtype in ("input", "float32")
+        )
         assert all(error < 1.6e-2 for error in rounded.values()), f"{kernel}: {rounded}"
-        assert rounded["output"] > errors["float32"]["output"], f"{kernel}: merging in bf16 rounds at every hop"
+        assert rounded["output"] > wide["output"], f"{kernel}: sums in bf16 round in between"
 
 
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=[4], nccl=[4]))

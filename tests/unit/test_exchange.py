@@ -25,6 +25,7 @@ from sp_bench.exchange import Message, Transport
 from sp_bench.gathers import Gather
 from sp_bench.head_chunks import ChunkedAttention, HeadChunks
 from sp_bench.layouts import SequenceLayout
+from sp_bench.rings import Ring
 
 DTYPES = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 KINDS: list[Any] = ["contiguous", "zigzag"]
@@ -80,7 +81,11 @@ def test_while_a_chunk_is_computed_one_message_brings_the_next_and_takes_the_las
     def all_to_all(sent: Sequence[Tensor]) -> Message:
         names = [f"{'qk'[int(t.flatten()[0]) // 10]}{int(t.flatten()[0]) % 10}" for t in sent]
         log.append(f"send {' '.join(names)}")
-        return Message(sent, sent, [SimpleNamespace(wait=lambda: log.append(f"wait {' '.join(names)}"))])
+        return LoggedMessage(sent, sent, [SimpleNamespace(wait=lambda: log.append(f"wait {' '.join(names)}"))])
+
+    class LoggedMessage(Message):
+        def go_first(self) -> None:
+            log.append("head start")
 
     def compute(arrived: list[Tensor]) -> list[Tensor]:
         log.append(f"compute {int(arrived[0].flatten()[0])}")
@@ -95,9 +100,63 @@ def test_while_a_chunk_is_computed_one_message_brings_the_next_and_takes_the_las
     for chunk in range(count):
         beside = " ".join([f"q{chunk + 1}"] * (chunk + 1 < count) + [f"k{chunk - 1}"] * (chunk > 0))
         before = " ".join([f"q{chunk}"] + [f"k{chunk - 2}"] * (chunk > 1))
-        expected += [f"send {beside}"] * bool(beside) + [f"wait {before}", f"compute {chunk}"]
+        expected += [f"send {beside}"] * bool(beside) + [f"wait {before}"]
+        expected += ["head start"] * bool(beside) + [f"compute {chunk}"]
     last = f"k{count - 1}"
     assert log == [*expected, f"send {last}", *[f"wait k{count - 2}"] * (count > 1), f"wait {last}"]
+
+
+@pytest.mark.parametrize("attention", ["ring", "all_gather"])
+def test_a_kernel_starts_behind_the_message_that_was_sent_before_it(attention: str) -> None:
+    log: list[str] = []
+
+    class LoggedMessage(Message):
+        def go_first(self) -> None:
+            log.append("head start")
+
+    class Loopback:
+        group = SimpleNamespace(rank=lambda: 1, size=lambda: 3)
+
+        def shift(self, sent: Sequence[Tensor]) -> Message:
+            log.append(f"send {len(sent)}")
+            return LoggedMessage(sent, [t.clone() for t in sent], [])
+
+        def all_gather(self, tensor: Tensor) -> Message:
+            log.append("send 1")
+            return LoggedMessage([tensor], [torch.cat([tensor] * 3)], [])
+
+        def reduce_scatter(self, tensor: Tensor) -> Message:
+            log.append("send 1")
+            return LoggedMessage([tensor], [tensor.chunk(3)[0].clone()], [])
+
+    class Logged:
+        @staticmethod
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            log.append("kernel")
+            return kernels.get("math").forward(*args, **kwargs)
+
+        @staticmethod
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            log.append("kernel")
+            return kernels.get("math").backward(*args, **kwargs)
+
+    kernel, transport = cast(Any, Logged), cast(Transport, Loopback())
+    layout = SequenceLayout("zigzag", ring_degree=3)
+    made: Any = {
+        "ring": Ring(kernel, transport, "zigzag", torch.float32, torch.float32),
+        "all_gather": Gather(kernel, transport, layout, 2, torch.float32),
+    }[attention]
+    q, k, v = (torch.randn(1, 4, heads, 8) for heads in (4, 2, 2))
+    out, lse = made.forward(q, k, v, causal=True, scale=1.0)
+    forward, log[:] = list(log), []
+    made.backward(out, q, k, v, out, lse, causal=True, scale=1.0)
+    behind, alone = ["send 1", "head start", "kernel"], ["kernel"]
+    if attention == "ring":
+        assert forward == [*behind * 2, *alone]
+        assert log == behind * 4
+    else:
+        assert forward == [*behind, *alone * 3]
+        assert log == [*behind, *alone * 2, *behind]
 
 
 def test_a_message_that_has_arrived_holds_no_memory() -> None:

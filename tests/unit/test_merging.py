@@ -48,6 +48,12 @@ def check_fused(device: str, length: int, dim: int, narrow: torch.dtype, to: tor
     wide = torch.float64 if narrow == torch.float64 else torch.float32
     parts = some_parts(device, length, dim, narrow, weighted)
     for count in (1, 2, 3):
+        if narrow == to:  # into the first part's memory
+            first = parts[0]._replace(values=parts[0].values.clone(), lse=lse_copy(parts[0]))
+            _merge_fused([first, *parts[1:count]], first.values, first.lse)
+            separate = torch.empty_like(first.values), lse_copy(parts[0])
+            _merge_by_ops(parts[:count], *separate)
+            agree(first.values, separate[0], "in place")
         results = []
         for merge in (_merge_by_ops, _merge_fused):
             out = torch.ones(BATCH, length + 5, HEADS, dim, device=device, dtype=to)
@@ -59,6 +65,10 @@ def check_fused(device: str, length: int, dim: int, narrow: torch.dtype, to: tor
         agree(out, want_out, f"out, {where}")
         if lse is not None:
             agree(lse, want_lse, f"lse, {where}")
+
+
+def lse_copy(part: Part) -> Tensor | None:
+    return None if part.lse is None else part.lse.clone()
 
 
 def agree(got: Tensor, wanted: Tensor, where: str) -> None:
@@ -91,6 +101,10 @@ def test_parts_merged_in_any_order_and_grouping_are_attention_over_all_keys(wide
         return Part(out, lse)
 
     for first, second, third in itertools.permutations(parts):
+        assert first.lse is not None
+        out, lse = first.values.clone(), first.lse.clone()
+        _merge_by_ops([Part(out, lse), second, third], out, lse)  # into the first part's memory
+        torch.testing.assert_close((out, lse), (whole, whole_lse), rtol=CLOSE[wide], atol=CLOSE[wide])
         for result in (merged(first, second, third), merged(merged(first, second), third)):
             torch.testing.assert_close(result.values, whole, rtol=CLOSE[wide], atol=CLOSE[wide])
             torch.testing.assert_close(result.lse, whole_lse, rtol=CLOSE[wide], atol=CLOSE[wide])
