@@ -16,7 +16,7 @@ from torch import Tensor
 from sp_bench.collectives import by_rows
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Attention
-from sp_bench.layouts import SequenceLayout
+from sp_bench.layouts import SequenceLayout, head_groups
 from sp_bench.merging import Part, merge, wide_dtype
 
 
@@ -58,7 +58,7 @@ class Gather:
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
-        groups = _head_groups(q, kv, self.head_stride)
+        groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
         coming = self.start(kv[:, :, :, groups[0][1]])
         for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
             own = kv[:, :, :, kv_heads]
@@ -105,7 +105,7 @@ class Gather:
             if leaving is not None:
                 dkv[:, :, :, leaving[0]] += leaving[1].wait()
 
-        groups = _head_groups(q, kv, self.head_stride)
+        groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
         coming = self.start(kv[:, :, :, groups[0][1]])
         for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
             # the first run's diagonal while KV travels, the others' while dK/dV do
@@ -185,13 +185,3 @@ def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> list[tuple[slice, 
     runs = layout.runs(rank, seq_len)
     stops = list(accumulate(map(len, runs)))
     return [(slice(stop - len(run), stop), run) for stop, run in zip(stops, runs, strict=True)]
-
-
-def _head_groups(q: Tensor, kv: Tensor, stride: int) -> list[tuple[slice, slice]]:
-    """(query heads, KV heads) of each group of `stride` KV heads."""
-    per_kv_head = q.shape[2] // kv.shape[3]
-    starts = range(0, kv.shape[3], stride)
-    return [
-        (slice(h * per_kv_head, min(h + stride, kv.shape[3]) * per_kv_head), slice(h, min(h + stride, kv.shape[3])))
-        for h in starts
-    ]

@@ -132,3 +132,10 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
     if later:
         return Block(ALL, ALL, causal=True)
     return Block(slice(1, None), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None
+
+
+def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:
+    """(query heads, the KV heads that they read) of each group of `stride` KV heads; the last may have fewer."""
+    per_kv_head = num_heads // num_kv_heads
+    cuts = [(first, min(first + stride, num_kv_heads)) for first in range(0, num_kv_heads, stride)]
+    return [(slice(first * per_kv_head, end * per_kv_head), slice(first, end)) for first, end in cuts]

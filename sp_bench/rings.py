@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sp_bench.exchange import Message, Transport
 from sp_bench.kernels import Attention
-from sp_bench.layouts import ALL, Block, LayoutKind, visible_block
+from sp_bench.layouts import ALL, Block, LayoutKind, head_groups, visible_block
 from sp_bench.merging import Part, merge
 
 UNMERGED = 3  # times the memory of the queries, as a wide sum and the part that is added to it have: held until then
@@ -66,18 +66,21 @@ class Ring:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D]."""
 
-        def differentiate(kv: Tensor, block: Block, heads: Heads) -> tuple[Part, Tensor, Tensor]:
-            keys, at = kv[:, :, block.kv, heads.kv], (slice(None), block.q, heads.queries)
-            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads.queries, block.q])
+        def differentiate(
+            kv: Tensor, block: Block, heads: slice = ALL, kv_heads: slice = ALL
+        ) -> tuple[Part, Tensor, Tensor]:
+            keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, block.q])
             dq, dk, dv = self.kernel.backward(*given, causal=block.causal, scale=scale)
-            return Part(dq, rows=block.q, heads=heads.queries), dk, dv
+            return Part(dq, rows=block.q, heads=heads), dk, dv
 
         kv = torch.stack((k, v))
         own, others = self._blocks(q.shape[1], causal)
         hop = self._shift([kv] if others else [])
         # some heads of the own block while the first KV travels, the others while the last dK/dV do
-        early, *late = _halves(q.shape[2], k.shape[2]) if others else [Heads(ALL, ALL)]
-        dq_part, *dkv = differentiate(kv, own, early)
+        kv_heads = k.shape[2]
+        early, *late = head_groups(q.shape[2], kv_heads, -(-kv_heads // 2) if others else kv_heads)
+        dq_part, *dkv = differentiate(kv, own, *early)
         dq_parts, own_dkv = [dq_part], [dkv]
         del dq_part, dkv  # names would keep them during the next kernel, where memory peaks; so below
         held = list(hop.wait_all())
@@ -85,7 +88,7 @@ class Ring:
         for left, block in _countdown(others):
             # as one message: behind the first, a second would find the device filled by the kernel
             hop = self._shift([*(held if left else []), *shares])
-            found = differentiate(held[0], block, Heads(ALL, ALL)) if block is not None else None
+            found = differentiate(held[0], block) if block is not None else None
             *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
             if found is not None and block is not None:
                 arrived[0][:, block.kv] += found[1]
@@ -97,7 +100,7 @@ class Ring:
                 dq_parts = self._merged_in_between(dq_parts, q)
         hop = self._shift(shares)
         for heads in late:
-            dq_part, *dkv = differentiate(kv, own, heads)
+            dq_part, *dkv = differentiate(kv, own, *heads)
             dq_parts.append(dq_part)
             own_dkv.append(dkv)
         dq, _ = _merged(dq_parts, q, q.dtype)
@@ -134,21 +137,6 @@ class Ring:
 def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
     """(blocks left after this one, block)."""
     return zip(range(len(blocks) - 1, -1, -1), blocks, strict=True)
-
-
-@dataclass(frozen=True)
-class Heads:
-    queries: slice
-    kv: slice
-
-
-def _halves(num_heads: int, num_kv_heads: int) -> list[Heads]:
-    """All heads in two parts, none of which reads the other's keys; in one where all read the same."""
-    cut = num_kv_heads // 2
-    if not cut:
-        return [Heads(ALL, ALL)]
-    queries = cut * num_heads // num_kv_heads
-    return [Heads(slice(0, queries), slice(0, cut)), Heads(slice(queries, None), slice(cut, None))]
 
 
 def _merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:

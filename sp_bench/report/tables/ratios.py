@@ -1,6 +1,6 @@
 """Ratios of step times: methods against the kernel alone, other libraries against ours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from sp_bench.report import rivals
@@ -10,6 +10,8 @@ from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ratio_of_median
 from sp_bench.report.tables.grid import Family, Place, at_place, families, grid, place
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, words_of
 from sp_bench.report.time_parts import kernel_alone
+
+Compared = dict[tuple[str, str, str], dict[Place, Entry]]
 
 INTERVALS = (
     f" In brackets the order-statistic interval of the paired ratio, from {MIN_REPLICATES} replicates on one machine."
@@ -26,32 +28,35 @@ RIVALS = (
 
 def tables(cells: Sequence[Cell]) -> list[PaperTable]:
     """Of each family of settings those for which it has cells on both sides."""
+    singles = [cell for cell in cells if cell.asked["method"] == "single"]
     made = []
     for family in families(cells):
-        made += [_shares(family, cells)] if any(_alone(cell, cells) for cell in family.cells) else []
-        made += [_rivals(family)] if _compared(family) else []
+        if alone := _alone(family.cells, singles):
+            made.append(_shares(family, alone))
+        if compared := _compared(family):
+            made.append(_rivals(family, compared))
     return made
 
 
-def _shares(family: Family, every: Sequence[Cell]) -> PaperTable:
-    alone = {cell.cell_id: _alone(cell, every) for cell in family.cells}
+def _alone(cells: Sequence[Cell], singles: Sequence[Cell]) -> dict[str, Cell]:
+    """The kernel alone by the cell_id of what ran on several ranks, where there is one."""
+    found = {cell.cell_id: kernel_alone(cell, singles) for cell in cells if cell.ok and cell.asked["sp_size"] > 1}
+    return {cell_id: single for cell_id, single in found.items() if single is not None}
 
+
+def _shares(family: Family, alone: Mapping[str, Cell]) -> PaperTable:
     def entry(cell: Cell) -> Entry:
-        single = alone[cell.cell_id]
+        single = alone.get(cell.cell_id)
         return words_of(cell) if single is None else _ratio(single, cell, cell)
 
     table = grid("share", f"share-{family.what}", family, "Share of the kernel alone", "", SHARES, entry)
-    singles = {single.cell_id: single for single in alone.values() if single is not None}
+    singles = {single.cell_id: single for single in alone.values()}
     return replace(table, provenance=words([*family.cells, *singles.values()]))
 
 
-def _alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
-    return kernel_alone(cell, every) if cell.ok and cell.asked["sp_size"] > 1 else None
-
-
-def _compared(family: Family) -> dict[tuple[str, str, str], dict[Place, Entry]]:
+def _compared(family: Family) -> Compared:
     """(setting, library, which of ours) -> the ratio at each place."""
-    found: dict[tuple[str, str, str], dict[Place, Entry]] = {}
+    found: Compared = {}
     for their in rivals.libraries(family.cells):
         for what, our in rivals.counterparts(their, family.cells):
             if what != rivals.ANY:
@@ -60,8 +65,7 @@ def _compared(family: Family) -> dict[tuple[str, str, str], dict[Place, Entry]]:
     return found
 
 
-def _rivals(family: Family) -> PaperTable:
-    found = _compared(family)
+def _rivals(family: Family, found: Compared) -> PaperTable:
     places = sorted({p for at in found.values() for p in at})
     lines = []
     for (setting, library, what), at in sorted(found.items()):
