@@ -44,6 +44,9 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     if settings.plan_only:
         show_plan(trials, [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)])
+    if note := _measured_elsewhere([t for t, row in zip(trials, rows, strict=True) if row is None], campaign):
+        print(note)
+    if settings.plan_only:
         return
     left = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row for row, number in zip(rows, numbers, strict=True) if row and number is None]
@@ -101,6 +104,20 @@ def _rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:
     """The last attempt at each trial in this environment."""
     latest = _latest(results.committed(campaign.folder))
     return [latest.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
+
+
+def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> str:
+    """Why there are rows of trials that are to run all the same; empty without any."""
+    asked = {trial.trial_id: campaign.env_id(trial) for trial in without_row}
+    found = [row for row in results.committed(campaign.folder) if row.trial_id in asked]
+    if not found:
+        return ""
+    there, here = {row.env_id for row in found}, {asked[row.trial_id] for row in found}
+    return (
+        f"{len({row.trial_id for row in found})} of {number_of(len(asked))} to run have rows of env_id "
+        f"{', '.join(sorted(there))}, but here it is {', '.join(sorted(here))}: other libraries, another device or "
+        "other measuring code. Those rows stay, and reports keep them apart"
+    )
 
 
 def _hint(trials: Sequence[Trial], campaign: Campaign) -> str:

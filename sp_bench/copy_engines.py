@@ -2,8 +2,8 @@
 contiguous device-to-device copies, which the GPU's DMA engines carry out. Meanwhile no SM is taken from the kernels, as
 NCCL does, but for a barrier of one small block. One host, peer access between all GPUs.
 
-A message: its tensors are copied into a slot that the peers can read; a barrier says that every rank has done so; the
-pulls. What is received is ordinary memory.
+A message: its tensors are copied into a slot that the peers can read, and what stays on this rank to its place; a
+barrier says that every rank has done so; the pulls. What is received is ordinary memory.
 """
 
 from collections.abc import Callable, Sequence
@@ -66,7 +66,8 @@ class CopyEngines:
                     to[peer].copy_(part[rank])
 
         off_rank = sum(map(ledger.payload, sent)) // size * (size - 1)
-        return self._start("all_to_all", off_rank, sent, received, pull)
+        stays = [(to[rank], t[rank]) for to, t in zip(received, sent, strict=True)]
+        return self._start("all_to_all", off_rank, sent, received, stays, pull)
 
     def all_gather(self, tensor: Tensor) -> Message:
         size = self.group.size()
@@ -77,7 +78,8 @@ class CopyEngines:
             for peer in self._peers():
                 received[peer].copy_(slot.parts(peer, [tensor])[0])
 
-        return self._start("all_gather", ledger.payload(tensor) * (size - 1), [tensor], [gathered], pull)
+        stays = [(received[self.group.rank()], tensor)]
+        return self._start("all_gather", ledger.payload(tensor) * (size - 1), [tensor], [gathered], stays, pull)
 
     def reduce_scatter(self, tensor: Tensor) -> Message:
         """By NCCL: copy engines cannot add."""
@@ -91,12 +93,12 @@ class CopyEngines:
             for part, to in zip(slot.parts(previous, sent), received, strict=True):
                 to.copy_(part)
 
-        return self._start("send", sum(map(ledger.payload, sent)), sent, received, pull)
+        return self._start("send", sum(map(ledger.payload, sent)), sent, received, [], pull)
 
     def _peers(self) -> list[int]:
-        """Myself first, then one after the other, so that no two ranks pull from one at a time."""
+        """The others, one after the other, so that no two ranks pull from one at a time."""
         rank, size = self.group.rank(), self.group.size()
-        return [(rank + step) % size for step in range(size)]
+        return [(rank + step) % size for step in range(1, size)]
 
     def _start(
         self,
@@ -104,19 +106,23 @@ class CopyEngines:
         off_rank_bytes: int,
         sent: Sequence[Tensor],
         received: Sequence[Tensor],
+        stays: Sequence[tuple[Tensor, Tensor]],
         pull: Callable[[_Slot], None],
     ) -> Message:
-        def issue() -> list[StreamEvent]:
+        def issue() -> Message:
             ledger.count(op, off_rank_bytes)
             slot = self._next_slot(sum(map(_aligned_bytes, sent)), sent[0].device)
             stream = side_stream(sent[0].device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
-                for part, tensor in zip(slot.parts(self.group.rank(), sent), sent, strict=True):
-                    part.copy_(tensor)
+                mine = zip(slot.parts(self.group.rank(), sent), sent, strict=True)
+                # copies within a device may take its SMs: all of them before the pulls, or a kernel would hold up both
+                for to, tensor in (*mine, *stays):
+                    to.copy_(tensor)
+                packed = StreamEvent.record()
                 slot.handle.barrier()
                 pull(slot)
-                return [StreamEvent.record()]
+                return Message(sent, received, [StreamEvent.record()], packed)
 
         copies = list(zip(received, sent, strict=True))
         whole = [(to, t) if to.shape == t.shape else (to.unflatten(0, (-1, len(t))), t) for to, t in copies]

@@ -39,6 +39,7 @@ class Message:
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
     works: Sequence[Waitable]
+    packed: Waitable | None = None  # when its own copies on this device are done, which kernels make; None: it has none
 
     def wait_all(self) -> Sequence[Tensor]:
         """On CUDA the current stream waits and the host goes on."""
@@ -55,6 +56,8 @@ class Message:
     def go_first(self) -> None:
         """What is launched from here on starts behind this message, unless that waits for another. An attention kernel
         fills the device and stays to its end: what is ready at the same moment would travel after it, not beside."""
+        if self.packed is not None:
+            self.packed.wait()
         if any(tensor.is_cuda for tensor in self.sent):
             torch.cuda._sleep(HEAD_START_CYCLES)
 
@@ -93,14 +96,19 @@ class Collectives:
         received = [torch.empty_like(t) for t in sent]
         pairs = list(zip(received, sent, strict=True))
         calls = [partial(self.group.alltoall_base, to, t, [], [], _BESIDE) for to, t in pairs]
-        return start(sent, received, partial(self._issue, calls, sent[0]), lambda: [to.copy_(t) for to, t in pairs])
+        return start(
+            sent,
+            received,
+            lambda: Message(sent, received, self._issue(calls, sent[0])),
+            lambda: [to.copy_(t) for to, t in pairs],
+        )
 
     def all_gather(self, tensor: Tensor) -> Message:
         gathered = tensor.new_empty(self.group.size() * tensor.shape[0], *tensor.shape[1:])
         return start(
             [tensor],
             [gathered],
-            lambda: [_all_gather(gathered, tensor, group=self.group, async_op=True)],
+            lambda: Message([tensor], [gathered], [_all_gather(gathered, tensor, group=self.group, async_op=True)]),
             lambda: gathered.unflatten(0, (self.group.size(), -1)).copy_(tensor),
         )
 
@@ -110,7 +118,7 @@ class Collectives:
         return start(
             [tensor],
             [received],
-            lambda: [_reduce_scatter(received, tensor, group=self.group, async_op=True)],
+            lambda: Message([tensor], [received], [_reduce_scatter(received, tensor, group=self.group, async_op=True)]),
             lambda: received.copy_(tensor.chunk(size)[self.group.rank()]),
         )
 
@@ -127,7 +135,12 @@ class Collectives:
                 partial(self.group.recv, [to], (rank - 1) % size, 0),
             )
         ]
-        return start(sent, received, partial(self._issue, calls, sent[0]), lambda: [to.copy_(t) for to, t in pairs])
+        return start(
+            sent,
+            received,
+            lambda: Message(sent, received, self._issue(calls, sent[0])),
+            lambda: [to.copy_(t) for to, t in pairs],
+        )
 
     def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
         """In one launch where the backend can. As torch's own functions do it, but for their checks of each operation:
@@ -162,13 +175,13 @@ def local_copies() -> Iterator[None]:
 def start(
     sent: Sequence[Tensor],
     received: Sequence[Tensor],
-    issue: Callable[[], Sequence[Any]],
+    issue: Callable[[], Message],
     copy: Callable[[], object],
 ) -> Message:
     """`issue` the message, or make its local `copy` inside `local_copies`."""
     if not _local["copies"]:
         with ledger.attention():
-            return Message(sent, received, issue())
+            return issue()
     if not sent[0].is_cuda:
         copy()
         return Message(sent, received, [])

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from sp_bench import campaign, machine
+from sp_bench import campaign, hardware, machine, plan
 from sp_bench.config import CampaignConfig, DeadlinesConfig
 from sp_bench.hardware import Gpu, Gpus
 from sp_bench.interrupts import Interrupted, Signals
@@ -67,6 +67,21 @@ def test_a_plan_for_the_cpu_and_gpus_runs_where_there_are_none(make_config):
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_has_no_row_is_attempt_0(resume):
     assert campaign.next_attempt(None, trial(), settings(resume=resume)) == 0
+
+
+def test_rows_of_another_environment_are_named_before_their_trials_run_again(make_config, tmp_path, capsys):
+    configs = [make_config(seq_len=96), make_config(seq_len=192)]
+    asked = settings(results_root=str(tmp_path), plan_only=True)
+    campaign.run(configs, asked, launch=lambda *arguments: ())
+    assert "env_id" not in capsys.readouterr().out
+    (tmp_path / "c").mkdir()
+    first = plan.plan(configs, 1, 0, None)[0].trial_id
+    for env_id in ("0" * 8, "1" * 8):
+        (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
+    campaign.run(configs, asked, launch=lambda *arguments: ())
+    here = hardware.env_id("cpu")
+    expected = f"1 of 2 trials to run have rows of env_id 00000000, 11111111, but here it is {here}: other libraries"
+    assert expected in capsys.readouterr().out
 
 
 def test_attempts_are_bounded():

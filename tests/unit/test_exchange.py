@@ -401,9 +401,32 @@ def test_slots_are_made_once_and_then_take_turns(make_host) -> None:
     assert [[len(buffer) for buffer in made] for made in host.buffers] == [[32, 32, 48]] * 2
 
 
+def test_a_kernel_starts_behind_a_messages_own_copies_but_not_behind_its_pulls(make_host, monkeypatch) -> None:
+    host, log = make_host(1, 0), []
+
+    def record() -> SimpleNamespace:
+        number = sum("recorded" in entry for entry in log)
+        log.append(f"recorded {number}")
+        return SimpleNamespace(wait=lambda: log.append(f"waited for {number}"))
+
+    def one(rank: int, transport: CopyEngines) -> list[Tensor]:
+        mine = torch.ones(1, 3)
+        copied = list(transport.all_to_all([mine]).wait_all())  # makes a slot, behind barriers of its own
+        monkeypatch.setattr(copy_engines, "StreamEvent", SimpleNamespace(record=record))
+        monkeypatch.setattr(Handle, "barrier", lambda self: log.append("barrier"))
+        monkeypatch.setattr(transport.__class__, "_peers", lambda self: log.append("pulls") or [])
+        message = transport.all_to_all([mine])
+        message.go_first()
+        return [*copied, message.wait()]
+
+    assert all(torch.equal(received, torch.ones(1, 3)) for received in host.run(one)[0])
+    assert log == ["recorded 0", "barrier", "pulls", "recorded 1", "waited for 0", "waited for 1"]
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 8])
-def test_no_two_ranks_pull_from_one_at_a_time_and_each_begins_with_itself(size: int) -> None:
+def test_no_two_ranks_pull_from_one_at_a_time_and_none_from_itself(size: int) -> None:
     orders = [CopyEngines(transport_of(rank, size).group)._peers() for rank in range(size)]
-    assert [order[0] for order in orders] == list(range(size))
+    for rank, order in enumerate(orders):
+        assert sorted([rank, *order]) == list(range(size))
     for at_once in zip(*orders, strict=True):
         assert sorted(at_once) == list(range(size))
