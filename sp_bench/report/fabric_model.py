@@ -39,8 +39,8 @@ class Point:
     cell: Cell
     primitive: str  # the slowest of the method's primitives: its bandwidth is the place on the axis
     bandwidth: Bandwidth
-    exposed_ms: float  # of the bytes that hide behind nothing
-    hidden_ms: float  # of those that hide behind compute
+    communication_ms: float  # bytes over bandwidth
+    exposed_ms: float  # of these, what hides behind nothing
     compute_ms: float = 0.0
     calibrates: bool = False  # compute_ms was taken from this very step
     calibrated_on: str | None = None  # the fabric whose step gave compute_ms; None: the compute-only arm did
@@ -50,9 +50,9 @@ class Point:
         return str(self.cell.asked["fabric"])
 
     @property
-    def communication_ms(self) -> float:
-        """Bytes over bandwidth."""
-        return self.exposed_ms + self.hidden_ms
+    def hidden_ms(self) -> float:
+        """What hides behind compute as far as that is long."""
+        return self.communication_ms - self.exposed_ms
 
     @property
     def predicted_ms(self) -> float:
@@ -148,7 +148,7 @@ def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     slowest = min(names, key=lambda op: used[op].bytes_per_s)
     ms = {op: 1e3 * size / used[op].bytes_per_s for op, size in sent.items()}
     exposed_ms = ms.get("all_to_all", 0.0) / (cell.asked["head_chunks"] or 1)
-    return Point(cell, names[slowest], used[slowest], exposed_ms, sum(ms.values()) - exposed_ms)
+    return Point(cell, names[slowest], used[slowest], sum(ms.values()), exposed_ms)
 
 
 def _predicted_by_op(cell: Cell) -> dict[str, float]:

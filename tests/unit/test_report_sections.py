@@ -161,6 +161,17 @@ def test_bytes_that_name_another_winner_are_wrong_only_where_the_paired_interval
     assert judgement.outcome == outcome
 
 
+def test_bytes_alone_name_the_fastest_way_to_send_as_many_of_them() -> None:
+    rows = bandwidths((20, 20), (20, 20)) + on_fabrics({"nvlink": (9.0, 10.0), "shm": (120.0, 110.0)})
+    rows += [row(median_ms=ms, fabric="shm", **HEADS, **ULYSSES, head_chunks=n) for n, ms in ((2, 100.0), (7, 130.0))]
+    (place,) = places(cells_of(rows))
+    judgement = fabrics.judge(place.on("shm"), lambda p: p.communication_ms, calibrated=False)
+    assert judgement.winner.cell.asked["head_chunks"] == 2
+    assert judgement.outcome == "agrees"
+    (sentence, *_) = map(plain, sections_of(rows)["fabrics"].points)
+    assert "ulysses, ulysses head_chunks=2, ulysses head_chunks=7 send 0.417 of the bytes" in sentence
+
+
 def test_fabric_words_hold_the_byte_ratio_of_the_rows_and_the_closed_form() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 300), (20, 20))
     section = sections_of(rows)["fabrics"]
@@ -183,6 +194,13 @@ def test_winners_by_fabric_are_one_table_that_stars_what_is_not_proven() -> None
     )
     assert shm[2:6] == ("ring zigzag *", "120", "ulysses", "1.083x")
     assert shm[6] == "ulysses, differs (1.083x)"
+
+
+def test_the_next_of_a_fabric_is_the_best_of_another_method() -> None:
+    rows = bandwidths((300, 300), (20, 20)) + on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 160.0)})
+    rows.append(row(median_ms=120.0, fabric="shm", **HEADS, **ULYSSES, head_chunks=2))
+    _, shm = (texts(line) for line in sections_of(rows)["fabrics"].tables[0].lines)
+    assert shm[2:6] == ("ulysses head_chunks=2 *", "120", "ring zigzag", "1.333x")
 
 
 def test_cells_on_a_fabric_without_bandwidth_are_named_and_not_drawn() -> None:

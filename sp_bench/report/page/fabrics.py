@@ -12,11 +12,12 @@ from sp_bench.report.ratios import paired_ratio, ratio_of_medians
 GIB = 2.0**30
 MODEL = (
     "Two predictions stand beside the measured winner. Bytes alone: the method with the smallest predicted bytes / "
-    "bandwidth of the primitive that moves them. With compute: the smallest a + max(compute, h), where a is the time "
-    "of the bytes that move by all-to-all, taken to hide behind nothing (in chunks of heads, those of one), and h that "
-    "of all others, taken to hide behind compute. Latency is left out, reduce-scatter is given the bandwidth of "
-    "all-gather, and the groups of a hybrid that of all ranks. Compute is the compute-only arm or, without one, the "
-    "step on the series' fastest fabric less its a: there the second prediction is a calibration and does not count."
+    "bandwidth of the primitive that moves them, in the fastest of its ways to send the same. With compute: the "
+    "smallest a + max(compute, h), where a is the time of the bytes that move by all-to-all, taken to hide behind "
+    "nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind compute. Latency is "
+    "left out, reduce-scatter is given the bandwidth of all-gather, and the groups of a hybrid that of all ranks. "
+    "Compute is the compute-only arm or, without one, the step on the series' fastest fabric less its a: there the "
+    "second prediction is a calibration and does not count."
 )
 BASIS = (
     "seq_len and sp_size are fixed and the fabric changes, so that no ratio is about scaling; the baseline of each is "
@@ -36,8 +37,8 @@ WINNERS_HEAD = (
     *("named by bytes alone", "named with compute"),
 )
 WINNERS_CAPTION = (
-    "By median step time; *: without an interval, or with one that holds 1, so that nothing is proven. In brackets: "
-    "step time of the named method over the fastest one's."
+    "By median step time; *: without an interval, or with one that holds 1, so that nothing is proven. Next: the best "
+    "of another method. In brackets: step time of the named method over the fastest one's."
 )
 PREDICTIONS = ("Bytes over bandwidth alone", "With compute")
 NEAR = 1.02  # step time of the named method over the fastest one's
@@ -78,13 +79,19 @@ def _fastest_by_fabric(place: Place) -> Words:
     for points in (place.on(fabric) for fabric in place.fabrics):
         if len(points) > 1:
             winner = fastest_of(points)
-            second = fastest_of([p for p in points if p is not winner])
-            ratio, proven = _lead(winner.cell, second.cell)
-            each.append(
-                say(f"{winner.cell.series} on {winner.fabric} (", ref(ratio, (winner.cell, second.cell)), f"{proven})")
-            )
+            second = _second(points).cell
+            ratio, proven = _lead(winner.cell, second)
+            behind = (winner.cell, second)
+            each.append(say(f"{winner.cell.series} on {winner.fabric} (", ref(ratio, behind), f"{proven})"))
     what = "lowest median step time by fabric, with its lead over the next method (*: not proven)"
     return say(f"{place.title}, {what}: ", listing(each), ".")
+
+
+def _second(points: Sequence[Point]) -> Point:
+    """The fastest of another method than the winner's, or of this one where there is no other."""
+    winner = fastest_of(points)
+    others = [p for p in points if p.cell.asked["method"] != winner.cell.asked["method"]]
+    return fastest_of(others or [p for p in points if p is not winner])
 
 
 def _lead(winner: Cell, second: Cell) -> tuple[str, str]:
@@ -96,9 +103,11 @@ def _lead(winner: Cell, second: Cell) -> tuple[str, str]:
 
 
 def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrated: bool) -> Judgement:
-    """A prediction, the smallest `value`, against the measured winner on one fabric."""
+    """A prediction, the smallest `value`, against the measured winner on one fabric. Of points that it does not tell
+    apart, chunks of heads send as many bytes as one exchange, it names the fastest."""
     winner = fastest_of(points)
-    predicted = min(points, key=lambda p: (value(p), p.cell.series))
+    least = min(map(value, points))
+    predicted = fastest_of([p for p in points if value(p) == least])
     if calibrated:
         return Judgement(predicted, "calibrates", predicted.measured_ms / winner.measured_ms)
     if predicted is winner:
@@ -178,22 +187,28 @@ def _ratios(place: Place) -> list[Words]:
     """Ulysses' predicted bytes over each ring's, from the rows, beside the closed form where it applies."""
     cells = {p.cell.series: p.cell for p in place.points}.values()
     rings = [c for c in cells if c.asked["method"] == "ring"]
-    return [_ratio(place, c, ring) for c in cells if c.asked["method"] == "ulysses" for ring in rings]
+    alike: dict[float, list[Cell]] = {}  # in chunks of heads or not, the bytes are the same
+    for cell in cells:
+        if cell.asked["method"] == "ulysses":
+            alike.setdefault(cell.communication.predicted_bytes or 0.0, []).append(cell)
+    return [_ratio(place, each, ring) for each in alike.values() for ring in rings]
 
 
-def _ratio(place: Place, ulysses: Cell, ring: Cell) -> Words:
-    asked, both = ring.asked, (ulysses, ring)
+def _ratio(place: Place, ulysses: Sequence[Cell], ring: Cell) -> Words:
+    asked, first, behind = ring.asked, ulysses[0], (*ulysses, ring)
     group, size = asked["num_heads"] / asked["num_kv_heads"], place.sp_size
-    sent = (ulysses.communication.predicted_bytes or 0.0) / (ring.communication.predicted_bytes or 1.0)
-    words = say(f"{place.title}: {ulysses.series} sends ", ref(f"{sent:.3f}", both), f" of the bytes of {ring.series}")
+    sent = (first.communication.predicted_bytes or 0.0) / (ring.communication.predicted_bytes or 1.0)
+    names = ", ".join(c.series for c in ulysses)
+    verb = "sends" if len(ulysses) == 1 else "send"
+    words = say(f"{place.title}: {names} {verb} ", ref(f"{sent:.3f}", behind), f" of the bytes of {ring.series}")
     if asked["pass_kind"] == "forward_backward":
-        first, second = (c.communication.phases.get("forward", (None, None))[0] for c in both)
-        words = say(words, ", ", ref(f"{first / second:.3f}", both), " in the forward") if first and second else words
+        ours, rings = (c.communication.phases.get("forward", (None, None))[0] for c in (first, ring))
+        words = say(words, ", ", ref(f"{ours / rings:.3f}", behind), " in the forward") if ours and rings else words
     if size <= asked["num_kv_heads"] and asked["dkv_dtype"] in (None, "input"):
         forms = f"; (G+1)/P = {(group + 1) / size:.3f} is the forward's, "
         forms += f"2(G+1)/(3P) = {2 * (group + 1) / (3 * size):.3f} the whole's, G = {group:g}, P = {size}"
         words = say(words, forms)
-    return say(words, ". It wins by bytes alone where its bandwidth is more than that part of the ring's.")
+    return say(words, ". By bytes alone Ulysses wins where its bandwidth is more than that part of the ring's.")
 
 
 def _winners(found: Sequence[Place]) -> Table:
@@ -205,7 +220,7 @@ def _winners(found: Sequence[Place]) -> Table:
 def _winner(place: Place, fabric: str) -> Line:
     points = place.on(fabric)
     winner = fastest_of(points).cell
-    second = fastest_of([p for p in points if p.cell is not winner]).cell
+    second = _second(points).cell
     ratio, proven = _lead(winner, second)
     by_bytes, with_compute = (_judged(judgement, winner) for judgement in _judgements(points))
     texts = (
