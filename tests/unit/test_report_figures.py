@@ -28,13 +28,14 @@ from sp_bench.report.figures import draw
 from sp_bench.report.figures.attribution import draw_time_parts
 from sp_bench.report.figures.axes import is_close, scale_lengths, short
 from sp_bench.report.figures.communication import draw_communication
-from sp_bench.report.figures.drawings import DPI, Drawing, Plot, finish, named
+from sp_bench.report.figures.drawings import DPI, Drawing, Plot, finish
 from sp_bench.report.figures.fabrics import draw_fabrics
 from sp_bench.report.figures.legends import MAX_LINES, columns_within, printable, text_inches, wrapped
 from sp_bench.report.figures.quantities import draw_memory, draw_step_time, draw_throughput
 from sp_bench.report.figures.reduction import MAX_SERIES, reduced
 from sp_bench.report.figures.styles import MARKERS, styles
 from sp_bench.report.figures.venues import VENUES, rc
+from sp_bench.report.file_names import stems
 from sp_bench.report.selection import select
 from sp_bench.report.time_parts import attributions
 
@@ -674,6 +675,14 @@ def test_an_unknown_venue_is_refused_with_those_there_are(found: Sequence[Cell])
         draw(found, "nature")
 
 
-def test_figures_of_one_name_are_numbered(drawings: Sequence[Drawing]) -> None:
-    first = drawings[0]
-    assert [d.stem for d in named([first, first, first])] == [first.stem, f"{first.stem}-2", f"{first.stem}-3"]
+def test_files_of_one_kind_are_named_by_what_tells_their_settings_apart_and_else_numbered() -> None:
+    of_7b = ("step_time-attention-forward", "attention forward: llama2_7b, 32/32 heads of 128, causal, nvlink")
+    of_8b = ("step_time-attention-forward", "attention forward: llama3_8b, 32/8 heads of 128, causal, nvlink")
+    assert stems([of_7b]) == ["step_time-attention-forward"]
+    assert stems([of_7b, of_8b, ("memory-a/../b", "x")]) == [
+        "step_time-attention-forward-llama2_7b-32_32_heads_of_128",
+        "step_time-attention-forward-llama3_8b-32_8_heads_of_128",
+        "memory-a_b",
+    ]
+    assert stems([of_7b, of_7b, of_7b]) == [f"step_time-attention-forward{number}" for number in ("", "-2", "-3")]
+    assert [len(stem) for stem in stems([("a", f"{n}{'b' * 300}") for n in (1, 2)])] == [160, 160]

@@ -3,7 +3,6 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any
 
 import pandas as pd
@@ -17,12 +16,12 @@ from PIL import Image
 from sp_bench.report.cells import Cell
 from sp_bench.report.figures.legends import balanced
 from sp_bench.report.figures.venues import is_titled
+from sp_bench.report.file_names import stems
 from sp_bench.report.provenance import words
 
 DPI = 144
 COLOURS = 256  # of a PNG; figures have about ten and their blends with white
 UNTIMED = ("memory", "max_context", "communication")  # kinds of figures that show no times
-MAX_STEM = 120  # characters of a file name
 MARGIN_IN = 0.2  # on both sides of a title together
 POSITION_DIGITS = 9  # of an axes' place, in widths and heights of its figure
 
@@ -74,8 +73,7 @@ def finish(kind: str, setting: str, plot: Plot) -> Drawing:
     width = figure.get_figwidth()
     if is_titled():
         figure.suptitle(balanced(setting, width - MARGIN_IN, "figure.titlesize"))
-    words_of_name = f"{kind}-{asked['workload']}-{asked['pass_kind']}"
-    stem = "".join(c if c.isascii() and (c.isalnum() or c == "-") else "_" for c in words_of_name)[:MAX_STEM]
+    stem = f"{kind}-{asked['workload']}-{asked['pass_kind']}"
     files = {"png": _png(figure), "pdf": _pdf(figure), "svg": _svg(figure), "csv": _csv(plot.data)}
     return Drawing(
         kind, setting, stem, plot.caption, words(plot.cells, of_times=kind not in UNTIMED), round(96 * width), files
@@ -83,14 +81,9 @@ def finish(kind: str, setting: str, plot: Plot) -> Drawing:
 
 
 def named(drawings: Sequence[Drawing]) -> list[Drawing]:
-    """The same with different stems: the second of a name ends in -2."""
-    made: list[Drawing] = []
-    taken: set[str] = set()
-    for drawing in drawings:
-        stem = next(s for n in count(1) if (s := drawing.stem if n == 1 else f"{drawing.stem}-{n}") not in taken)
-        taken.add(stem)
-        made.append(replace(drawing, stem=stem))
-    return made
+    """The same with different stems."""
+    names = stems([(drawing.stem, drawing.setting) for drawing in drawings])
+    return [replace(drawing, stem=name) for drawing, name in zip(drawings, names, strict=True)]
 
 
 def _png(figure: Figure) -> bytes:
