@@ -47,7 +47,7 @@ def draw_utilization(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot 
     shares = {name: share for name, share in SHARES.items() if any(share(c) is not None for c in shown)}
     figure = _beside(panels, shares, style) if over is None else _lines(panels, over, shares, names, style)
     data = pd.DataFrame([line for c in shown for name, share in shares.items() for line in _data(c, name, share)])
-    apart = f"Series of one {over} are set slightly apart. " if over else "On each line MFU is above HFU. "
+    apart = f"Series of one {over} are set slightly apart. " if over else "A line's upper mark is MFU, the lower HFU. "
     caption = CAPTION.format(names=" and ".join(shares), peak=_peak(shown), apart=apart, marks=_marks(shown))
     return Plot(figure, caption + unnamed + left_out, data, tuple(shown))
 

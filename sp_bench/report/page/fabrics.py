@@ -14,10 +14,10 @@ MODEL = (
     "Two predictions stand beside the measured winner. Bytes alone: the method with the smallest predicted bytes / "
     "bandwidth of the primitive that moves them, in the fastest of its ways to send the same. With compute: the "
     "smallest a + max(compute, h), where a is the time of the bytes that move by all-to-all, taken to hide behind "
-    "nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind compute. Latency is "
-    "left out, reduce-scatter is given the bandwidth of all-gather, and the groups of a hybrid that of all ranks. "
-    "Compute is the compute-only arm or, without one, the step on the series' fastest fabric less its a: there the "
-    "second prediction is a calibration and does not count."
+    "nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind compute, which a "
+    "whole gather can in part only. Latency is left out, reduce-scatter is given the bandwidth of all-gather, and the "
+    "groups of a hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' "
+    "fastest fabric less its a: there the second prediction is a calibration and does not count."
 )
 BASIS = (
     "seq_len and sp_size are fixed and the fabric changes, so that no ratio is about scaling; the baseline of each is "
