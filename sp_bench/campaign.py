@@ -109,14 +109,15 @@ def _rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:
 def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> str:
     """Why there are rows of trials that are to run all the same; empty without any."""
     asked = {trial.trial_id: campaign.env_id(trial) for trial in without_row}
-    found = [row for row in results.committed(campaign.folder) if row.trial_id in asked]
+    committed = results.committed(campaign.folder)  # another run may have added rows of this very environment
+    found = [row for row in committed if asked.get(row.trial_id, row.env_id) != row.env_id]
     if not found:
         return ""
     there, here = {row.env_id for row in found}, {asked[row.trial_id] for row in found}
     return (
         f"{len({row.trial_id for row in found})} of {number_of(len(asked))} to run have rows of env_id "
         f"{', '.join(sorted(there))}, but here it is {', '.join(sorted(here))}: other libraries, another device or "
-        "other measuring code. Those rows stay, and reports keep them apart"
+        "other measuring code. Those rows stay; a report shows each cell's newest environment"
     )
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp_bench import ledger
-from sp_bench.exchange import Collectives, Message, StreamEvent, Transport, side_stream, start
+from sp_bench.exchange import Collectives, Message, StreamEvent, Transport, start, urgent_stream
 
 # Of each size, used in turn. Who has passed the barrier of one message knows that all peers have pulled the message
 # before it, whose slot the next message may then fill.
@@ -55,6 +55,7 @@ class CopyEngines:
 
     group: dist.ProcessGroup
     _slots: dict[int, list[_Slot]] = field(default_factory=dict)
+    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
 
     def all_to_all(self, sent: Sequence[Tensor]) -> Message:
         received = [torch.empty_like(t) for t in sent]
@@ -112,7 +113,7 @@ class CopyEngines:
         def issue() -> Message:
             ledger.count(op, off_rank_bytes)
             slot = self._next_slot(sum(map(_aligned_bytes, sent)), sent[0].device)
-            stream = side_stream(sent[0].device)
+            stream = self._stream(sent[0].device)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 mine = zip(slot.parts(self.group.rank(), sent), sent, strict=True)
@@ -127,6 +128,12 @@ class CopyEngines:
         copies = list(zip(received, sent, strict=True))
         whole = [(to, t) if to.shape == t.shape else (to.unflatten(0, (-1, len(t))), t) for to, t in copies]
         return start(sent, received, issue, lambda: [to.copy_(t) for to, t in whole])
+
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        """Of this group alone: a message of another one does not wait for its pulls."""
+        if device not in self._streams:
+            self._streams[device] = urgent_stream(device)
+        return self._streams[device]
 
     def _next_slot(self, num_bytes: int, device: torch.device) -> _Slot:
         """The slots of a size take turns."""

@@ -194,7 +194,12 @@ def start(
 
 @cache
 def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all messages that are copies: urgent, as what they bring is waited for."""
+    """One for all local copies."""
+    return urgent_stream(device)
+
+
+def urgent_stream(device: torch.device) -> torch.cuda.Stream:
+    """For messages that are copies: what they bring is waited for."""
     return torch.cuda.Stream(device, priority=-1)
 
 

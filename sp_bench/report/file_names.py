@@ -17,7 +17,7 @@ def stems(named: Sequence[tuple[str, str]]) -> list[str]:
     for what, setting in named:
         shared = set.intersection(*settings[what])
         apart = [word for word in _words(setting) if word not in shared]
-        stem = "-".join(map(_plain, [what, *apart]))[:MAX_STEM]
+        stem = "-".join(filter(None, map(_plain, [what, *apart])))[:MAX_STEM]
         made.append(next(s for n in count(1) if (s := stem if n == 1 else f"{stem}-{n}") not in made))
     return made
 

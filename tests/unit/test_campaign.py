@@ -76,11 +76,13 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
     assert "env_id" not in capsys.readouterr().out
     (tmp_path / "c").mkdir()
     first = plan.plan(configs, 1, 0, None)[0].trial_id
+    second = plan.plan(configs, 1, 0, None)[1].trial_id
+    (tmp_path / "c" / RowName(second, hardware.env_id("cpu"), 0, "ok").file_name).touch()
     for env_id in ("0" * 8, "1" * 8):
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
     campaign.run(configs, asked, launch=lambda *arguments: ())
     here = hardware.env_id("cpu")
-    expected = f"1 of 2 trials to run have rows of env_id 00000000, 11111111, but here it is {here}: other libraries"
+    expected = f"1 of 1 trial to run have rows of env_id 00000000, 11111111, but here it is {here}: other libraries"
     assert expected in capsys.readouterr().out
 
 

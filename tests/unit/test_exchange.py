@@ -338,7 +338,8 @@ def make_host(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], Host]:
         for name in ("current_stream", "synchronize"):
             monkeypatch.setattr(torch.cuda, name, lambda *device: None)
         monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
-        monkeypatch.setattr(copy_engines, "side_stream", lambda device: SimpleNamespace(wait_stream=lambda other: None))
+        stream = SimpleNamespace(wait_stream=lambda other: None)
+        monkeypatch.setattr(copy_engines, "urgent_stream", lambda device: stream)
         monkeypatch.setattr(copy_engines, "StreamEvent", SimpleNamespace(record=lambda: finished))
         monkeypatch.setattr(ledger, "attention", nullcontext)  # its mark is the process's, not the thread's
         return host
@@ -402,25 +403,42 @@ def test_slots_are_made_once_and_then_take_turns(make_host) -> None:
 
 
 def test_a_kernel_starts_behind_a_messages_own_copies_but_not_behind_its_pulls(make_host, monkeypatch) -> None:
-    host, log = make_host(1, 0), []
+    host, log, sent, received = make_host(1, 0), [], torch.full((1, 3), 2.0), torch.zeros(1, 3)
 
     def record() -> SimpleNamespace:
-        number = sum("recorded" in entry for entry in log)
-        log.append(f"recorded {number}")
+        in_slot = any(torch.equal(buffer.view(torch.float32)[:3], sent[0]) for buffer in host.buffers[0])
+        log.append("done" if in_slot and torch.equal(received, sent) else "not done")
+        number = len(log)
         return SimpleNamespace(wait=lambda: log.append(f"waited for {number}"))
 
     def one(rank: int, transport: CopyEngines) -> list[Tensor]:
-        mine = torch.ones(1, 3)
-        copied = list(transport.all_to_all([mine]).wait_all())  # makes a slot, behind barriers of its own
+        for _ in range(copy_engines.SLOTS):  # are made behind barriers of their own
+            transport.all_to_all([torch.zeros(1, 3)]).wait()
+        monkeypatch.setattr(torch, "empty_like", lambda tensor: received)
         monkeypatch.setattr(copy_engines, "StreamEvent", SimpleNamespace(record=record))
         monkeypatch.setattr(Handle, "barrier", lambda self: log.append("barrier"))
-        monkeypatch.setattr(transport.__class__, "_peers", lambda self: log.append("pulls") or [])
-        message = transport.all_to_all([mine])
+        monkeypatch.setattr(CopyEngines, "_peers", lambda self: log.append("pulls") or [])
+        message = transport.all_to_all([sent])
         message.go_first()
-        return [*copied, message.wait()]
+        return [message.wait()]
 
-    assert all(torch.equal(received, torch.ones(1, 3)) for received in host.run(one)[0])
-    assert log == ["recorded 0", "barrier", "pulls", "recorded 1", "waited for 0", "waited for 1"]
+    host.run(one)
+    assert log == ["done", "barrier", "pulls", "done", "waited for 1", "waited for 4"]
+
+
+def test_groups_of_copy_engines_do_not_wait_for_each_other(monkeypatch) -> None:
+    monkeypatch.setattr(copy_engines, "urgent_stream", lambda device: object())
+    one, other = (CopyEngines(transport_of(0, 2).group) for _ in range(2))
+    device = torch.device("cpu")
+    assert one._stream(device) is one._stream(device) is not other._stream(device)
+
+
+def test_a_head_start_begins_when_the_messages_own_copies_are_done(monkeypatch) -> None:
+    log: list[str] = []
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("head start"))
+    on_device = cast(Tensor, SimpleNamespace(is_cuda=True))
+    Message([on_device], [], [], SimpleNamespace(wait=lambda: log.append("copied"))).go_first()
+    assert log == ["copied", "head start"]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 8])

@@ -684,5 +684,7 @@ def test_files_of_one_kind_are_named_by_what_tells_their_settings_apart_and_else
         "step_time-attention-forward-llama3_8b-32_8_heads_of_128",
         "memory-a_b",
     ]
+    sizes = [("a", f"step: {n} tokens at a time, causal") for n in ("1,024", "1,048")]
+    assert stems(sizes) == ["a-1_024_tokens_at_a_time", "a-1_048_tokens_at_a_time"]
     assert stems([of_7b, of_7b, of_7b]) == [f"step_time-attention-forward{number}" for number in ("", "-2", "-3")]
     assert [len(stem) for stem in stems([("a", f"{n}{'b' * 300}") for n in (1, 2)])] == [160, 160]

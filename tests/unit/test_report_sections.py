@@ -170,6 +170,8 @@ def test_bytes_alone_name_the_fastest_way_to_send_as_many_of_them() -> None:
     assert judgement.outcome == "agrees"
     (sentence, *_) = map(plain, sections_of(rows)["fabrics"].points)
     assert "ulysses, ulysses head_chunks=2, ulysses head_chunks=7 send 0.417 of the bytes" in sentence
+    slower = [p for p in place.on("shm") if p.cell.asked["head_chunks"] == 7 or p.cell.asked["method"] == "ring"]
+    assert fabrics.judge(slower, lambda p: p.measured_ms, calibrated=False).winner.measured_ms == 110.0
 
 
 def test_fabric_words_hold_the_byte_ratio_of_the_rows_and_the_closed_form() -> None:
@@ -201,6 +203,11 @@ def test_the_next_of_a_fabric_is_the_best_of_another_method() -> None:
     rows.append(row(median_ms=120.0, fabric="shm", **HEADS, **ULYSSES, head_chunks=2))
     _, shm = (texts(line) for line in sections_of(rows)["fabrics"].tables[0].lines)
     assert shm[2:6] == ("ulysses head_chunks=2 *", "120", "ring zigzag", "1.333x")
+    alone = [r for r in rows if r["method"] == "ulysses"] + [
+        row(median_ms=1.0, fabric="nvlink", **HEADS, **ULYSSES, head_chunks=2)
+    ]
+    _, shm = (texts(line) for line in sections_of(alone)["fabrics"].tables[0].lines)
+    assert shm[2:6] == ("ulysses head_chunks=2 *", "120", "ulysses", "1.083x")
 
 
 def test_cells_on_a_fabric_without_bandwidth_are_named_and_not_drawn() -> None:

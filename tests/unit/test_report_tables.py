@@ -393,6 +393,13 @@ def test_file_names_are_plain_and_no_two_are_equal(campaign: list[Cell]) -> None
         assert len(names) == len(set(names))
 
 
+def test_file_names_say_which_setting_a_table_is_of() -> None:
+    made = paper_tables(cells_of([row(num_kv_heads=n) for n in (8, 16)]))
+    assert [t.stem for t in made if t.kind == "memory"] == [
+        f"memory-attention-forward_backward-{row()['num_heads']}_{n}_heads_of_{row()['head_dim']}" for n in (16, 8)
+    ]
+
+
 def test_csv_has_the_trials_behind_each_number(campaign: list[Cell]) -> None:
     known = {str(row["trial_id"]) for cell in campaign for row in cell.rows}
     for table in paper_tables(campaign):

@@ -1,5 +1,6 @@
 """The section on fabrics: which method wins at which measured bandwidth, and where bytes over bandwidth say so."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,13 @@ from sp_bench.report.ratios import paired_ratio, ratio_of_medians
 
 GIB = 2.0**30
 MODEL = (
-    "Two predictions stand beside the measured winner. Bytes alone: the method with the smallest predicted bytes / "
-    "bandwidth of the primitive that moves them, in the fastest of its ways to send the same. With compute: the "
-    "smallest a + max(compute, h), where a is the time of the bytes that move by all-to-all, taken to hide behind "
-    "nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind compute, which a "
-    "whole gather can in part only. Latency is left out, reduce-scatter is given the bandwidth of all-gather, and the "
-    "groups of a hybrid that of all ranks. Compute is the compute-only arm or, without one, the step on the series' "
-    "fastest fabric less its a: there the second prediction is a calibration and does not count."
+    "Two predictions stand beside the measured winner, each of a method, in the fastest of those of its ways to send "
+    "that it does not tell apart. Bytes alone: the smallest predicted bytes / bandwidth of the primitive that moves "
+    "them. With compute: the smallest a + max(compute, h), where a is the time of the bytes that move by all-to-all, "
+    "taken to hide behind nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind "
+    "compute, which a whole gather can in part only. Latency is left out, reduce-scatter is given the bandwidth of "
+    "all-gather, and the groups of a hybrid that of all ranks. Compute is the compute-only arm or, without one, the "
+    "step on the series' fastest fabric less its a: there the second prediction is a calibration and does not count."
 )
 BASIS = (
     "seq_len and sp_size are fixed and the fabric changes, so that no ratio is about scaling; the baseline of each is "
@@ -38,7 +39,8 @@ WINNERS_HEAD = (
 )
 WINNERS_CAPTION = (
     "By median step time; *: without an interval, or with one that holds 1, so that nothing is proven. Next: the best "
-    "of another method. In brackets: step time of the named method over the fastest one's."
+    "of another method, or of the same where there is no other. In brackets: step time of the named method over the "
+    "fastest one's."
 )
 PREDICTIONS = ("Bytes over bandwidth alone", "With compute")
 NEAR = 1.02  # step time of the named method over the fastest one's
@@ -107,7 +109,7 @@ def judge(points: Sequence[Point], value: Callable[[Point], float], *, calibrate
     apart, chunks of heads send as many bytes as one exchange, it names the fastest."""
     winner = fastest_of(points)
     least = min(map(value, points))
-    predicted = fastest_of([p for p in points if value(p) == least])
+    predicted = fastest_of([p for p in points if math.isclose(value(p), least)])
     if calibrated:
         return Judgement(predicted, "calibrates", predicted.measured_ms / winner.measured_ms)
     if predicted is winner:
