@@ -337,12 +337,18 @@ def test_attribution_links_times_to_the_cell_and_shares_to_the_kernel_alone_too(
     }
 
 
-def test_attribution_needs_neither_the_kernel_alone_nor_the_arms() -> None:
-    arms = dict.fromkeys(("compute_only_step_ms", "imbalance_ms", "exposed_comm_ms"))
-    without_arms = [r | arms for r in alone_and_method(1)]
-    for rows, dashes in ((alone_and_method(1)[1:], (3, 7, 8)), (without_arms, (4, 8, 9, 10))):
-        (line,) = sections_of(rows)["attribution"].tables[0].lines
-        assert all(texts(line)[place] == "\N{EN DASH}" for place in dashes)
+def test_attribution_needs_no_kernel_alone() -> None:
+    (line,) = sections_of(alone_and_method(1)[1:])["attribution"].tables[0].lines
+    assert all(texts(line)[place] == "\N{EN DASH}" for place in (3, 7, 8))
+
+
+def test_without_arms_nothing_is_said_of_them() -> None:
+    arms = dict.fromkeys(("compute_only_step_ms", "comm_only_step_ms", "imbalance_ms", "exposed_comm_ms"))
+    arms |= {"overlap_efficiency": None}
+    (table,) = sections_of([r | arms for r in alone_and_method(1)])["attribution"].tables
+    assert table.head == (*ATTRIBUTION_HEAD[:4], "step (ms)", "alone / step")
+    assert texts(table.lines[0])[3:] == ("10.0", "11.0", "0.909")
+    assert "only" not in table.caption
 
 
 def test_an_arm_that_became_faster_while_it_was_timed_is_named() -> None:

@@ -5,7 +5,7 @@ from itertools import groupby
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.page.parts import Line, Section, Table, Words, in_ms, median_ms, processors, ref, say
+from sp_bench.report.page.parts import Line, Ref, Section, Table, Words, in_ms, median_ms, processors, ref, say
 from sp_bench.report.ratios import behind, paired_ratio
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
@@ -14,21 +14,24 @@ HEAD = (
     *("alone / step", "compute beyond the kernel (ms)", "imbalance (ms)", "exposed communication (ms)"),
     "overlap efficiency",
 )
+WITHOUT_ARMS = (0, 1, 2, 3, 5, 7)  # columns of a table none of whose cells has a compute-only or comm-only arm
 BASIS = (
     "Strong scaling: seq_len is fixed and a rank's share shrinks with sp_size; the baseline is the kernel alone, "
     "single on one device with the whole sequence and 1/P of the heads."
 )
-CAPTION = (
-    "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. Compute only: the "
-    "same step with its messages replaced by local copies. Comm only: the same step without attention kernels, that "
-    "is, communication with its packing and merging, which compute only has too: the two add up to more than a step "
-    "without overlap. "
+ALONE = "Kernel alone: the same kernel on one device with the whole sequence and 1/P of the heads. "
+ARMS = (
+    "Compute only: the same step with its messages replaced by local copies. Comm only: the same step without "
+    "attention kernels, that is, communication with its packing and merging, which compute only has too: the two add "
+    "up to more than a step without overlap. "
     "Compute beyond the kernel = compute only - kernel alone, of each replicate that both have: uneven ranks, smaller "
     "blocks, merges and copies. Imbalance = compute only of the slowest rank - the mean over ranks: uneven work, or "
     "uneven devices. Exposed communication = step - compute only, of each replicate. "
     "Overlap efficiency = 1 - exposed / comm only: 1 where all communication is hidden; without overlap about the "
     "share of packing and merging in comm only, not 0; above 1 where the host's launches bound step and arms, which "
     "then tell nothing of communication. "
+)
+BRACKETS = (
     "Medians over replicates, of each column its own: differences of medians need not be medians of differences. "
     "Brackets: order-statistic intervals, from 6 replicates on."
 )
@@ -43,8 +46,16 @@ def section(cells: Sequence[Cell]) -> Section | None:
         title="Where the time goes",
         basis=BASIS,
         points=tuple(_words(a) for group in by_setting.values() for a in _by_time(largest(group))),
-        tables=tuple(Table(s, CAPTION, HEAD, tuple(map(_line, group))) for s, group in by_setting.items()),
+        tables=tuple(_table(setting, group) for setting, group in by_setting.items()),
     )
+
+
+def _table(setting: str, group: Sequence[Attribution]) -> Table:
+    with_arms = any(a.compute_only_ms is not None or a.comm_only_ms is not None for a in group)
+    caption = f"{ALONE}{ARMS if with_arms else ''}{BRACKETS}"
+    columns = range(len(HEAD)) if with_arms else WITHOUT_ARMS
+    lines = (Line(tuple(_texts(a)[i] for i in columns), (a.cell,)) for a in group)
+    return Table(setting, caption, tuple(HEAD[i] for i in columns), tuple(lines))
 
 
 def _by_time(group: Sequence[Attribution]) -> list[Attribution]:
@@ -73,15 +84,14 @@ def _words(a: Attribution) -> Words:
     return say(words, ".")
 
 
-def _line(a: Attribution) -> Line:
+def _texts(a: Attribution) -> tuple[str | Ref, ...]:
     overlap = MISSING if a.overlap_efficiency is None else f"{a.overlap_efficiency:.2f}"
     both = (a.cell,) if a.alone is None else (a.cell, a.alone)
     parts = (a.beyond_kernel, a.imbalance, a.exposed)
     beyond, imbalance, exposed = (MISSING if part is None else part.words for part in parts)
     alone_ms = MISSING if a.alone is None else ref(number(a.alone_ms), a.alone)
-    texts = (
+    return (
         *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
         *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
         *(ref(a.fraction, both), ref(beyond, both), imbalance, exposed, overlap),
     )
-    return Line(texts, (a.cell,))
