@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sp_bench import ledger
-from sp_bench.exchange import Collectives, Message, StreamEvent, Transport, start, urgent_stream
+from sp_bench.exchange import Collectives, Message, StreamEvent, Transport, side_stream, start
 
 # Of each size, used in turn. Who has passed the barrier of one message knows that all peers have pulled the message
 # before it, whose slot the next message may then fill.
@@ -54,8 +54,8 @@ class CopyEngines:
     """A Transport. Slots are made at the first message of a size, by all ranks of the group together."""
 
     group: dist.ProcessGroup
+    lane: int = 0  # of its stream: groups of different lanes do not wait for each other's pulls
     _slots: dict[int, list[_Slot]] = field(default_factory=dict)
-    _streams: dict[torch.device, torch.cuda.Stream] = field(default_factory=dict)
 
     def all_to_all(self, sent: Sequence[Tensor]) -> Message:
         received = [torch.empty_like(t) for t in sent]
@@ -113,7 +113,7 @@ class CopyEngines:
         def issue() -> Message:
             ledger.count(op, off_rank_bytes)
             slot = self._next_slot(sum(map(_aligned_bytes, sent)), sent[0].device)
-            stream = self._stream(sent[0].device)
+            stream = side_stream(sent[0].device, self.lane)
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 mine = zip(slot.parts(self.group.rank(), sent), sent, strict=True)
@@ -128,12 +128,6 @@ class CopyEngines:
         copies = list(zip(received, sent, strict=True))
         whole = [(to, t) if to.shape == t.shape else (to.unflatten(0, (-1, len(t))), t) for to, t in copies]
         return start(sent, received, issue, lambda: [to.copy_(t) for to, t in whole])
-
-    def _stream(self, device: torch.device) -> torch.cuda.Stream:
-        """Of this group alone: a message of another one does not wait for its pulls."""
-        if device not in self._streams:
-            self._streams[device] = urgent_stream(device)
-        return self._streams[device]
 
     def _next_slot(self, num_bytes: int, device: torch.device) -> _Slot:
         """The slots of a size take turns."""
@@ -153,4 +147,6 @@ class CopyEngines:
 @cache  # slots are dear: one transport for all that a process opens on a group
 def transport(exchange: str | None, group: dist.ProcessGroup) -> Transport:
     """What `method.exchange` asks for."""
-    return CopyEngines(group) if exchange == "copy_engines" else Collectives(group)
+    if exchange == "copy_engines":
+        return CopyEngines(group, lane=transport.cache_info().currsize)
+    return Collectives(group)

@@ -192,14 +192,9 @@ def start(
         return Message(sent, received, [StreamEvent.record()])
 
 
-@cache
-def side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all local copies."""
-    return urgent_stream(device)
-
-
-def urgent_stream(device: torch.device) -> torch.cuda.Stream:
-    """For messages that are copies: what they bring is waited for."""
+@cache  # torch hands out a few in turn, NCCL's among them: a new one each time would sooner or later be one of those
+def side_stream(device: torch.device, lane: int = 0) -> torch.cuda.Stream:
+    """For messages that are copies: urgent, as what they bring is waited for."""
     return torch.cuda.Stream(device, priority=-1)
 
 
