@@ -115,9 +115,9 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> str
         return ""
     there, here = {row.env_id for row in found}, {asked[row.trial_id] for row in found}
     return (
-        f"{len({row.trial_id for row in found})} of {number_of(len(asked))} to run have rows of env_id "
-        f"{', '.join(sorted(there))}, but here it is {', '.join(sorted(here))}: other libraries, another device or "
-        "other measuring code. Those rows stay; a report shows each cell's newest environment"
+        f"{len({row.trial_id for row in found})} of {number_of(len(asked))} without a row of this environment (env_id "
+        f"{', '.join(sorted(here))}) have one of {', '.join(sorted(there))}: other libraries, another device or other "
+        "measuring code. Those rows stay; a report shows each cell's newest environment"
     )
 
 

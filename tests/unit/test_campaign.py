@@ -82,7 +82,7 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
     campaign.run(configs, asked, launch=lambda *arguments: ())
     here = hardware.env_id("cpu")
-    expected = f"1 of 1 trial to run have rows of env_id 00000000, 11111111, but here it is {here}: other libraries"
+    expected = f"1 of 1 trial without a row of this environment (env_id {here}) have one of 00000000, 11111111: other"
     assert expected in capsys.readouterr().out
 
 
