@@ -1,9 +1,8 @@
 """What bytes over measured bandwidth predict of a step, and which cells answer the same question on several fabrics.
 
-A step is predicted as a + max(compute, h): a is the time of the bytes taken to hide behind nothing, those that move by
-all-to-all or, in c chunks of heads, one c-th of them: the first on the way there and the last on the way back; h is
-that of all other bytes, taken to hide behind compute as far as that is long. Each is predicted bytes / the bandwidth
-measured for the primitive on the same fabric and number of ranks; latency is left out.
+A step is predicted as its compute and what the method's schedule leaves exposed of its messages (overlap.py); the time
+of each is predicted bytes / the bandwidth measured for the primitive on the same fabric and number of ranks; latency is
+left out.
 
 Measured bandwidth is that of the largest message, hundreds of MiB as those of attention are. That of the line through
 all sizes is higher: where the small ones wait for the host, it can be more than the links carry.
@@ -15,6 +14,7 @@ from statistics import median
 from typing import Any
 
 from sp_bench.report.cells import Cell, listed
+from sp_bench.report.overlap import Times, exposed_ms
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {
@@ -39,8 +39,7 @@ class Point:
     cell: Cell
     primitive: str  # the slowest of the method's primitives: its bandwidth is the place on the axis
     bandwidth: Bandwidth
-    communication_ms: float  # bytes over bandwidth
-    exposed_ms: float  # of these, what hides behind nothing
+    times: Times  # bytes over bandwidth
     compute_ms: float = 0.0
     calibrates: bool = False  # compute_ms was taken from this very step
     calibrated_on: str | None = None  # the fabric whose step gave compute_ms; None: the compute-only arm did
@@ -50,13 +49,12 @@ class Point:
         return str(self.cell.asked["fabric"])
 
     @property
-    def hidden_ms(self) -> float:
-        """What hides behind compute as far as that is long."""
-        return self.communication_ms - self.exposed_ms
+    def communication_ms(self) -> float:
+        return sum(self.times.values())
 
     @property
     def predicted_ms(self) -> float:
-        return self.exposed_ms + max(self.compute_ms, self.hidden_ms)
+        return self.compute_ms + exposed_ms(self.cell.asked, self.times, self.compute_ms)
 
     @property
     def measured_ms(self) -> float:
@@ -140,29 +138,29 @@ def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     """None where the bandwidth of any of its primitives is not known."""
     where = (cell.pool, *(cell.asked[name] for name in ("fabric", "hardware", "sp_size")))
     _, *transport = str(cell.asked["primitive"]).partition(" by ")  # "all_to_all by copy engines"
-    sent = {op: size for op, size in _predicted_by_op(cell).items() if size}
-    names = {op: "".join([PRIMITIVES.get(op, op), *transport]) for op in sorted(sent)}
+    sent = _predicted_bytes(cell)
+    names = {op: "".join([PRIMITIVES.get(op, op), *transport]) for op in sorted({op for _, op in sent})}
     if not sent or any((*where, name) not in known for name in names.values()):
         return None
     used = {op: known[*where, name] for op, name in names.items()}
     slowest = min(names, key=lambda op: used[op].bytes_per_s)
-    ms = {op: 1e3 * size / used[op].bytes_per_s for op, size in sent.items()}
-    exposed_ms = ms.get("all_to_all", 0.0) / (cell.asked["head_chunks"] or 1)
-    return Point(cell, names[slowest], used[slowest], sum(ms.values()), exposed_ms)
+    times = {(phase, op): 1e3 * size / used[op].bytes_per_s for (phase, op), size in sent.items()}
+    return Point(cell, names[slowest], used[slowest], times)
 
 
-def _predicted_by_op(cell: Cell) -> dict[str, float]:
-    """Predicted bytes of the last replicate, which are those of every one."""
-    sizes: dict[str, float] = {}
+def _predicted_bytes(cell: Cell) -> dict[tuple[str, str], float]:
+    """By phase and op, of the last replicate, which are those of every one."""
+    sizes: dict[tuple[str, str], float] = {}
     for entry in listed(cell.measured[-1]["comm"]):
-        if entry["phase"] != "other":
-            sizes[str(entry["op"])] = sizes.get(str(entry["op"]), 0.0) + (entry["predicted_bytes"] or 0.0)
+        if entry["phase"] != "other" and entry["predicted_bytes"]:
+            key = (str(entry["phase"]), str(entry["op"]))
+            sizes[key] = sizes.get(key, 0.0) + entry["predicted_bytes"]
     return sizes
 
 
 def _with_compute(points: Sequence[Point]) -> list[Point]:
-    """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else its step on the
-    fastest fabric, less what the model adds. The model is then exact there by construction."""
+    """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else what leaves the
+    step on the fastest fabric as the model has it. The model is then exact there by construction."""
     made = []
     for point in points:
         same = sorted(
@@ -173,6 +171,17 @@ def _with_compute(points: Sequence[Point]) -> list[Point]:
         if arms:
             made.append(replace(point, compute_ms=arms[0]))
             continue
-        compute_ms = max(0.0, same[0].measured_ms - same[0].exposed_ms)
+        compute_ms = _compute_of(same[0])
         made.append(replace(point, compute_ms=compute_ms, calibrates=point is same[0], calibrated_on=same[0].fabric))
     return made
+
+
+def _compute_of(point: Point) -> float:
+    """The compute time with which the step is predicted as it was measured; 0 where its messages alone take longer."""
+    low, high = 0.0, point.measured_ms
+    for _ in range(60):  # halves: the prediction never falls as compute grows
+        middle = (low + high) / 2
+        low, high = (
+            (middle, high) if replace(point, compute_ms=middle).predicted_ms < point.measured_ms else (low, middle)
+        )
+    return low

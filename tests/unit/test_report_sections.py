@@ -93,12 +93,11 @@ def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives(
     rows = [row(fabric=f, **HEADS, **m) for f in ("nvlink", "shm") for m in (usp, ULYSSES)]
     points = place_of(rows + bandwidths((300, 330), (10, 20))).points
     point = next(p for p in points if p.cell.asked["method"] == "usp" and p.fabric == "shm")
-    sent = {entry["op"]: 0.0 for entry in point.cell.rows[0]["comm"]}
-    for entry in point.cell.rows[0]["comm"]:
-        sent[entry["op"]] += entry["predicted_bytes"]
     assert point.primitive == "all_to_all"  # the slower of the two is its place on the axis
-    assert point.exposed_ms == pytest.approx(1e3 * sent["all_to_all"] / (10 * GIB))
-    assert point.hidden_ms == pytest.approx(1e3 * sent["send"] / (20 * GIB))
+    for entry in point.cell.rows[0]["comm"]:
+        bandwidth = {"all_to_all": 10, "send": 20}[entry["op"]] * GIB
+        key = (entry["phase"], entry["op"])
+        assert point.times[key] == pytest.approx(1e3 * entry["predicted_bytes"] / bandwidth)
 
 
 def test_copy_engines_are_divided_by_their_own_bandwidth() -> None:
@@ -113,22 +112,21 @@ def test_copy_engines_are_divided_by_their_own_bandwidth() -> None:
 
 
 def test_all_to_all_adds_to_compute_and_a_ring_hides_behind_it() -> None:
-    rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    rows = on_fabrics({"nvlink": (100.0, 210.0), "shm": (150.0, 220.0)}) + bandwidths((300, 320), (10, 20))
     points = {(p.cell.asked["method"], p.fabric): p for p in place_of(rows).points}
     nvlink, shm = points["ulysses", "nvlink"], points["ulysses", "shm"]
     assert nvlink.predicted_ms == pytest.approx(100.0)
-    assert shm.predicted_ms == pytest.approx(100.0 - nvlink.exposed_ms + shm.exposed_ms)
-    assert points["ring", "shm"].hidden_ms < 110.0 == points["ring", "shm"].predicted_ms
+    assert shm.predicted_ms == pytest.approx(100.0 - nvlink.communication_ms + shm.communication_ms)
+    ring = points["ring", "shm"]
+    assert 0 < ring.communication_ms < ring.compute_ms == pytest.approx(ring.predicted_ms) == pytest.approx(210.0)
     assert (nvlink.calibrates, shm.calibrates) == (True, False)
 
 
-def test_of_an_exchange_in_chunks_of_heads_one_chunk_hides_behind_nothing() -> None:
-    rows = [row(fabric=f, head_chunks=n, **HEADS, **ULYSSES) for f in ("nvlink", "shm") for n in (1, 4)]
-    points = {(p.cell.asked["head_chunks"], p.fabric): p for p in place_of(rows + bandwidths((300, 1), (10, 1))).points}
-    whole, chunks = points[1, "shm"], points[4, "shm"]
-    assert whole.hidden_ms == 0
-    assert chunks.exposed_ms == pytest.approx(whole.exposed_ms / 4)
-    assert chunks.communication_ms == pytest.approx(whole.communication_ms)
+def test_a_step_shorter_than_its_messages_leaves_no_compute() -> None:
+    rows = on_fabrics({"nvlink": (1e-3, 1e-3), "shm": (150.0, 120.0)}) + bandwidths((300, 320), (10, 20))
+    for point in place_of(rows).points:
+        assert point.compute_ms == pytest.approx(0.0, abs=1e-9)
+        assert point.predicted_ms == pytest.approx(point.communication_ms)
 
 
 def test_a_measured_compute_only_arm_is_the_compute_time_and_leaves_nothing_to_calibrate() -> None:

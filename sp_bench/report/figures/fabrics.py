@@ -30,8 +30,8 @@ CAPTION = (
     "Median step time over the bandwidth that was measured for the largest message of the method's own primitive on "
     "the same fabric and ranks (of a hybrid the slower of its two). Marks are measured, the fastest of each fabric "
     "ringed and named; those of one bandwidth are set slightly apart, and the faster lies over the slower. Thin lines "
-    "are predicted from bytes, bandwidth and compute, and where compute comes from a step they pass through that step. "
-    "Vertical bars are order-statistic intervals of the median, from 6 replicates on."
+    "are predicted from bytes, bandwidth, compute and what the method's schedule hides, and where compute comes from a "
+    "step they pass through that step. Vertical bars are order-statistic intervals of the median, from 6 replicates on."
 )
 
 
@@ -161,9 +161,9 @@ def _prediction(panel: Axes, points: Sequence[Point], look: Style) -> None:
     def over(values: Sequence[float]) -> np.ndarray:
         return np.interp(np.log(fine), np.log(xs), np.multiply(values, xs)) / fine
 
-    exposed, hidden = over([p.exposed_ms for p in known]), over([p.hidden_ms for p in known])
-    predicted = exposed + np.maximum(known[0].compute_ms, hidden)
-    panel.plot(fine, predicted, lw=0.9, alpha=0.8, **look.line)
+    times = {key: over([p.times[key] for p in known]) for key in known[0].times}
+    at_each = (dict(zip(times, map(float, each), strict=True)) for each in zip(*times.values(), strict=True))
+    panel.plot(fine, [replace(known[0], times=t).predicted_ms for t in at_each], lw=0.9, alpha=0.8, **look.line)
 
 
 def _limits(panel: Axes, place: Place) -> None:

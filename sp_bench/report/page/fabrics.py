@@ -14,11 +14,14 @@ GIB = 2.0**30
 MODEL = (
     "Two predictions stand beside the measured winner, each of a method, in the fastest of those of its ways to send "
     "that it does not tell apart. Bytes alone: the smallest predicted bytes / bandwidth of the primitive that moves "
-    "them. With compute: the smallest a + max(compute, h), where a is the time of the bytes that move by all-to-all, "
-    "taken to hide behind nothing (in chunks of heads, those of one), and h that of all others, taken to hide behind "
-    "compute, which a whole gather can in part only. Latency is left out, reduce-scatter is given the bandwidth of "
-    "all-gather, and the groups of a hybrid that of all ranks. Compute is the compute-only arm or, without one, the "
-    "step on the series' fastest fabric less its a: there the second prediction is a calibration and does not count."
+    "them. With compute: the smallest sum of compute and of what the method's schedule leaves exposed of these times, "
+    "where each message hides behind the kernel beside it as far as that is long. An exchange in one has none beside "
+    "it, one in chunks of heads but for the first on its way there and the last on its way back; a ring's hop has a "
+    "block, a whole gather what needs this rank's KV only, one in groups of heads the group before. A forward is taken "
+    "as 1/3.5 of compute, blocks as equal; latency, packing and merging are left out, reduce-scatter is given the "
+    "bandwidth of all-gather, and the groups of a hybrid that of all ranks. Compute is the compute-only arm or, "
+    "without one, what leaves the step on the series' fastest fabric: there the second prediction is a calibration and "
+    "does not count."
 )
 BASIS = (
     "seq_len and sp_size are fixed and the fabric changes, so that no ratio is about scaling; the baseline of each is "

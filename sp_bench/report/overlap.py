@@ -1,0 +1,64 @@
+"""What a method's schedule leaves exposed of its messages, if each hides behind the kernel beside it as far as that is
+long. Which message is beside which kernel: head_chunks.py, rings.py and gathers.py.
+
+Kernels are taken as equal where the layout balances them, a forward as 1/3.5 of a step's compute, and the copies that
+pack and merge as nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+FORWARD = 1 / 3.5  # of the work of both passes: flash attention's backward computes QK^T again
+Times = Mapping[tuple[str, str], float]  # (phase, op) -> ms: bytes over bandwidth
+
+
+def exposed_ms(asked: Mapping[str, Any], times: Times, compute_ms: float) -> float:
+    """Of a step of attention. asked: the config's columns; times: of all its messages."""
+    forward_ms = compute_ms * (FORWARD if asked["pass_kind"] == "forward_backward" else 1.0)
+    passes = {"forward": forward_ms, "backward": compute_ms - forward_ms}
+    around = _ring(asked["ring_degree"] or 1, times, passes)
+    exposed = sum(around.values()) + _gather(asked, times, passes)
+    for phase, kernels_ms in passes.items():  # beside the ring of a chunk, what that leaves of its kernels
+        left_ms = kernels_ms - (times.get((phase, "send"), 0.0) - around[phase])
+        exposed += _exchange(times.get((phase, "all_to_all"), 0.0), left_ms, asked["head_chunks"] or 1)
+    return exposed
+
+
+def _beyond(message_ms: float, kernel_ms: float) -> float:
+    return max(0.0, message_ms - kernel_ms)
+
+
+def _exchange(both_ways_ms: float, kernels_ms: float, chunks: int) -> float:
+    """The first chunk on its way there and the last on its way back are beside no kernel."""
+    if chunks == 1:
+        return both_ways_ms
+    message, kernel = both_ways_ms / chunks, kernels_ms / chunks
+    return message + 2 * _beyond(message / 2, kernel) + (chunks - 2) * _beyond(message, kernel)
+
+
+def _ring(ranks: int, times: Times, passes: Mapping[str, float]) -> dict[str, float]:
+    """Of each pass: a hop is beside a block; in the backward KV and dK/dV are one message, but for the first and the
+    last, which are beside half of the own block each."""
+    hops = max(ranks - 1, 1)
+    kv, both = times.get(("forward", "send"), 0.0) / hops, times.get(("backward", "send"), 0.0) / hops
+    forward, backward = passes["forward"] / ranks, passes["backward"] / ranks
+    exposed = {"forward": hops * _beyond(kv, forward), "backward": 0.0}
+    if both > 0:
+        exposed["backward"] = _beyond(kv, backward / 2) + _beyond(both - kv, backward / 2)
+        for step in range(1, ranks):
+            message = kv * (step < ranks - 1) + (both - kv) * (step > 1)
+            exposed["backward"] += _beyond(message, backward)
+    return exposed
+
+
+def _gather(asked: Mapping[str, Any], times: Times, passes: Mapping[str, float]) -> float:
+    """Of both passes: the first group's is beside what needs this rank's KV only, the next ones' are beside a group; in
+    the backward so is the last reduction."""
+    groups = -(-asked["num_kv_heads"] // (asked["head_stride"] or asked["num_kv_heads"]))
+    own = 1 / (2 * (asked["ring_degree"] or 1)) if asked["causal"] else 0.0
+    forward, backward = (each / groups for each in passes.values())
+    gathered = times.get(("forward", "all_gather"), 0.0) / groups
+    again, reduced = (times.get(("backward", op), 0.0) / groups for op in ("all_gather", "reduce_scatter"))
+    exposed = _beyond(gathered, own * forward) + _beyond(again, own / 2 * backward)
+    exposed += _beyond(reduced, own / 2 * backward)
+    return exposed + (groups - 1) * (_beyond(gathered, forward) + _beyond(again + reduced, backward))
