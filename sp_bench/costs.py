@@ -11,6 +11,7 @@ from fractions import Fraction
 from sp_bench.config import ELEMENT_BYTES, AttentionShape
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
+FLASH_BACKWARD = Fraction(5, 2)  # in forwards of matmul: it recomputes QK^T, where the mathematics needs 2
 
 
 def score_pairs(shape: AttentionShape) -> int:

@@ -10,7 +10,7 @@ from fractions import Fraction
 from math import prod
 
 from sp_bench.config import ELEMENT_BYTES, ModelConfig, TrialConfig
-from sp_bench.costs import Traffic, add_traffic, attention_forward_flops, scale_traffic
+from sp_bench.costs import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
 
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
@@ -85,7 +85,7 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
     """
     model, tokens = config.model, _tokens(config, padded_seq_len)
     attention = _attention_flops(config, padded_seq_len)
-    flops = 3 * 2 * matmul_parameters(model) * tokens + attention + attention * 5 // 2
+    flops = 3 * 2 * matmul_parameters(model) * tokens + attention + int(attention * FLASH_BACKWARD)
     if config.workload.activation_checkpointing == "full":
         repeated = block_matmul_parameters(model) - model.hidden_size * model.intermediate_size
         flops += 2 * model.num_layers * repeated * tokens + attention

@@ -161,18 +161,18 @@ def _predicted_bytes(cell: Cell) -> dict[tuple[str, str], float]:
 def _with_compute(points: Sequence[Point]) -> list[Point]:
     """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else what leaves the
     step on the fastest fabric as the model has it. The model is then exact there by construction."""
+    by_series: dict[str, list[Point]] = {}
+    for point in sorted(points, key=lambda p: (-p.bandwidth.bytes_per_s, p.fabric)):
+        by_series.setdefault(point.cell.series, []).append(point)
+    known: dict[str, tuple[float, Point | None]] = {}  # compute time, and the step that it was taken from
+    for series, (fastest, *slower) in by_series.items():
+        arms = [ms for p in (fastest, *slower) if (ms := p.cell.middle("compute_only_step_ms")) is not None]
+        known[series] = (arms[0], None) if arms else (_compute_of(fastest), fastest)
     made = []
     for point in points:
-        same = sorted(
-            (p for p in points if p.cell.series == point.cell.series),
-            key=lambda p: (-p.bandwidth.bytes_per_s, p.fabric),
-        )
-        arms = [ms for p in same if (ms := p.cell.middle("compute_only_step_ms")) is not None]
-        if arms:
-            made.append(replace(point, compute_ms=arms[0]))
-            continue
-        compute_ms = _compute_of(same[0])
-        made.append(replace(point, compute_ms=compute_ms, calibrates=point is same[0], calibrated_on=same[0].fabric))
+        compute_ms, step = known[point.cell.series]
+        fabric = step.fabric if step else None
+        made.append(replace(point, compute_ms=compute_ms, calibrates=point is step, calibrated_on=fabric))
     return made
 
 
@@ -181,7 +181,8 @@ def _compute_of(point: Point) -> float:
     low, high = 0.0, point.measured_ms
     for _ in range(60):  # halves: the prediction never falls as compute grows
         middle = (low + high) / 2
-        low, high = (
-            (middle, high) if replace(point, compute_ms=middle).predicted_ms < point.measured_ms else (low, middle)
-        )
+        if replace(point, compute_ms=middle).predicted_ms < point.measured_ms:
+            low = middle
+        else:
+            high = middle
     return low

@@ -1,14 +1,16 @@
 """What a method's schedule leaves exposed of its messages, if each hides behind the kernel beside it as far as that is
 long. Which message is beside which kernel: head_chunks.py, rings.py and gathers.py.
 
-Kernels are taken as equal where the layout balances them, a forward as 1/3.5 of a step's compute, and the copies that
-pack and merge as nothing.
+Kernels are taken as equal, as a layout that balances them makes them, a forward as its share of both passes' FLOPs, and
+the copies that pack and merge as nothing.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-FORWARD = 1 / 3.5  # of the work of both passes: flash attention's backward computes QK^T again
+from sp_bench.costs import FLASH_BACKWARD
+
+FORWARD = float(1 / (1 + FLASH_BACKWARD))  # of the work of both passes
 Times = Mapping[tuple[str, str], float]  # (phase, op) -> ms: bytes over bandwidth
 
 

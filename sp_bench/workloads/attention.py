@@ -45,11 +45,10 @@ def run(job: Job) -> Measurement:
         for key, value in method.traffic(config.method, shape, config.sp_size).items()
         if backward or key[0] == "forward"
     }
-    # The flash backward recomputes QK^T: 2.5 forwards of matmul where the mathematics needs 2.
     measurement.columns = columns | {
         "sampled_rel_error": errors.pop("output"),
         "sampled_grad_error": errors or None,
         "model_flops": forward_flops * (3.0 if backward else 1.0),
-        "hardware_flops": forward_flops * (3.5 if backward else 1.0),
+        "hardware_flops": forward_flops * float(1 + costs.FLASH_BACKWARD if backward else 1),
     }
     return measurement
