@@ -25,7 +25,8 @@ class Case:
 
     def __str__(self) -> str:
         m, s = self.method, self.shape
-        chosen = (m.layout, m.variant, m.ulysses_degree, m.placement, m.dkv_dtype, m.head_stride, m.head_chunks)
+        degrees = (m.ulysses_degree, m.placement)
+        chosen = (m.layout, m.variant, *degrees, m.dkv_dtype, m.head_stride, m.head_chunks, m.exchange)
         options = "/".join(str(o) for o in chosen if o)
         mask = "causal" if s.causal else "full"
         sizes = f"{s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size}"
