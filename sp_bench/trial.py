@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import site
 import subprocess
 import sys
 import time
@@ -52,8 +53,12 @@ def torchrun(world_size: int, folders: Sequence[Path]) -> list[str]:
 
 
 def environment(config: TrialConfig) -> dict[str, str]:
-    """The variables of a trial's processes: this process's own, the fabric's, and the threads of a rank."""
+    """The variables of a trial's processes: this process's own, the fabric's, and the threads of a rank. Ranks import
+    the code that this process runs, not that of another checkout which this Python has installed."""
     variables = {**os.environ, **config.fabric.env}
+    source = str(Path(__file__).resolve().parents[1])
+    if source not in site.getsitepackages():  # those come after the standard library
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     if config.hardware.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
     return variables

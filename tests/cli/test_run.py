@@ -1,5 +1,6 @@
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from sp_bench import results
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
 SINGLE = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
 
@@ -181,3 +183,14 @@ def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp
     frame = pd.read_parquet(tmp_path / "results" / "g")
     assert frame["status"].tolist() == ["timeout", "timeout"]
     assert not trial_processes(tmp_path)
+
+
+def test_ranks_run_the_code_of_the_checkout_that_planned_them(tmp_path):
+    """Not that of the checkout which this Python has installed; and what a rank said before it had a log is told."""
+    for folder in ("sp_bench", "conf", "hydra_plugins"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    worker = tmp_path / "sp_bench" / "worker.py"
+    worker.write_text(worker.read_text().replace("import os\n", "raise RuntimeError('of this checkout')\n", 1))
+    run = [sys.executable, "-m", "sp_bench", "run", *SINGLE]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
+    assert "in phase init: RuntimeError: of this checkout (" in done.stdout, done.stdout + done.stderr
