@@ -1,12 +1,12 @@
 """Two campaigns, cell by cell: what became slower, what fails now, and what only one of them has.
 
-A cell is the same in both when its whole semantic config is (`cell_id`); code and libraries may differ, as they do
-between a version and the next. Ratios are B over A of step times: above 1, B is slower.
+A cell is the same in both when its whole semantic config is, options that go without saying aside; code and libraries
+may differ, as they do between a version and the next. Ratios are B over A of step times: above 1, B is slower.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from sp_bench.report.cells import Cell, cells, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.series import config_leaves, name_cells
+from sp_bench.report.series import asked_for, config_leaves, name_cells
 
 SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
@@ -39,7 +39,7 @@ class Side:
 
     folder: Path
     selection: Selection
-    cells: Mapping[str, Cell]  # by cell_id
+    cells: Mapping[str, Cell]  # by cell_id, that of A where both have it
 
     @property
     def facts(self) -> dict[str, list[str]]:
@@ -207,17 +207,29 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[S
             raise NotComparable(f"{folder} has no rows to compare")
     every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
     every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
+    ids = _common_ids(*(selection.rows for selection in selections))
+    every["cell_id"] = every["cell_id"].replace(ids)
     named = name_cells(every.drop_duplicates("cell_id").set_index("cell_id", drop=False))
     names = {cell_id: names for cell_id, *names in named[["setting", "series"]].itertuples()}
     a, b = (
-        Side(folder, selection, {c.cell_id: _renamed(c, *names[c.asked["cell_id"]]) for c in cells(selection.rows)})
+        Side(folder, selection, {c.cell_id: c for c in _renamed(cells(selection.rows), ids, names)})
         for folder, selection in zip((folder_a, folder_b), selections, strict=True)
     )
     return a, b
 
 
-def _renamed(cell: Cell, setting: str, series: str) -> Cell:
-    return replace(cell, setting=setting, series=series)
+def _common_ids(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
+    """cell_id of B -> that of A, for cells that ask for the same, where one side's rows do not say an option."""
+    before, after = (rows.groupby(rows["config"].map(asked_for))["cell_id"].unique().to_dict() for rows in (a, b))
+    both = [(before[config], after[config]) for config in after.keys() & before.keys() - {""}]
+    return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
+
+
+def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Sequence[str]]) -> Iterator[Cell]:
+    for cell in found:
+        cell_id = ids.get(cell.cell_id, cell.cell_id)
+        setting, series = names[cell_id]
+        yield replace(cell, cell_id=cell_id, setting=setting, series=series)
 
 
 def _pair(a: Cell, b: Cell) -> Pair:

@@ -78,6 +78,14 @@ def config_leaves(config: Any) -> dict[str, Any]:
         return {}
 
 
+def asked_for(config: Any) -> str:
+    """The config as text, without options that say what goes without saying: rows of before there were such an option
+    lack it. Empty for a row without a readable config."""
+    leaves = config_leaves(config).items()
+    said = {name: v for name, v in leaves if v is not None and v != _UNSAID.get(name.removeprefix("method."))}
+    return json.dumps(said, sort_keys=True) if said else ""
+
+
 def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequence[str]) -> pd.Series:
     """What the config says under one of these names, the last first; else the row's column, which old rows lack."""
     found = pd.Series(cells[column], dtype=object)  # a column of nulls would be one of numbers

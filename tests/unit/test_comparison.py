@@ -279,3 +279,17 @@ def test_a_folder_beside_itself_is_told_apart_nowhere(tmp_path):
     folder = commit(replicates(BASE_MS), Path(tmp_path / "same"))
     (pair,) = compare(folder, folder).pairs
     assert (pair.ratio, pair.verdict) == (1.0, "not told apart")
+
+
+@pytest.mark.parametrize(("chunks", "num_pairs"), [(1, 1), (2, 0)])
+def test_a_row_of_before_an_option_is_the_cell_that_has_its_default(compared, chunks, num_pairs):
+    """The option is part of a cell's identity, so that its cell_id is another one from then on."""
+
+    def usp(cell_id, **options):
+        config = json.dumps({"method": {"name": "usp", **options}, "seq_len": 1024})
+        return replicates(BASE_MS, method="usp", cell_id=cell_id, config=config)
+
+    alike = row(method="ring", config=json.dumps({"method": {"name": "ring"}, "seq_len": 1024}))
+    comparison = compared([*usp("before"), alike], [*usp("after", head_chunks=chunks), alike])
+    assert len(comparison.pairs) == 1 + num_pairs
+    assert len(comparison.only_a) == len(comparison.only_b) == 1 - num_pairs
