@@ -125,15 +125,19 @@ def report(
     target = reports.default_out(folders) if out is None else out
     if obstacle := reports.obstacle(target, folders):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
+    empty = [folder for folder in folders if next(results.committed(folder), None) is None]
+    if len(empty) == len(folders):
+        raise ConfigError(
+            f"{', '.join(map(shown, empty))}: no rows, and so no report; name folders that a run wrote to"
+        )
     options = reports.Options(venue, anonymous, mix)
     try:
         with working() as say, reports.processes(folders) as executor:
             built = reports.build(folders, target, options, executor=executor, say=say)
     except OSError as error:
         raise ConfigError(f"no report in {shown(target)}: {shown(error)}") from error
-    for folder in folders:
-        if next(results.committed(folder), None) is None:
-            print(f"{shown(folder)}: no rows")
+    for folder in empty:
+        print(f"{shown(folder)}: no rows")
     for problem in built.problems[:SHOWN]:
         print(problem)
     if more := built.problems[SHOWN:]:
@@ -229,7 +233,7 @@ def doctor(
 
     if not curves:
         if context.args:
-            raise ConfigError(f"{' '.join(context.args)}: plain doctor takes no overrides; doctor --curves does")
+            raise ConfigError(f"{shown(' '.join(context.args))}: doctor takes --curves, and overrides only with that")
         examination.show()
         return
     arguments = overrides.replaced(examination.fabrics_here(), context.args)

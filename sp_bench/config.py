@@ -7,8 +7,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sp_bench.parsing import ConfigError, require_at_most, require_path, require_plain_name, require_positive
+from sp_bench.parsing import (
+    ConfigError,
+    require_at_least,
+    require_at_most,
+    require_path,
+    require_plain_name,
+    require_positive,
+)
 
+MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
+PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
 DType = Literal["float64", "float32", "bfloat16", "float16"]
@@ -223,7 +232,11 @@ class TrialConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
-        require_at_most(self, MAX_COUNT, "sp_size", "dp_replicate_size", "dp_shard_size")
+        require_at_most(self, MAX_COUNT, "batch_size", "sp_size", "dp_replicate_size", "dp_shard_size")
+        require_at_most(self, MAX_TOKENS, "seq_len")
+        if self.workload.name != "collective":
+            require_at_least(self, PROVABLE_TOKENS, "seq_len")
+            require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "

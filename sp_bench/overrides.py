@@ -78,7 +78,9 @@ def read_arguments(arguments: Sequence[str]) -> Request:
                 raise ConfigError(f"{argument} shows the composed config; use {argument} job")
             show_config = True
         elif argument.startswith("-"):
-            raise ConfigError(f"{shown(argument)} is not a flag of run; flags: -m, --multirun, --cfg job, --help")
+            raise ConfigError(
+                f"{shown(argument)} is not a flag of run and plan; flags: -m, --multirun, --cfg job, --help"
+            )
         else:
             overrides.append(argument)
     parsed = parse_overrides(overrides)
@@ -137,6 +139,10 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
             override = parser.parse_override(line)
         except (HydraException, ValueError, RecursionError) as error:  # of a number, or brackets, without end
             raise ConfigError(f"{shown(line)}: {shown(_unreadable(line, error))}") from error
+        if isinstance(override.value(), list):
+            items = line.partition("=")[2].strip("[] ").replace(" ", "")
+            use = f"{override.key_or_group}={items}"
+            raise ConfigError(f"{shown(line)}: values to sweep over have no brackets here; use {shown(use)}")
         if override.key_or_group in GROUPS:
             _check_choice(override)
         parsed.append(override)

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T")
-SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+SCALARS = {int: "a whole number in plain digits", float: "a number", bool: "true or false", str: "text"}
 MAX_INT = 2**63 - 1  # what a row's column holds
 
 
@@ -35,6 +35,13 @@ def require_at_most(config: Any, limit: int, *names: str) -> None:
     for name in names:
         if (value := getattr(config, name)) is not None and value > limit:
             raise ConfigError(f"{_dotted(config, name)}={value} is more than {limit}; use less")
+
+
+def require_at_least(config: Any, limit: int, *names: str) -> None:
+    """No named field is below `limit`."""
+    for name in names:
+        if (value := getattr(config, name)) < limit:
+            raise ConfigError(f"{_dotted(config, name)}={value} is less than {limit}; use more")
 
 
 def require_positive(config: Any, *names: str) -> None:

@@ -179,7 +179,7 @@ def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool)
     others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
     stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
     spent = f"{effort}; " if effort else ""
-    return f"{progress.planned} trials: {ran}{others}{before}{stop}{spent}rows: {folder}"
+    return f"{number_of(progress.planned)}: {ran}{others}{before}{stop}{spent}rows: {folder}"
 
 
 def _before(statuses: Counter[str]) -> str:
@@ -229,7 +229,7 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     for cells, state in zip(aligned[1:], states, strict=True):
         print(f"{cells}  {paint[state.partition(':')[0]](state)}")
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"{len(trials)} trials: {counts}; nothing was launched")
+    print(f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}; nothing was launched")
 
 
 def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:

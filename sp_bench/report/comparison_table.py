@@ -62,7 +62,7 @@ def _side_words(side: Side) -> str:
         f"{counted(num_rows, 'row')} of env_id {env_id} left out: the last measurement of their cells is of another"
         for env_id, num_rows in side.selection.left_out.items()
     ]
-    return "; ".join([words(list(side.cells.values())), *left_out, *side.selection.problems])
+    return "\n".join(["; ".join([words(list(side.cells.values())), *left_out]), *side.selection.problems])
 
 
 def _worst_setting(comparison: Comparison):

@@ -31,7 +31,8 @@ class Effort:
         """A few words for the line that a run ends with; empty when nothing is known."""
         if self.measured_share is None:
             return ""
-        return f"measuring took {number(self.measured_s)} of {number(self.wall_s)} s ({self.measured_share:.0%})"
+        spent = f"{number(self.measured_s)} of the campaign's {number(self.wall_s)} s"
+        return f"measuring took {spent} ({self.measured_share:.0%})"
 
     def sentence(self) -> str:
         """The same and what else took time; empty when nothing is known."""

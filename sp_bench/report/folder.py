@@ -25,7 +25,9 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
         return f"cannot be made: {nearest.name} is not a folder"
     if (target / PAGE).exists() and PAGE not in _manifest(target):
         return f"has an {PAGE} that no report made; use another folder, or move it away"
-    return None if os.access(nearest, os.W_OK | os.X_OK) else f"cannot be written: no permission in {nearest.name}"
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return f"cannot be written: {nearest.name} is read-only, or another user's; give --out another folder"
+    return None
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:

@@ -42,9 +42,9 @@ def test_a_folder_that_is_not_there_is_named(capfd, verb):
 
 def test_a_report_says_which_folder_has_no_rows(capfd, tmp_path):
     (tmp_path / "empty").mkdir()
-    code, printed, _ = console(capfd, "report", str(tmp_path / "empty"))
-    assert code == 0
-    assert printed.startswith(f"{tmp_path / 'empty'}: no rows\n")
+    message = refusal(capfd, "report", str(tmp_path / "empty"))
+    assert message.endswith("empty: no rows, and so no report; name folders that a run wrote to")
+    assert not any((tmp_path / "empty").iterdir())
 
 
 def test_a_report_names_and_skips_what_is_not_a_row(finished, command, tmp_path):
@@ -116,4 +116,4 @@ def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path):
 
 def test_plain_doctor_takes_no_overrides(capfd):
     line = refusal(capfd, "doctor", "sp_size=2")
-    assert line == "sp-bench: sp_size=2: plain doctor takes no overrides; doctor --curves does"
+    assert line == "sp-bench: sp_size=2: doctor takes --curves, and overrides only with that"

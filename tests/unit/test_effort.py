@@ -27,7 +27,7 @@ def test_measurement_is_warm_up_timed_steps_and_ledger_of_ok_rows(tmp_path):
     spent = effort(read(rows, tmp_path))
     assert spent == Effort(wall_s=30.0, measured_s=10.0, proof_s=4.0, failed_s=10.0, num_trials=3, num_unknown=0)
     assert spent.measured_share == pytest.approx(1 / 3)
-    assert spent.summary() == "measuring took 10.0 of 30.0 s (33%)"
+    assert spent.summary() == "measuring took 10.0 of the campaign's 30.0 s (33%)"
     assert spent.sentence() == (
         "Of 30.0 s in 3 launched trials: measurement (warm-up, timed and counted steps) 33%, "
         "proofs of correctness 13%, trials that are not ok 33%, starting and ending processes 20%."

@@ -79,7 +79,7 @@ def test_the_count_of_a_fractional_range_is_exact(start, tenths):
         ("hardware=h20", "did you mean h200"),
         ("sweep=smok", "did you mean smoke"),
         ("method=range(1,3)", "give names"),
-        ("method=[ring,usp]", "method is one of"),
+        ("method=[ring,usp]", "no brackets here; use method=ring,usp"),
         ("sq_len=5", "did you mean seq_len\\? sp-bench run --cfg job shows the fields of a run, and with method=NAME"),
         ("method.layuot=zigzag", "did you mean method.layout"),
         ("deadlines=5", "deadlines is not a field"),

@@ -128,7 +128,7 @@ def _beside(panels: Mapping[str, Sequence[Cell]], shares: Mapping[str, Share], s
 
 
 def _top(panels: Mapping[str, Sequence[Cell]], shares: Mapping[str, Share]) -> float:
-    """100%, unless a row claims more than the peak: that is shown, not cut off."""
+    """Above the largest value, even one that claims more than the peak: that is shown, not cut off."""
     values = [
         _at(c, s, ms)
         for group in panels.values()
@@ -136,7 +136,7 @@ def _top(panels: Mapping[str, Sequence[Cell]], shares: Mapping[str, Share]) -> f
         for s in shares.values()
         for ms in [*c.step_ms.values()]
     ]
-    return 100.0 if max(values) <= 100 else 1.05 * max(values)
+    return 1.08 * max(values)
 
 
 def _at(cell: Cell, share: Share, step_ms: float) -> float:

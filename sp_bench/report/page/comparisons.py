@@ -55,8 +55,9 @@ def compare(best: Sequence[Cell]) -> Words:
     proven = all((paired := paired_ratio(other, first)) is not None and paired.interval.low > 1 for other in others)
     claim = "fastest" if proven else "lowest median step time"
     words = say(_place(best), f", {claim} of {len(best)} methods: ", against(first, others[0]))
-    if len(best) > 2:
-        last, paired = others[-1], paired_ratio(others[-1], first)
+    last, paired, next_paired = others[-1], paired_ratio(others[-1], first), paired_ratio(others[0], first)
+    # by pairs the next one may be as slow as the slowest, whatever their medians
+    if len(best) > 2 and not (paired and next_paired and paired.ratio <= next_paired.ratio):
         ratio = paired.words if paired else _times(last, first)
         evidence = flagged(first, last) if paired else f" ({by_medians(first, last)})"
         words = say(words, "; ", ref(ratio, (first, last)), f" over the slowest, {last.series}{evidence}")
