@@ -4,7 +4,7 @@ import itertools
 import random
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sp_bench import attempt, hardware, plan, results
@@ -95,14 +95,9 @@ def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig)
     return latest.attempt + 1 if again else None
 
 
-def _latest(rows: Iterable[RowName]) -> dict[tuple[str, str], RowName]:
-    """By trial and environment."""
-    return {(row.trial_id, row.env_id): row for row in sorted(rows, key=lambda row: row.attempt)}
-
-
 def _rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:
     """The last attempt at each trial in this environment."""
-    latest = _latest(results.committed(campaign.folder))
+    latest = results.latest(results.committed(campaign.folder))
     return [latest.get((trial.trial_id, campaign.env_id(trial))) for trial in trials]
 
 

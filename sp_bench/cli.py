@@ -197,7 +197,7 @@ def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders,
     passed_over: list[str] = []
     for folder in require_campaigns(folders):
         name = Text(shown(folder.name))  # as it stands: [ ] would be markup
-        latest = {(r.trial_id, r.env_id): r for r in sorted(results.committed(folder), key=lambda r: r.attempt)}
+        latest = results.latest(results.committed(folder))
         counts = Counter((row.env_id, row.status) for row in latest.values())
         for env_id in sorted({env_id for env_id, _ in counts}):
             table.add_row(name, env_id, *(str(counts[env_id, status]) for status in results.STATUSES))

@@ -20,6 +20,7 @@ MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
+EngineName = Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -32,11 +33,11 @@ class MethodConfig:
     layout: Literal["contiguous", "zigzag", "striped"] = "contiguous"
     variant: str | None = None  # of an adapter's library: which of its own patterns; the adapter names them
     ulysses_degree: int | None = None  # usp: ranks that exchange heads; ring_degree is sp_size / ulysses_degree
-    placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp: which group holds adjacent ranks
+    placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp, yunchang: which group holds adjacent ranks
     dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
     merge_dtype: Literal["input", "float32"] | None = None  # ring, usp: of outputs and dQ between merges
-    head_stride: int | None = None  # all_gather: KV heads gathered at a time; None: all at once
-    head_chunks: int | None = None  # ulysses: parts of the heads, each exchanged while another is computed; None: 1
+    head_stride: int | None = None  # all_gather, llama3: KV heads gathered at a time; None: all
+    head_chunks: int | None = None  # ulysses, usp: parts of the heads, exchanged in turn; None: 1
     # what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels
     exchange: Literal["collectives", "copy_engines"] | None = None
 
@@ -48,7 +49,7 @@ class MethodConfig:
 class EngineConfig:
     """What trains the decoder of train_step and parity. None: the engine has no such option."""
 
-    name: Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"] = "fsdp2"
+    name: EngineName = "fsdp2"
     # all but fsdp2: fp32 parameters and moments in host memory, and whose Adam steps them there; None: on the device
     optimizer_offload: Literal["deepspeed_cpu_adam", "torch_adamw"] | None = None
     # hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch

@@ -28,19 +28,14 @@ def reference_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "cuda" and dtype.itemsize == 2 else torch.float64
 
 
-def random_inputs(
-    shape: AttentionShape, positions: Sequence[int] | None, device: torch.device, seed: int
-) -> list[Tensor]:
-    """q, k, v, dout in the shape's dtype: the tokens at `positions` of one global sequence, or all of it.
-
-    The global tensors are drawn on CPU from `seed`, so that they are equal on every rank and machine.
-    """
+def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> list[Tensor]:
+    """q, k, v, dout of a whole sequence in the shape's dtype; drawn on CPU, so that they are equal on every rank and
+    machine."""
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads):
         x = torch.randn(shape.batch_size, shape.seq_len, heads, shape.head_dim, generator=generator)
-        local = x if positions is None else x[:, list(positions)]
-        drawn.append(local.to(device, getattr(torch, shape.dtype)))
+        drawn.append(x.to(device, getattr(torch, shape.dtype)))
     return drawn
 
 
@@ -89,7 +84,7 @@ def check_attention(
         Incorrect: the kernel or the method is over its budget, or the sequence is not really sharded.
     """
     dtype = getattr(torch, shape.dtype)
-    inputs = random_inputs(shape, None, device, seed)
+    inputs = random_inputs(shape, device, seed)
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
     want = _run_kernel(kernels.get("math"), wide, shape)
     budget = _budget(inputs, want, shape)
@@ -99,7 +94,7 @@ def check_attention(
 
     sp_size = attention.layout.sp_size
     positions = attention.layout.global_positions(mesh.get_rank() % sp_size, shape.seq_len)
-    got = _run_method(attention, [x[:, positions] for x in inputs], shape)
+    got = _run_method(attention, [x[:, positions] for x in inputs])
     errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
     require(errors, budget, f"method on {sp_size} ranks")
     _require_sharded(attention, [x[:, positions] for x in inputs[:3]], positions, got[0], mesh)
@@ -111,7 +106,7 @@ def check_attention(
     }
 
 
-def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
+def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
     *qkv, dout = inputs
     leaves = [x.clone().requires_grad_() for x in qkv]
     out = attention(*leaves)

@@ -52,6 +52,7 @@ DRIVER = (
     *("report", "launchers", "__main__", "cli", "conf_files", "overrides", "sweep", "plan", "campaign"),
     *("attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
+    *("containment", "dotted", "fail_points", "labels", "results", "schema"),
 )
 
 RECORDED_VARIABLES = re.compile(

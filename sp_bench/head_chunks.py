@@ -20,7 +20,7 @@ from sp_bench.merging import wide_dtype
 
 
 @dataclass(frozen=True)
-class Part:
+class Chunk:
     """The heads of one chunk, within those of one rank."""
 
     queries: slice
@@ -38,16 +38,16 @@ class HeadChunks:
     scale: float
     num_chunks: int
 
-    def parts(self, num_heads: int, num_kv_heads: int) -> list[Part]:
+    def parts(self, num_heads: int, num_kv_heads: int) -> list[Chunk]:
         """`num_heads` query and `num_kv_heads` key/value heads of one rank, in chunks."""
         queries = num_heads // self.num_chunks
         kv = max(num_kv_heads // self.num_chunks, 1)
-        parts: list[Part] = []
+        parts: list[Chunk] = []
         for chunk in range(self.num_chunks):
             first_kv = chunk * num_kv_heads // self.num_chunks
             kv_heads = slice(first_kv, first_kv + kv)
             brings_kv = not parts or parts[-1].kv != kv_heads
-            parts.append(Part(slice(chunk * queries, (chunk + 1) * queries), kv_heads, brings_kv))
+            parts.append(Chunk(slice(chunk * queries, (chunk + 1) * queries), kv_heads, brings_kv))
         return parts
 
     def computed(
@@ -107,7 +107,7 @@ class ChunkedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
-        parts: list[Part] = ctx.parts
+        parts: list[Chunk] = ctx.parts
         saved, followings = iter(ctx.saved_tensors), iter([*parts[1:], None])
         shared: list[Tensor] = []  # dk and dv, in fp32, of heads that the next part reads too
 

@@ -5,9 +5,7 @@ from collections.abc import Iterable, Mapping
 
 from sp_bench.config import EngineConfig, TrialConfig
 from sp_bench.dotted import dotted
-from sp_bench.plan import Trial, canonical
-
-UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
+from sp_bench.plan import UNWRITTEN, Trial, canonical
 
 
 def label(trial: Trial, options: Mapping[str, str]) -> str:

@@ -109,9 +109,7 @@ def _others(args: tuple[Any, ...]) -> Fraction:
     return Fraction(size - 1, size)
 
 
-def _all_to_all_single(
-    output: torch.Tensor, source: torch.Tensor, splits: list[int], args: tuple[Any, ...]
-) -> Fraction:
+def _all_to_all_single(source: torch.Tensor, splits: list[int], args: tuple[Any, ...]) -> Fraction:
     group = _group(args)
     if not splits:
         return payload(source) * _others(args)
@@ -130,7 +128,7 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "c10d::recv_": ("recv", lambda a: Fraction(0)),
     "c10d::recv_any_source_": ("recv", lambda a: Fraction(0)),
     "c10d::barrier": ("barrier", lambda a: Fraction(0)),
-    "c10d::alltoall_base_": ("all_to_all", lambda a: _all_to_all_single(a[0], a[1], a[4], a)),
+    "c10d::alltoall_base_": ("all_to_all", lambda a: _all_to_all_single(a[1], a[4], a)),
     "c10d::alltoall_": ("all_to_all", lambda a: _slices_of_others(a[1], a)),
     "c10d::_allgather_base_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
     "c10d::allgather_": ("all_gather", lambda a: Fraction(_total(a[1]) * (_group(a).size() - 1))),
@@ -151,7 +149,7 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", lambda a: Fraction(_total(a[0]) * (a[1] - 1))),
     "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", lambda a: _total(a[0]) * _others(a)),
     "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", lambda a: _total(a[0]) * _others(a)),
-    "_c10d_functional::all_to_all_single": ("all_to_all", lambda a: _all_to_all_single(a[0], a[0], a[2], a)),
+    "_c10d_functional::all_to_all_single": ("all_to_all", lambda a: _all_to_all_single(a[0], a[2], a)),
     "_c10d_functional::broadcast": ("broadcast", lambda a: _total(a[0]) * _others(a)),
     "_c10d_functional::wait_tensor": ("wait", lambda a: Fraction(0)),
     "_c10d_functional::_wrap_tensor_autograd": ("wait", lambda a: Fraction(0)),  # torch 2.13: a view that waits on use

@@ -23,7 +23,6 @@ LOST_PEER = re.compile(r"connection|peer|broken pipe|remote|TCPStore|abort|timed
 class Ending:
     """What the parent saw."""
 
-    world_size: int
     exit_code: int | None  # of torchrun; None: the parent ended the trial
     expired: str | None  # which deadline passed
     oom_killed: bool  # the memory cgroup's oom_kill count rose meanwhile

@@ -4,7 +4,6 @@ So a misspelt name gets a clear line and the nearest one, and no override reache
 the environment, add keys, or create folders.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,7 +25,7 @@ from hydra.errors import HydraException
 
 from sp_bench.conf_files import GROUPS, check_file, choices
 from sp_bench.config import CampaignConfig, TrialConfig
-from sp_bench.parsing import ConfigError, shown
+from sp_bench.parsing import ConfigError, nearest, shown
 
 MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
 MAX_BRACKETS = 20  # sort(shuffle(range(...))) has three; Hydra's grammar takes seconds for thousands
@@ -192,12 +191,6 @@ def _check_line(line: str) -> None:
         f"{shown(key)} is not a field; {nearest(key, known)}"
         "sp-bench run --cfg job shows the fields of a run, and with method=NAME the options of that method"
     )
-
-
-def nearest(name: str, valid: Sequence[str]) -> str:
-    """Asks whether the nearest valid name was meant, if one is near."""
-    near = difflib.get_close_matches(name, valid, n=1)
-    return f"did you mean {near[0]}? " if near else ""
 
 
 def _check_choice(override: Override) -> None:

@@ -7,7 +7,7 @@ import difflib
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -28,6 +28,12 @@ def shown(text: object, limit: int = 200) -> str:
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in characters[: limit + 1]
     )
     return plain if len(plain) <= limit else f"{plain[: limit // 2]}... ({len(characters):,} characters)"
+
+
+def nearest(name: object, valid: Iterable[object], prefix: str = "") -> str:
+    """Asks whether the nearest valid name was meant, if one is near."""
+    near = difflib.get_close_matches(str(name), map(str, valid), n=1)
+    return f"did you mean {prefix}{near[0]}? " if near else ""
 
 
 def require_at_most(config: Any, limit: int, *names: str) -> None:
@@ -107,8 +113,7 @@ def parse(cls: type[T], mapping: Mapping[str, Any], path: str = "") -> T:
     prefix = f"{path}." if path else ""
     for key in mapping:
         if key not in schema:
-            near = difflib.get_close_matches(str(key), schema, n=1)
-            hint = f"did you mean {prefix}{near[0]}? " if near else ""
+            hint = nearest(key, schema, prefix)
             raise ConfigError(f"{prefix}{shown(key)} is not a field; {hint}fields: {', '.join(schema)}")
     missing = [prefix + name for name in _required(cls) if name not in mapping]
     if missing:
@@ -126,8 +131,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
     if origin is Literal:
         valid = typing.get_args(kind)
         if value not in valid:
-            near = difflib.get_close_matches(str(value), map(str, valid), n=1)
-            hint = f"did you mean {near[0]}? " if near else ""
+            hint = nearest(value, valid)
             raise ConfigError(f"{path}={shown(repr(value))}: {hint}use one of {', '.join(map(str, valid))}")
         return value
     if origin is Mapping:

@@ -10,7 +10,7 @@ of the K and V that one ring rank holds.
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, get_args
 
 from sp_bench.config import ELEMENT_BYTES, AttentionShape
 from sp_bench.costs import (
@@ -24,7 +24,7 @@ from sp_bench.costs import (
 )
 
 Kind = Literal["ulysses", "ring", "all_gather", "usp"]
-KINDS: tuple[Kind, ...] = ("ulysses", "ring", "all_gather", "usp")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Bytes = Mapping[str, Fraction]  # forward | backward -> bytes one rank sends off-rank in one attention call
 
 POSITION_BYTES = 8  # int64, as transformers makes position_ids

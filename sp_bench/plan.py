@@ -28,15 +28,18 @@ class Trial:
     unsupported_reason: str | None
 
 
+UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
+
+
 def canonical(config: TrialConfig) -> str:
     """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
     optional field leaves old identities as they were. So are the only choices before there were others: fsdp2, one
     micro-batch a step, and steps that are launched call by call."""
     given = _given(config)
-    if config.workload.micro_batches == 1:
-        del given["workload"]["micro_batches"]
-    if config.workload.launch == "eager":
-        del given["workload"]["launch"]
+    for option, only in UNWRITTEN.items():
+        group, _, name = option.partition(".")
+        if given[group].get(name) == only:
+            del given[group][name]
     if config.engine == EngineConfig():
         del given["engine"]
     return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)

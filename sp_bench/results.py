@@ -7,7 +7,7 @@ lies under results/<campaign>/_work/, which pandas and this reader ignore.
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -59,6 +59,11 @@ class RowName:
 def committed(folder: Path) -> Iterator[RowName]:
     """The rows of a campaign, from file names alone; other files are passed over."""
     return (row for _, row in _listing(folder) if isinstance(row, RowName))
+
+
+def latest(rows: Iterable[RowName]) -> dict[tuple[str, str], RowName]:
+    """The last attempt at each trial in each environment."""
+    return {(row.trial_id, row.env_id): row for row in sorted(rows, key=lambda row: row.attempt)}
 
 
 def passed_over(folder: Path) -> Iterator[str]:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from tabulate import tabulate
+
 from sp_bench import kernels, methods, support
 from sp_bench.parsing import ConfigError, shown
 from sp_bench.support import HEADS, SP_SIZES, Support
@@ -32,14 +34,8 @@ def table(supports: Sequence[Support]) -> str:
     """Markdown, its columns aligned, and what they mean: the same on every machine."""
     heads = [f"{kind} {query}/{kv}" for kind, (query, kv) in HEADS.items()]
     headings = ["method", "variant", "library", "moves", "kernels", *heads, "causal", "not causal", "CPU"]
-    lines = [headings, *map(_cells, supports)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    lines.insert(1, ["-" * width for width in widths])
-    return "".join(_line(cells, widths) for cells in lines) + "\n" + LEGEND
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    return "| " + " | ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)) + " |\n"
+    rows = tabulate(map(_cells, supports), headings, tablefmt="github", disable_numparse=True)
+    return f"{rows}\n\n{LEGEND}"
 
 
 def _cells(support: Support) -> list[str]:

@@ -94,7 +94,7 @@ def run(
                 return
             bound_logs(folder)
             oom_killed = (oom_kills() or 0) > (oom_before or 0)
-            ending = Ending(config.world_size, exit_code, expired, oom_killed, ended_at)
+            ending = Ending(exit_code, expired, oom_killed, ended_at)
             result = _result(folder, ending, *started)
             yield result
             if result.status != "ok":

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from sp_bench.conf_files import conf_folder
 from sp_bench.config import TrialConfig
 from sp_bench.parsing import parse
+
+settings.register_profile("untimed", deadline=None)  # another job's load would fail a test
+settings.load_profile("untimed")
 
 
 def _file(group: str, name: str) -> dict[str, Any]:

@@ -1,14 +1,14 @@
 """What trains a decoder around its attention: sharding of parameters, loss, optimizer. One file an engine.
 
-To add one: a file with the functions of `Engine`, its name in NAMES, what it can run in `support`,
+To add one: a file with the functions of `Engine`, its name in config.EngineName, what it can run in `support`,
 conf/engine/<name>.yaml, and a line in the parametrised tests. The driver knows `support` only, which imports no torch.
 """
 
 import importlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast, get_args
 
-from sp_bench.config import TrialConfig
+from sp_bench.config import EngineName, TrialConfig
 from sp_bench.costs import Traffic
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from sp_bench.train import StepResult
 
-NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")
+NAMES: tuple[str, ...] = get_args(EngineName)
 
 
 class Engine(Protocol):

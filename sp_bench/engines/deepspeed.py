@@ -40,7 +40,7 @@ def run(
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with train.open_attention(config, padded_len, mesh) as attention, zero3.library(device) as deepspeed:
-        engine = start(config, attention, device, deepspeed)
+        engine = start(config, attention, deepspeed)
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         results = train.run_steps(Training(engine, device).step, batches, tick)
         engine.destroy()
@@ -71,7 +71,7 @@ class Training:
         return loss.detach(), losses.detach()
 
 
-def start(config: TrialConfig, attention: AttentionCall, device: torch.device, deepspeed: Any) -> Any:
+def start(config: TrialConfig, attention: AttentionCall, deepspeed: Any) -> Any:
     """The trial's decoder at step 0, partitioned over all ranks."""
     settings = zero3.settings(config, communication_dtype="fp32")
     recompute = config.workload.activation_checkpointing == "full"

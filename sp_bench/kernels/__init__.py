@@ -4,14 +4,13 @@ One file a kernel. A kernel gives its log-sum-exp and takes it back, so that one
 To add one: a file with what `Kernel` has, and its name in NAMES.
 """
 
-import difflib
 import importlib
 import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sp_bench.config import AttentionShape
-from sp_bench.parsing import ConfigError
+from sp_bench.parsing import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +85,5 @@ def get(name: str) -> Kernel:
         ConfigError: no such kernel; the nearest name and all names are given.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"kernel={name}: {hint}kernels: {', '.join(NAMES)}")
+        raise ConfigError(f"kernel={name}: {nearest(name, NAMES)}kernels: {', '.join(NAMES)}")
     return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))

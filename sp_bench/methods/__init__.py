@@ -5,7 +5,6 @@ parametrised tests; of a library, a line in sp_bench/patterns.py and in its tabl
 imports no torch: planning reads `unsupported_reason` and `traffic` without it.
 """
 
-import difflib
 import importlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -18,7 +17,7 @@ from sp_bench.config import AttentionShape, MethodConfig
 from sp_bench.costs import Traffic
 from sp_bench.kernels import Kernel
 from sp_bench.layouts import SequenceLayout
-from sp_bench.parsing import ConfigError
+from sp_bench.parsing import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,7 +131,5 @@ def get(name: str) -> Method:
         ConfigError: no such method; the nearest name and all names are given.
     """
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise ConfigError(f"method={name}: {hint}methods: {', '.join(NAMES)}")
+        raise ConfigError(f"method={name}: {nearest(name, NAMES)}methods: {', '.join(NAMES)}")
     return cast(Method, importlib.import_module(f"{__name__}.{name}"))

@@ -37,9 +37,7 @@ def run(job: Job) -> Measurement:
     measurement.predicted, measurement.unpredicted = engine.traffic(config, padded_len), engine.UNPREDICTED
     measurement.columns = {
         "padded_seq_len": padded_len,
-        "max_nll_difference": compare(got, expected),
-        "mean_nll_difference": float((got - expected).abs()[:, 0].mean()),
-        "max_grad_norm_difference": float(((got - expected).abs() / expected)[:, 1].max()),
+        **compare(got, expected),
         "loss": loss,
         "grad_norm": grad_norm,
         "model_flops": float(model_costs.model_flops(config)),
@@ -48,8 +46,9 @@ def run(job: Job) -> Measurement:
     return measurement
 
 
-def compare(got: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest NLL difference in nats; both [num_steps, 2]: loss and gradient norm of each step.
+def compare(got: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
+    """Row columns: how far the NLL differs, in nats, and gradient norms, relative. Both arguments are [num_steps, 2]:
+    loss and gradient norm of each step.
 
     Raises:
         Incorrect: a step differs by more than the tolerances, or the loss of the reference did not fall enough to
@@ -66,4 +65,8 @@ def compare(got: torch.Tensor, expected: torch.Tensor) -> float:
     fall = float(expected[0, 0] - expected[-1, 0])
     if not fall >= MINIMUM_FALL:
         raise Incorrect(f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}")
-    return float(nll_difference.max())
+    return {
+        "max_nll_difference": float(nll_difference.max()),
+        "mean_nll_difference": float(nll_difference.mean()),
+        "max_grad_norm_difference": float(norm_difference.max()),
+    }

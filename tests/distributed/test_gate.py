@@ -147,7 +147,7 @@ def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAtt
     """Output and gradients of the proof are right and no rank hears of another: each drew the whole sequence itself."""
     layout = ulysses.layout(method, mesh.size())
     positions = layout.global_positions(mesh.get_rank(), shape.seq_len)
-    inputs = correctness.random_inputs(shape, None, torch.device("cpu"), 0)
+    inputs = correctness.random_inputs(shape, torch.device("cpu"), 0)
     out, *gradients = (x[:, positions] for x in correctness._run_kernel(kernel, inputs, shape))
 
     class Answers(torch.autograd.Function):
@@ -228,7 +228,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
 def check_budget(published: dict[str, float]) -> None:
     """Twice what fp32 itself costs: a wider budget would pass kernels that a user takes for exact."""
     shape = trial(ULYSSES, 2).attention_shape(PROOF_LEN)
-    inputs = correctness.random_inputs(shape, None, torch.device("cpu"), 0)
+    inputs = correctness.random_inputs(shape, torch.device("cpu"), 0)
     low, want = (
         correctness._run_kernel(kernels.get("math"), [x.to(dtype) for x in inputs], shape)
         for dtype in (torch.float32, torch.float64)

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 
 import pytest
 
-from sp_bench import campaign, hardware, machine, plan
+from sp_bench import campaign, hardware, machine, plan, results
 from sp_bench.config import CampaignConfig, DeadlinesConfig
 from sp_bench.hardware import Gpu, Gpus
 from sp_bench.interrupts import Interrupted, Signals
@@ -94,7 +94,7 @@ def test_attempts_are_bounded():
 def test_the_latest_attempt_speaks_for_its_trial():
     rows = [row("timeout"), row("error", 2), row("preempted", 1)]
     for order in itertools.permutations(rows):
-        (latest,) = campaign._latest(order).values()
+        (latest,) = results.latest(order).values()
         assert latest == row("error", 2)
 
 

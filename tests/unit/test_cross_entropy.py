@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -44,7 +44,6 @@ def everything(loss: Tensor, each: Tensor, hidden: Tensor, weight: Tensor) -> li
     return [loss.detach(), each.detach(), *torch.autograd.grad(3.0 * loss, (hidden, weight))]
 
 
-@settings(deadline=None)
 @given(tile_tokens=st.integers(1, B * TOKENS + 1))
 def test_tiles_are_the_whole(tile_tokens: int) -> None:
     hidden, weight, labels = inputs()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench.report.anonymous import anonymous
@@ -49,7 +49,6 @@ def test_a_row_joins_sets_that_share_nothing_themselves() -> None:
     assert list(numbered([on("a"), on("b"), on("c"), on("a", "b")])) == [1, 1, 2, 1]
 
 
-@settings(deadline=None)
 @given(st.lists(st.sets(st.sampled_from("abcdefg"), min_size=1, max_size=3), max_size=8), st.randoms())
 def test_sets_are_the_connected_components_whatever_the_rows_order(used: list[set[str]], random: Any) -> None:
     numbers = list(numbered([on(*sorted(each)) for each in used]))

@@ -50,7 +50,7 @@ def cut_tensors(draw: st.DrawFn, dtype: torch.dtype, shape: tuple[int, ...]) -> 
     return whole[tuple(slice(first, first + n) for first, n in zip(starts, shape, strict=True))]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), same=st.booleans())
 def test_copying_rows_is_copying(data: st.DataObject, dtype: torch.dtype, same: bool) -> None:
     dims = st.one_of(st.integers(1, 9), st.sampled_from([16, 24, 64]))
@@ -198,7 +198,6 @@ def heads_and_chunks(draw: st.DrawFn) -> tuple[int, int, int]:
     return heads, kv_heads, draw(st.sampled_from(fitting))
 
 
-@settings(deadline=None)
 @given(heads_and_chunks())
 def test_chunks_take_every_head_once_and_the_kv_heads_that_their_queries_read(sizes: tuple[int, int, int]) -> None:
     heads, kv_heads, num_chunks = sizes
@@ -241,7 +240,6 @@ def test_what_chunks_find_for_a_kv_head_that_they_share_is_summed_before_it_is_r
         assert torch.equal(leaf.grad, torch.full_like(leaf, total))
 
 
-@settings(deadline=None)
 @given(st.sampled_from(KINDS), st.integers(1, 8), st.integers(1, 6), st.booleans())
 def test_a_gather_places_every_token_once_and_its_runs_see_what_the_mask_says(
     kind: Any, size: int, tokens: int, causal: bool

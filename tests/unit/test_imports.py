@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import sp_bench
+from sp_bench import hardware
 
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
@@ -97,6 +98,25 @@ def test_nothing_but_the_driver_imports_the_driver():
         if name.split("/")[0] in DRIVER | {"launchers", "report", "__main__"}:
             continue
         assert not ours(imports(path)) & (DRIVER | {"launchers", "report"}), name
+
+
+def test_measuring_code_is_what_a_rank_can_import():
+    """No more, or a word in a label would have committed rows measured again; methods and such are chosen by name."""
+    by_name = [
+        path for package in ("methods", "kernels", "workloads", "engines") for path in (PACKAGE / package).glob("*")
+    ]
+    left, reached = [PACKAGE / "worker.py", *(path for path in by_name if path.suffix == ".py")], set()
+    while left:
+        path = left.pop()
+        if path.is_file() and path not in reached:
+            reached |= {path, path.parent / "__init__.py"}
+            parts = [name.split(".")[1:] for name in imports(path) if name.startswith("sp_bench")]
+            left += [
+                file
+                for each in parts
+                for file in (PACKAGE.joinpath(*each).with_suffix(".py"), PACKAGE.joinpath(*each, "__init__.py"))
+            ]
+    assert reached == set(hardware.measuring_sources())
 
 
 def test_the_driver_knows_the_worker_by_its_module_name_only():

@@ -78,7 +78,7 @@ def test_equal_configs_are_one_cell(make_config):
     assert len(plan.plan([make_config(), make_config(), make_config(sp_size=4)], 1, 0, None)) == 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(cells=st.integers(1, 8), replicates=st.integers(1, 6), seed=st.integers(0, 2**32))
 def test_replicates_form_randomised_complete_blocks(make_config, cells, replicates, seed):
     configs = [make_config(seq_len=64 * n) for n in range(1, cells + 1)]
@@ -166,7 +166,7 @@ HEADS = st.tuples(st.integers(1, 4), st.integers(1, 8), st.integers(1, 6))
 
 
 @pytest.mark.parametrize("method", ["ulysses", "usp"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(sizes=HEADS)
 def test_every_number_of_head_chunks_that_a_refusal_lists_is_accepted_and_no_other(make_config, method, sizes):
     degree, kv_heads, group = sizes

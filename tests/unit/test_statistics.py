@@ -64,7 +64,7 @@ def test_the_interval_covers_the_median_of_skewed_samples_at_least_95_times_in_1
     assert hits >= CONFIDENCE - 4 * error
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0.1, 1e6), min_size=MIN_REPLICATES, max_size=30, unique=True))
 def test_the_interval_is_the_one_that_scipys_quantile_test_gives(samples: list[float]) -> None:
     interval, theirs = median_interval(samples), quantile_test(samples, p=0.5).confidence_interval(CONFIDENCE)
@@ -120,7 +120,7 @@ def in_order(selection: Selection) -> tuple[object, ...]:
     return said(selection.rows, selection)
 
 
-@settings(deadline=None, max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.randoms(use_true_random=False))
 def test_cells_words_and_tables_do_not_depend_on_the_order_of_the_rows(
     selection: Selection, in_order: tuple[object, ...], seed
@@ -130,7 +130,7 @@ def test_cells_words_and_tables_do_not_depend_on_the_order_of_the_rows(
     assert said(selection.rows.iloc[places], selection) == in_order
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_a_cell_is_what_its_own_rows_say_whatever_other_rows_there_are(
     selection: Selection, data: st.DataObject

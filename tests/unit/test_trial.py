@@ -236,7 +236,7 @@ def test_the_root_cause_of_torchruns_summary_comes_first(tmp_path):
 @pytest.mark.parametrize(("oom_killed", "status", "site"), [(True, "oom", "host"), (False, "error", None)])
 def test_a_sigkill_is_host_memory_only_if_the_kernel_counted_one(tmp_path, oom_killed, status, site):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((1, -signal.SIGKILL)))
-    verdict = outcome.classify(tmp_path, outcome.Ending(2, 1, None, oom_killed))
+    verdict = outcome.classify(tmp_path, outcome.Ending(1, None, oom_killed))
     assert (verdict["status"], verdict.get("oom_site")) == (status, site)
     assert "rank 1 died with SIGKILL" in verdict["reason"]
 
@@ -244,7 +244,7 @@ def test_a_sigkill_is_host_memory_only_if_the_kernel_counted_one(tmp_path, oom_k
 def test_an_abort_that_follows_a_peers_error_does_not_hide_it(tmp_path):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((0, 1), (1, -signal.SIGABRT)))
     handover.send_event(tmp_path, handover.Event(0, 1.0, "failed", "error", "rank 0: ValueError: the cause"))
-    assert outcome.classify(tmp_path, outcome.Ending(2, 1, None, False))["reason"] == "rank 0: ValueError: the cause"
+    assert outcome.classify(tmp_path, outcome.Ending(1, None, False))["reason"] == "rank 0: ValueError: the cause"
 
 
 def ended(folder, *events, exit_code=1, expired=None, ended_at=math.inf):
@@ -256,7 +256,7 @@ def ended(folder, *events, exit_code=1, expired=None, ended_at=math.inf):
             {"exit_code": what} if isinstance(what, int) else {"status": what[0], "reason": f"rank {rank}: {what[1]}"}
         )
         handover.send_event(folder, handover.Event(rank, at, "exited" if isinstance(what, int) else "failed", **told))
-    verdict = outcome.classify(folder, outcome.Ending(2, exit_code, expired, False, ended_at))
+    verdict = outcome.classify(folder, outcome.Ending(exit_code, expired, False, ended_at))
     assert verdict["phase"] == "measure"
     return verdict["status"], verdict["reason"]
 
