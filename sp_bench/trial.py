@@ -57,7 +57,7 @@ def environment(config: TrialConfig) -> dict[str, str]:
     the code that this process runs, not that of another checkout which this Python has installed."""
     variables = {**os.environ, **config.fabric.env}
     source = str(Path(__file__).resolve().parents[1])
-    if source not in site.getsitepackages():  # those come after the standard library
+    if source not in (*site.getsitepackages(), site.getusersitepackages()):  # which belong behind the standard library
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
     if config.hardware.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
