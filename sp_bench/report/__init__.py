@@ -1,4 +1,5 @@
-"""Reports: rows in, one self-contained page, its figures and tables out. Knows results (and costs), nothing else.
+"""Reports: rows in, one self-contained page, its figures and tables out. Knows results, and what explains them:
+config, costs, patterns, hardware, doubts. Nothing that runs a trial.
 
 selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; figures, tables and
 page -> what a reader sees. No torch.
