@@ -22,6 +22,7 @@ LINE = 0.17  # inches of a line of a legend
 TIED = "\N{NO-BREAK SPACE}"
 LEADING = 1.25  # of the font size, from line to line
 MAX_LINES = 4  # of a wrapped name
+LEAST_ROW_IN = 0.2
 _LARGE = 100.0  # points
 OUT_OF_MEMORY = "out of memory"
 FontSize = Literal[
@@ -99,10 +100,10 @@ def _pieces(name: str, inches: float, parameter: FontSize) -> list[str]:
     return made
 
 
-def row_inches(names: Sequence[str], parameter: FontSize = "ytick.labelsize", least: float = 0.2) -> float:
+def row_inches(names: Sequence[str]) -> float:
     """Height of a bar or row of dots, of which each has one of these wrapped names beside it."""
     num_lines = max(name.count("\n") + 1 for name in names)
-    return max(least, (num_lines * LEADING + 0.3) * points(parameter) / 72)
+    return max(LEAST_ROW_IN, (num_lines * LEADING + 0.3) * points("ytick.labelsize") / 72)
 
 
 def columns_within(labels: Sequence[str], width: float, most: int) -> int:
