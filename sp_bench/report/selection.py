@@ -61,11 +61,6 @@ class Selection:
         """All of them in words; None without rows."""
         return ", ".join(self.env_ids) or None
 
-    @property
-    def mixed(self) -> bool:
-        """Rows of several environments share lines and medians."""
-        return len(self.env_ids) > 1 and set(self.rows["pool"]) == {MIXED}
-
 
 def select(
     folders: Sequence[Path],

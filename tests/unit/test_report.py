@@ -13,7 +13,7 @@ import pytest
 
 from sp_bench import results
 from sp_bench.report import build
-from sp_bench.report.cells import Cell, baseline, cells
+from sp_bench.report.cells import baseline, cells
 from sp_bench.report.formats import in_bytes, number
 from sp_bench.report.page.parts import plain
 from sp_bench.report.page.verdict import judge
@@ -26,10 +26,6 @@ ULYSSES = {"method": "ulysses", "ulysses_degree": 2, "ring_degree": 1}
 GATHER = {"method": "all_gather"}
 SINGLE = {"method": "single", "sp_size": 1, "ring_degree": 1}
 CELL = re.compile(r"#c(\d+)")
-
-
-def read_cells(folder: Path) -> list[Cell]:
-    return cells(select([folder]).rows)
 
 
 @pytest.fixture(scope="module")
