@@ -11,10 +11,11 @@ import pandas as pd
 
 from sp_bench import doubts
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import OWN_CODE, REPLAYED, name_cells
+from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 TENSORS = ("output", "dq", "dk", "dv")
+NO_LENGTH = ("parity", EXCHANGE)  # workloads without a throughput, memory or limit of a length
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,11 @@ class Cell:
     def ok(self) -> bool:
         """At least one replicate was measured."""
         return self.median_step_ms is not None
+
+    @property
+    def is_of_a_length(self) -> bool:
+        """Whether throughput, memory and limits are questions about it."""
+        return self.asked["workload"] not in NO_LENGTH
 
     @property
     def is_library(self) -> bool:

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from sp_bench.report.cells import Cell
 
 OOM = "oom"
-NO_LENGTH = ("parity", "collective")  # workloads whose length is not a question
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ def limits(cells: Sequence[Cell]) -> list[Limit]:
     grouped: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in cells:
         known = None not in (cell.asked["sp_size"], cell.asked["seq_len"])
-        if known and cell.asked["workload"] not in NO_LENGTH and (cell.ok or out_of_memory(cell)):
+        if known and cell.is_of_a_length and (cell.ok or out_of_memory(cell)):
             grouped.setdefault((cell.setting, cell.asked["sp_size"], cell.series), []).append(cell)
     return [_limit(group) for _, group in sorted(grouped.items())]
 

@@ -5,14 +5,13 @@ from collections.abc import Sequence
 from sp_bench.report.cells import Cell
 from sp_bench.report.pattern_bytes import degrees, kind
 from sp_bench.report.ratios import fastest
-from sp_bench.report.tables.parts import NOT_A_MEASUREMENT
 
 SAME, FASTEST = "same kernel", "our fastest kernel"
 ANY = "any method of ours"
 
 
 def libraries(cells: Sequence[Cell]) -> list[Cell]:
-    return [c for c in cells if c.ok and c.is_library and c.asked["workload"] not in NOT_A_MEASUREMENT]
+    return [c for c in cells if c.ok and c.is_library and c.is_of_a_length]
 
 
 def counterparts(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:

@@ -48,8 +48,7 @@ KINDS = (*OF_SETTINGS, "launches", "attribution", "fabrics")  # a figure's file 
 def plotted(cells: Sequence[Cell]) -> list[Cell]:
     """Cells of a length on some ranks that were measured or were out of memory."""
     sized = [c for c in cells if None not in (c.asked["sp_size"], c.asked["seq_len"])]
-    shown = [c for c in sized if c.asked["workload"] not in ("parity", "collective")]
-    return [c for c in shown if c.ok or "oom" in c.statuses]
+    return [c for c in sized if c.is_of_a_length and (c.ok or "oom" in c.statuses)]
 
 
 def draw(

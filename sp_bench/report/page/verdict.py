@@ -30,7 +30,7 @@ class Verdict:
 
 
 def judge(cells: Sequence[Cell], selection: Selection) -> Verdict:
-    speeds = [cell for cell in cells if cell.ok and cell.asked["workload"] not in ("parity", "collective")]
+    speeds = [cell for cell in cells if cell.ok and cell.is_of_a_length]
     shown = foremost(speeds, places(cells))
     contested = [(place, group) for place, group in by_place(shown) if len(best_of_methods(group)) > 1]
     contests = [best_of_methods(group) for _, group in contested]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import whole
 from sp_bench.report.provenance import words
-from sp_bench.report.tables.parts import NOT_A_MEASUREMENT, Column, Entry, PaperTable, legend, words_of
+from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, words_of
 
 Place = tuple[int, int]  # sp_size, seq_len
 
@@ -59,7 +59,7 @@ def families(cells: Sequence[Cell]) -> list[Family]:
     """Of the cells that have a length and a number of ranks; in the order of `cells`."""
     grouped: dict[str, list[Cell]] = {}
     for cell in cells:
-        if None not in place(cell) and cell.asked["workload"] not in NOT_A_MEASUREMENT:
+        if None not in place(cell) and cell.is_of_a_length:
             grouped.setdefault(cell.over_fabrics, []).append(cell)
     return [_family(name, group) for name, group in sorted(grouped.items())]
 

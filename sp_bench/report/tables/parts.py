@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING
 
-NOT_A_MEASUREMENT = ("parity", "collective")  # workloads that have no throughput or memory of a length
 STATUS_WORDS = {"oom": "OOM"}  # other statuses are words already
 FEW, PARTLY = "†", "‡"
 LEGEND = {
