@@ -1,7 +1,6 @@
 """The figure of predicted, counted and wire bytes at the longest length of each sp_size, stacked by phase."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -60,17 +59,11 @@ def draw_communication(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plo
     shown = [c for group in panels.values() for c in group]
     caption = CAPTION
     caption += OTHER_WORDS if any(_other(c) for c in shown) else ""
-    caption += WIRE_WORDS if any(wire_bytes(c) is not None for c in shown) else ""
+    caption += WIRE_WORDS if any(c.middle("comm_wire_bytes") is not None for c in shown) else ""
     if others := [str(n) for n in every if n not in panels]:
         caption += f" sp_size {', '.join(others)} is in the tables only."
     data = pd.DataFrame([line for cell in shown for line in _data(cell)])
     return Plot(_figure(panels, texts, row_in), caption, data, tuple(shown))
-
-
-def wire_bytes(cell: Cell) -> float | None:
-    """Median over the replicates that know what crossed the wire."""
-    known = [row["comm_wire_bytes"] for row in cell.measured if row["comm_wire_bytes"] is not None]
-    return median(known) if known else None
 
 
 def _figure(panels: Mapping[int, Sequence[Cell]], texts: Mapping[str, str], row_in: float) -> Figure:
@@ -79,13 +72,13 @@ def _figure(panels: Mapping[int, Sequence[Cell]], texts: Mapping[str, str], row_
     height = row_in * sum(heights) + PANEL_IN * len(heights) + SPARE_IN
     figure = Figure(figsize=(width_in(), height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights).flat
-    largest = max(max(_total(c, 0), _total(c, 1), _other(c), wire_bytes(c) or 0.0) for c in shown)
+    largest = max(max(_total(c, 0), _total(c, 1), _other(c), c.middle("comm_wire_bytes") or 0.0) for c in shown)
     scale, unit = byte_unit(largest)
     for panel, (sp_size, group) in zip(axes, panels.items(), strict=True):
         rows = name_rows(panel, texts, [c.series for c in group])
         for cell in group:
             _bars(panel, rows[cell.series], cell, scale)
-            end = max(_total(cell, 0), _total(cell, 1), wire_bytes(cell) or 0.0) / scale
+            end = max(_total(cell, 0), _total(cell, 1), cell.middle("comm_wire_bytes") or 0.0) / scale
             sign = {True: "=", False: "≠", None: ""}[cell.communication.equal]
             panel.text(end + 0.012 * largest / scale, rows[cell.series], sign, va="center")
         panel.set_title(f"sp_size {sp_size}, seq_len {whole(group[0].asked['seq_len'])} tokens", loc="left")
@@ -113,7 +106,7 @@ def _stacked(cell: Cell) -> list[str]:
 
 def _bars(panel: Axes, row: int, cell: Cell, scale: float) -> None:
     """From the top: predicted, counted, wire, other."""
-    wire = wire_bytes(cell)
+    wire = cell.middle("comm_wire_bytes")
     bar = 0.72 / (2 if wire is None else 3)
     top = row + 0.36 - bar / 2
     for side in (0, 1):
@@ -140,7 +133,7 @@ def _handles(cells: Sequence[Cell]) -> list[Patch]:
         handles.append(Patch(color=OTHER, label="other (counted only)"))
     handles.append(Patch(facecolor="0.75", edgecolor="white", label="predicted"))
     handles.append(Patch(facecolor="0.75", edgecolor="white", hatch="////", label="counted"))
-    if any(wire_bytes(c) is not None for c in cells):
+    if any(c.middle("comm_wire_bytes") is not None for c in cells):
         handles.append(Patch(**WIRE, label="wire (NVLink counters)"))
     return handles
 
@@ -152,7 +145,7 @@ def _data(cell: Cell) -> list[dict[str, Any]]:
     for side, name in enumerate(SIDES):
         for phase in phases:
             made.append({"side": name, "phase": phase, "bytes_per_step": cell.communication.phases[phase][side]})
-    if (wire := wire_bytes(cell)) is not None:
+    if (wire := cell.middle("comm_wire_bytes")) is not None:
         made.append({"side": "wire", "phase": "all", "bytes_per_step": wire})
     equal = {"predicted_equals_counted": cell.communication.equal}
     return [about(cell) | line | equal | {"trial_ids": trial_ids(cell)} for line in made]

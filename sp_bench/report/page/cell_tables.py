@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from statistics import median
 
 from sp_bench.report.cells import Cell, baseline
 from sp_bench.report.fabric_model import foremost, places
@@ -45,7 +44,6 @@ def _columns(cell: Cell, singles: Sequence[Cell]) -> dict[str, str | Ref]:
     ms, interval, comm, asked = cell.median_step_ms, cell.interval_ms, cell.communication, cell.asked
     start = baseline(cell, singles)
     speed_up = start.median_step_ms / ms if start and start.median_step_ms and ms else None
-    wire = [row["comm_wire_bytes"] for row in cell.measured if row["comm_wire_bytes"] is not None]
     return {
         "method": cell.series,
         "sp_size": whole(asked["sp_size"]),
@@ -66,7 +64,7 @@ def _columns(cell: Cell, singles: Sequence[Cell]) -> dict[str, str | Ref]:
         "bytes predicted": in_bytes(comm.predicted_bytes),
         "bytes counted": in_bytes(comm.counted_bytes),
         "equal": {True: "yes", False: "no", None: MISSING}[comm.equal],
-        "bytes on the wire": in_bytes(median(wire) if wire else None),
+        "bytes on the wire": in_bytes(cell.middle("comm_wire_bytes")),
         "error / budget": _worst_error(cell),
     }
 
