@@ -15,6 +15,7 @@ from typing import Any
 
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.overlap import Times, exposed_ms
+from sp_bench.report.ratios import by_speed
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {
@@ -99,7 +100,7 @@ def foremost(cells: Sequence[Cell], found: Sequence[Place]) -> list[Cell]:
 
 def fastest_of(points: Sequence[Point]) -> Point:
     """The smallest measured median; of equal ones the first by name."""
-    return min(points, key=lambda p: (p.measured_ms, p.cell.series))
+    return min(points, key=lambda p: by_speed(p.cell))
 
 
 def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:

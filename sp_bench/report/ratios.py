@@ -92,9 +92,13 @@ def ratio_of_medians(over: Cell, under: Cell) -> float:
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
 
 
+def by_speed(cell: Cell) -> tuple[float, str]:
+    """Sorts cells by median step time, the fastest first; equal ones by name. All were measured."""
+    return cell.median_step_ms or 0.0, cell.series
+
+
 def ranked(cells: Sequence[Cell]) -> list[Cell]:
-    """By median step time, the fastest first; equal ones by name. All were measured."""
-    return sorted(cells, key=lambda c: (c.median_step_ms or 0.0, c.series))
+    return sorted(cells, key=by_speed)
 
 
 def fastest(cells: Sequence[Cell]) -> Cell:

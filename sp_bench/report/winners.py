@@ -10,7 +10,7 @@ from functools import cached_property
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.limits import out_of_memory
-from sp_bench.report.ratios import PairedRatio, fastest, paired_ratio, ranked, ratio_of_medians
+from sp_bench.report.ratios import PairedRatio, by_speed, fastest, paired_ratio, ranked, ratio_of_medians
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def best_of_methods(cells: Sequence[Cell]) -> tuple[Cell, ...]:
         methods.setdefault(str(cell.asked["method"]), []).append(cell)
     kernels = [ranked([fastest(each) for each in methods.values()]) for methods in by_kernel.values()]
     compared = [each for each in kernels if len(each) > 1]
-    return tuple(min(compared or kernels, key=lambda each: (each[0].median_step_ms or 0.0, each[0].series), default=[]))
+    return tuple(min(compared or kernels, key=lambda each: by_speed(each[0]), default=[]))
 
 
 def _place(seq_len: int, sp_size: int, group: Sequence[Cell]) -> Place:

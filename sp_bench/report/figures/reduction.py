@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.ratios import ranked
 
 MAX_SERIES = 14  # more of them could not be told apart
 MAX_NAMED = 12  # of those that are not drawn
@@ -19,7 +20,7 @@ def reduced(cells: Sequence[Cell]) -> tuple[list[Cell], str]:
     ranks: dict[str, list[int]] = {c.series: [] for c in cells}
     for key in {(c.asked["sp_size"], c.asked["seq_len"]) for c in cells}:
         here = [c for c in cells if c.ok and (c.asked["sp_size"], c.asked["seq_len"]) == key]
-        for rank, cell in enumerate(sorted(here, key=lambda c: (c.median_step_ms or 0.0, c.series))):
+        for rank, cell in enumerate(ranked(here)):
             ranks[cell.series].append(rank)
     if len(ranks) <= MAX_SERIES:
         return list(cells), ""

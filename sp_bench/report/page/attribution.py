@@ -6,7 +6,7 @@ from itertools import groupby
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
 from sp_bench.report.page.parts import Line, Ref, Section, Table, Words, in_ms, median_ms, processors, ref, say
-from sp_bench.report.ratios import behind, paired_ratio
+from sp_bench.report.ratios import behind, by_speed, paired_ratio
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
 HEAD = (
@@ -59,7 +59,7 @@ def _table(setting: str, group: Sequence[Attribution]) -> Table:
 
 
 def _by_time(group: Sequence[Attribution]) -> list[Attribution]:
-    return sorted(group, key=lambda a: (a.cell.median_step_ms or 0.0, a.cell.series))
+    return sorted(group, key=lambda a: by_speed(a.cell))
 
 
 def _words(a: Attribution) -> Words:

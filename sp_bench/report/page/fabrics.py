@@ -8,7 +8,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import Place, Point, compared, fastest_of, places
 from sp_bench.report.formats import counted, in_bytes, number
 from sp_bench.report.page.parts import Line, Ref, Section, Table, Words, listing, ref, say
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import by_speed, paired_ratio, ratio_of_medians
 
 GIB = 2.0**30
 MODEL = (
@@ -261,7 +261,7 @@ def _lines(place: Place) -> tuple[Line, ...]:
         points = place.on(fabric)
         winners = {"measured": fastest_of(points)}
         winners |= dict(zip(("bytes", "with compute"), (j.winner for j in _judgements(points)), strict=True))
-        for p in sorted(points, key=lambda p: (p.measured_ms, p.cell.series)):
+        for p in sorted(points, key=lambda p: by_speed(p.cell)):
             interval = p.cell.interval_ms
             measured = number(p.measured_ms)
             measured += f" [{number(interval.low)}, {number(interval.high)}]" if interval else ""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio
+from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ranked
 from sp_bench.report.tables.grid import Family, families, grid, place
 from sp_bench.report.tables.parts import Entry, PaperTable, measured, significant, words_of
 
@@ -48,7 +48,7 @@ def best_cells(cells: Sequence[Cell]) -> set[tuple[str, str]]:
             grouped.setdefault((cell.setting, *place(cell)), []).append(cell)
     found = set()
     for rivals in grouped.values():
-        first, *others = sorted(rivals, key=lambda c: (c.median_step_ms or 0.0, c.series))
+        first, *others = ranked(rivals)
         ratio = paired_ratio(others[0], first) if others else None
         if ratio is not None and ratio.interval.low > 1:
             found.add((first.setting, first.cell_id))
