@@ -29,7 +29,7 @@ class PairedRatio:
     def words(self) -> str:
         """1.25x [1.22, 1.27], with a third decimal near 1 and below."""
         near = min(abs(bound - 1) for bound in (self.interval.low, self.interval.high)) < 0.005
-        return "x ".join(self.rounded(3 if near or self.ratio < 1.05 else 2))
+        return "x ".join(self.rounded(3 if near else decimals(self.ratio)))
 
     def rounded(self, digits: int) -> tuple[str, str]:
         """The ratio, and its interval in brackets, with so many decimals, or as many that no bound is printed as 1."""
@@ -45,6 +45,15 @@ class PairedRatio:
     @property
     def evidence(self) -> str:
         return f"{self.pairing}, coverage {self.interval.coverage:.1%}"
+
+
+def decimals(ratio: float) -> int:
+    """A third near 1 and below, where two would leave little of a lead."""
+    return 3 if ratio < 1.05 else 2
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.{decimals(ratio)}f}x"
 
 
 def shared_replicates(over: Cell, under: Cell) -> list[str]:

@@ -17,6 +17,7 @@ from sp_bench.report.figures.legends import LEADING, legend, points, wrapped
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import whole
+from sp_bench.report.ratios import times
 from sp_bench.report.winners import Place, Win, places
 
 MAX_LENGTHS, MAX_SIZES = 12, 6  # lines and columns of tiles
@@ -142,18 +143,13 @@ def _lead(win: Win, unsaid: str) -> str:
     second, doubtful = win.second.series.removesuffix(unsaid), win.unproven_against
     if win.second not in doubtful:
         others = f", not proven against {_methods(doubtful)}" if doubtful else ""
-        return f"{_times(win)} ahead of {second}{others}"
-    return f"{second}: {_times(win)}, {'not told apart' if win.paired else 'no interval'}"
+        return f"{times(win.lead)} ahead of {second}{others}"
+    return f"{second}: {times(win.lead)}, {'not told apart' if win.paired else 'no interval'}"
 
 
 def _methods(cells: Sequence[Cell]) -> str:
     names = sorted({str(cell.asked["method"]) for cell in cells})
     return ", ".join(names) if len(names) <= MAX_METHODS else f"{len(names):,} methods"
-
-
-def _times(win: Win) -> str:
-    digits = 3 if win.lead < 1.05 else 2
-    return f"{win.lead:.{digits}f}x"
 
 
 def _data(place: Place) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from sp_bench.report.ratios import (
     paired_ratio,
     ranked,
     ratio_of_medians,
+    times,
 )
 from sp_bench.report.winners import best_of_methods
 
@@ -58,7 +59,7 @@ def compare(best: Sequence[Cell]) -> Words:
     last, paired, next_paired = others[-1], paired_ratio(others[-1], first), paired_ratio(others[0], first)
     # by pairs the next one may be as slow as the slowest, whatever their medians
     if len(best) > 2 and not (paired and next_paired and paired.ratio <= next_paired.ratio):
-        ratio = paired.words if paired else _times(last, first)
+        ratio = paired.words if paired else times(ratio_of_medians(last, first))
         evidence = flagged(first, last) if paired else f" ({by_medians(first, last)})"
         words = say(words, "; ", ref(ratio, (first, last)), f" over the slowest, {last.series}{evidence}")
     rate = first.attention_tflops(first.median_step_ms or 0.0) if first.median_step_ms else None
@@ -72,7 +73,7 @@ def against(first: Cell, second: Cell) -> Words:
     paired = paired_ratio(second, first)
     if paired is None:
         took = say(f"{first.series} takes ", median_ms(first), f" and {second.series} ", median_ms(second), ", ")
-        ratio = Ref(_times(second, first), (first, second), strong=True)
+        ratio = Ref(times(ratio_of_medians(second, first)), (first, second), strong=True)
         return say(took, ratio, f", {by_medians(first, second)}")
     if paired.interval.high < 1:  # by pairs the other one is faster, whatever the medians
         return against(second, first)
@@ -137,8 +138,3 @@ def _pair(group: Sequence[Cell]) -> tuple[Cell, Cell] | None:
 
 def _place(group: Sequence[Cell]) -> Ref:
     return ref(f"{whole(group[0].asked['seq_len'])} tokens on {processors(group[0])}", group)
-
-
-def _times(slower: Cell, faster: Cell) -> str:
-    ratio = ratio_of_medians(slower, faster)
-    return f"{ratio:.3f}x" if ratio < 1.05 else f"{ratio:.2f}x"
