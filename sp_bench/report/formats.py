@@ -2,6 +2,7 @@
 
 MISSING = "\N{EN DASH}"
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+GIB = 2.0**30
 
 
 def number(value: float | None) -> str:

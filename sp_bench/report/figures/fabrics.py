@@ -19,8 +19,8 @@ from sp_bench.report.figures.legends import legend, printable, series_handles, t
 from sp_bench.report.figures.marks import beside
 from sp_bench.report.figures.styles import DENSE, UNEVEN, Style
 from sp_bench.report.figures.venues import width_in
+from sp_bench.report.formats import GIB
 
-GIB = 2.0**30
 PANEL_HEIGHT_IN = 2.4
 DASHES = ("-", "--", "-.", ":", UNEVEN, DENSE)  # a line of its own for each series: most layouts are zigzag here
 MAX_PANELS = 3  # of a page

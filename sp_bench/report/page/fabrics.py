@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import Place, Point, compared, fastest_of, places
-from sp_bench.report.formats import counted, in_bytes, number
+from sp_bench.report.formats import GIB, counted, in_bytes, number
 from sp_bench.report.page.parts import Line, Ref, Section, Table, Words, listing, ref, say
 from sp_bench.report.ratios import by_speed, paired_ratio, ratio_of_medians
 
-GIB = 2.0**30
 MODEL = (
     "Two predictions stand beside the measured winner, each of a method, in the fastest of those of its ways to send "
     "that it does not tell apart. Bytes alone: the smallest predicted bytes / bandwidth of the primitive that moves "

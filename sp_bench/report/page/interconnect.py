@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from itertools import groupby
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import in_bytes, number, whole
+from sp_bench.report.formats import GIB, in_bytes, number, whole
 from sp_bench.report.page.parts import Line, Section, Table
 
-GIB = 2.0**30
 HEAD = (
     *("fabric", "primitive", "sp_size", "latency (µs)", "bandwidth (GiB/s)", "largest message"),
     *("at the largest (GiB/s)", "replicates ok"),

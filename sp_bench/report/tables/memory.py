@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from math import floor, log10
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.formats import GIB
 from sp_bench.report.tables.grid import Family, families, grid
 from sp_bench.report.tables.parts import Entry, PaperTable, measured, words_of
 
-GIB = 2.0**30
 WHAT = {"max_peak_allocated_bytes": "device memory (allocated)", "max_peak_host_bytes": "host memory (resident set)"}
 CAPTION = "seq_len in tokens. Median over the replicates."
 
