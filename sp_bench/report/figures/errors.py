@@ -17,7 +17,7 @@ from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
 from sp_bench.report.figures.marks import LOOSE_PT, Mark, draw_marks, fullest, side_by_side
 from sp_bench.report.figures.styles import Style
-from sp_bench.report.figures.venues import width_in
+from sp_bench.report.figures.venues import panels_abreast, width_in
 from sp_bench.report.formats import number, whole
 from sp_bench.report.gradient_errors import Point, compared, point
 
@@ -27,7 +27,6 @@ CAPTION = (
 )
 SIZES = "Over sp_size: of the cells of a series the most wrong; series of one sp_size are set slightly apart. "
 SPEED = "Over speed: at {seq_len} tokens, from the median step time; lower right is better. "
-PANEL_IN = 1.8  # least width of a panel with its labels
 BUDGET: dict[str, Any] = {"color": "0.55", "lw": 1.4}
 MAX_TICKS = 8
 DECADES_RATIO = 50
@@ -81,7 +80,7 @@ def _speeds(cells: Sequence[Cell], points: Sequence[Point]) -> list[Point]:
     of_length = Counter(p.cell.asked["seq_len"] for p in compared(cells) or several)
     seq_len = max(of_length, key=lambda n: (of_length[n], n), default=None)
     found = [p for p in several if p.cell.asked["seq_len"] == seq_len]
-    sizes = sorted({p.cell.asked["sp_size"] for p in found})[-int(width_in() / PANEL_IN) :]
+    sizes = sorted({p.cell.asked["sp_size"] for p in found})[-panels_abreast() :]
     return [p for p in found if p.cell.asked["sp_size"] in sizes] if len(found) > 1 else []
 
 

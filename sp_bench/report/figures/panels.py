@@ -17,9 +17,8 @@ from sp_bench.report.figures.drawings import about, joined_ids, trial_ids
 from sp_bench.report.figures.legends import legend, oom_handles, oom_look, oom_site, series_handles
 from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, side_by_side
 from sp_bench.report.figures.styles import Style
-from sp_bench.report.figures.venues import width_in
+from sp_bench.report.figures.venues import panels_abreast, width_in
 
-PANEL_IN = 1.8  # least width of a panel with its labels
 PANEL_HEIGHT_IN = 2.35
 MAX_LINES_OF_PANELS, MOST_COLUMNS = 3, 3
 OOM_STEP = 0.055  # of a panel's height: room for one mark
@@ -40,7 +39,7 @@ class Quantity:
 def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:
     """Lines over seq_len, and the cells that they show: those of the largest sp_sizes that fit."""
     sizes = sorted({c.asked["sp_size"] for c in cells})
-    columns = 2 if len(sizes) == 4 else max(1, min(len(sizes), MOST_COLUMNS, int(width_in() / PANEL_IN)))
+    columns = 2 if len(sizes) == 4 else max(1, min(len(sizes), MOST_COLUMNS, panels_abreast()))
     sizes = sizes[-columns * MAX_LINES_OF_PANELS :]
     shown = [c for c in cells if c.asked["sp_size"] in sizes]
     lines = -(-len(sizes) // columns)

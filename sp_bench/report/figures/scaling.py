@@ -16,12 +16,11 @@ from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
 from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, fullest, replicate_ids, side_by_side
 from sp_bench.report.figures.styles import Style
-from sp_bench.report.figures.venues import width_in
+from sp_bench.report.figures.venues import panels_abreast, width_in
 from sp_bench.report.formats import number, whole
 from sp_bench.report.speed_ups import Scaling, SpeedUp, scalings
 
 MAX_PANELS = 3
-PANEL = 1.8  # least inches of a panel with its labels
 IDEAL: dict[str, Any] = {"color": "0.55", "lw": 1.0, "ls": (0, (4, 3)), "zorder": 1.5}
 CAPTION = (
     "Scaling over sp_size; the dashed line is ideal. Strong scaling: one seq_len on more ranks. {weak}Efficiency is "
@@ -63,7 +62,7 @@ def _chosen(cells: Sequence[Cell]) -> tuple[list[Scaling], str]:
 
 
 def _figure(panels: Sequence[Scaling], names: Sequence[str], style: Mapping[str, Style]) -> Figure:
-    columns = min(len(panels), int(width_in() / PANEL))
+    columns = min(len(panels), panels_abreast())
     lines = -(-len(panels) // columns)
     figure = Figure(figsize=(width_in(), 3.5 * lines + 0.4), layout="constrained")
     grid = figure.add_gridspec(lines, columns)

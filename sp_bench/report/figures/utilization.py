@@ -16,12 +16,11 @@ from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend, series_handles
 from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, fullest, replicate_ids, side_by_side, stacked
 from sp_bench.report.figures.styles import Style
-from sp_bench.report.figures.venues import width_in
+from sp_bench.report.figures.venues import panels_abreast, width_in
 from sp_bench.report.formats import number, whole
 
 Share = Callable[[Cell], float | None]
 SHARES: Mapping[str, Share] = {"MFU": lambda c: c.mfu, "HFU": lambda c: c.hfu}
-PANEL = 1.8  # least inches of a panel with its labels
 MAX_PLACES = 4
 SHAPES = {"MFU": "o", "HFU": "D"}  # where lines name the series
 ASIDE = {"MFU": 0.2, "HFU": -0.2}  # of a line: the two are equal where no backward ran
@@ -39,7 +38,7 @@ def draw_utilization(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot 
     if not known:
         return None
     over = next((axis for axis in ("seq_len", "sp_size") if len({c.asked[axis] for c in known}) > 2), None)
-    most = MAX_PLACES if over is None else int(width_in() / PANEL)
+    most = MAX_PLACES if over is None else panels_abreast()
     panels, left_out = _panels(known, over, most)
     names, unnamed = fullest((c.series for group in panels.values() for c in group), style)
     panels = {title: [c for c in group if c.series in names] for title, group in panels.items()}

@@ -12,6 +12,7 @@ from tueplots import figsizes, fontsizes
 from sp_bench.report.figures.styles import RC
 
 PAGE_WIDTH_IN = 7.2
+_PANEL_IN = 1.8  # least width of a panel with its labels
 _POINTS_PER_INCH = 72.27  # of TeX
 _TWO_COLUMNS = {"font.size": 8, "legend.fontsize": 7, "xtick.labelsize": 7, "ytick.labelsize": 7}
 # Inches of a figure that spans the page's text.
@@ -50,6 +51,11 @@ def rc(venue: str | None) -> dict[Any, Any]:
 def width_in() -> float:
     """Inches of every figure."""
     return mpl.rcParams["figure.figsize"][0]
+
+
+def panels_abreast() -> int:
+    """The most that fit the width of a figure."""
+    return int(width_in() / _PANEL_IN)
 
 
 def is_titled() -> bool:
