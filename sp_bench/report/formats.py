@@ -1,8 +1,11 @@
-"""Numbers as text: three significant digits, binary byte units, a dash for what is not known."""
+"""Numbers as text: three significant digits, binary byte units, a dash for what is not known; text without escapes."""
+
+import re
 
 MISSING = "\N{EN DASH}"
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 GIB = 2.0**30
+_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def number(value: float | None) -> str:
@@ -40,3 +43,8 @@ def in_bytes(value: float | None) -> str:
 def counted(quantity: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
+
+
+def without_escapes(text: str) -> str:
+    """Reasons of rows are what programs said to a terminal: they may hold its escapes."""
+    return _ESCAPES.sub("", text)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, number
+from sp_bench.report.formats import counted, number, without_escapes
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,10 @@ def with_kernel(cell: Cell) -> str:
     return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
 
 
-_ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # Also what turns the direction of the text after it: a name must not rewrite its sentence.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def printable(text: str) -> str:
     """Without terminal escapes and control characters, which HTML does not allow or a reader would not see."""
-    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", _ESCAPES.sub("", text))
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", without_escapes(text))

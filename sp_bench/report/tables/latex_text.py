@@ -1,7 +1,8 @@
 """Any text as LaTeX that stock pdflatex prints as that text: nothing in it is a command, a ligature or unknown."""
 
-import re
 import unicodedata
+
+from sp_bench.report.formats import without_escapes
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",
@@ -37,12 +38,11 @@ _ACCENTS = {
     "\N{COMBINING TILDE}": "~", "\N{COMBINING DIAERESIS}": '"', "\N{COMBINING MACRON}": "=",
     "\N{COMBINING CARON}": "v", "\N{COMBINING CEDILLA}": "c", "\N{COMBINING DOT ABOVE}": ".",
 }  # fmt: skip
-_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
 def escape(text: str) -> str:
     """ASCII only, on one line. Characters that the fonts of stock pdflatex lack are named: U+1F600."""
-    return "".join(map(_character, " ".join(_TERMINAL.sub("", text).split())))
+    return "".join(map(_character, " ".join(without_escapes(text).split())))
 
 
 def length(text: str) -> int:

@@ -4,18 +4,18 @@ import re
 
 import pandas as pd
 
+from sp_bench.report.formats import without_escapes
 from sp_bench.report.tables.parts import Entry, PaperTable
 
 # Whatever begins emphasis, code, links, HTML, entities, strikethrough, mathematics or a new cell.
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|~&$#^@])")
 _ADDRESS = re.compile(r"(:)(?=//)|(?i:(?<=www)(\.))")  # GitHub makes bare addresses links
-_TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BLOCK = re.compile(r"^(\d{1,9})?([-+.)=:])")  # what begins a list, a rule or a heading
 
 
 def escape(text: str) -> str:
     """Text that stays this text inside a paragraph or a cell; on one line."""
-    plain = " ".join(_TERMINAL.sub("", text).replace("\0", "\N{REPLACEMENT CHARACTER}").split())
+    plain = " ".join(without_escapes(text).replace("\0", "\N{REPLACEMENT CHARACTER}").split())
     return _ADDRESS.sub(r"\\\g<0>", _SPECIAL.sub(r"\\\1", plain))
 
 
