@@ -14,7 +14,10 @@ from sp_bench.report.device_sets import are_several
 from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
-TENSORS = ("output", "dq", "dk", "dv")
+GRADIENTS = ("dq", "dk", "dv")
+TENSORS = ("output", *GRADIENTS)
+# Of the ledger, as a step has them; `other` is none of them.
+PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
 NO_LENGTH = ("parity", EXCHANGE)  # workloads without a throughput, memory or limit of a length
 
 

@@ -4,10 +4,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sp_bench.report.cells import Cell
+from sp_bench.report.cells import GRADIENTS, Cell
 from sp_bench.report.series import config_leaves
-
-GRADIENTS = ("dq", "dk", "dv")
 
 
 @dataclass(frozen=True)

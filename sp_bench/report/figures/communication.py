@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from sp_bench.report.cells import Cell
+from sp_bench.report.cells import PHASES, Cell
 from sp_bench.report.figures.axes import fitted_names, fitting, name_rows
 from sp_bench.report.figures.drawings import Plot, about, trial_ids
 from sp_bench.report.figures.legends import legend
@@ -16,15 +16,8 @@ from sp_bench.report.figures.styles import BLACK, BLUE, GREEN, ORANGE, PURPLE, S
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import byte_unit, whole
 
-PHASES = {
-    "forward": BLUE,
-    "recompute": SKY,
-    "backward": VERMILLION,
-    "parameters": GREEN,
-    "gradients": ORANGE,
-    "optimizer": PURPLE,
-    "loss": BLACK,
-}  # in the order they are stacked
+_INKS = (BLUE, SKY, VERMILLION, GREEN, ORANGE, PURPLE, BLACK)
+COLOURS: Mapping[str, str] = dict(zip(PHASES, _INKS, strict=True))  # in the order they are stacked
 OTHER, UNKNOWN = "#999999", "#F0E442"
 WIRE: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.25", "linewidth": 0.9}
 SIDES = ("predicted", "counted")
@@ -114,7 +107,7 @@ def _bars(panel: Axes, row: int, cell: Cell, scale: float) -> None:
         for phase in _stacked(cell):
             size = (cell.communication.phases[phase][side] or 0.0) / scale
             panel.barh(
-                top - side * bar, size, bar, left=left, color=PHASES.get(phase, UNKNOWN), edgecolor="white",
+                top - side * bar, size, bar, left=left, color=COLOURS.get(phase, UNKNOWN), edgecolor="white",
                 linewidth=0.5, hatch="////" if side else None, in_layout=False,
             )  # fmt: skip
             left += size
@@ -126,7 +119,7 @@ def _bars(panel: Axes, row: int, cell: Cell, scale: float) -> None:
 
 def _handles(cells: Sequence[Cell]) -> list[Patch]:
     present = {phase for c in cells for phase in c.communication.phases}
-    handles = [Patch(color=colour, label=phase) for phase, colour in PHASES.items() if phase in present]
+    handles = [Patch(color=colour, label=phase) for phase, colour in COLOURS.items() if phase in present]
     if unknown := sorted(present - {*PHASES, "other"}):
         handles.append(Patch(color=UNKNOWN, label=f"unknown phase: {', '.join(unknown)}"))
     if any(_other(c) for c in cells):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sp_bench.report.cells import Cell
+from sp_bench.report.cells import PHASES, Cell
 from sp_bench.report.formats import MISSING, byte_unit, whole
 from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.provenance import words
@@ -15,7 +15,6 @@ MAX_PHASES = 5  # more do not fit beside the totals: the smallest become one
 NEGLIGIBLE = 1e-3  # of the total: a phase that is smaller everywhere has no column
 OTHER, REST = "other", "rest"
 NAMES = {"parameters": "params", "gradients": "grads"}
-IN_ORDER = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
 EACH = "At the longest seq_len (tokens) of each sp_size."
 CAPTION = (
     "Predicted is the closed form, counted what the collectives of one "
@@ -121,7 +120,7 @@ def _phase_groups(cells: Sequence[Cell]) -> dict[str, tuple[str, ...]]:
     shares = {phase: share for phase, share in _shares(cells).items() if share >= NEGLIGIBLE}
     ranked = sorted(shares, key=lambda p: (-shares[p], p))
     kept = ranked if len(ranked) <= MAX_PHASES else ranked[: MAX_PHASES - 1]
-    groups = {p: (p,) for p in sorted(kept, key=lambda p: ([*IN_ORDER, p].index(p), p))}
+    groups = {p: (p,) for p in sorted(kept, key=lambda p: ([*PHASES, p].index(p), p))}
     rest = tuple(sorted(set(ranked) - set(kept)))
     return groups | {REST: rest} if rest else groups
 
