@@ -18,7 +18,7 @@ from sp_bench import costs, results
 from sp_bench.config import AttentionShape
 from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells
-from sp_bench.report.selection import COLUMNS, Selection
+from sp_bench.report.selection import COLUMNS, Selection, select
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
@@ -198,6 +198,11 @@ def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
 def cells_of(rows: Iterable[Mapping[str, Any]]) -> list[Cell]:
     """The cells of `selection_of`."""
     return cells(selection_of(rows).rows)
+
+
+def read_cells(rows: Iterable[Mapping[str, Any]], folder: Path) -> list[Cell]:
+    """The cells of a campaign that is written and read: from there pools and environments come."""
+    return cells(select([commit(rows, folder)]).rows)
 
 
 def splits(sp_size: int) -> list[dict[str, Any]]:

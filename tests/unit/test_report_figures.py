@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from PIL import Image
 
-from sp_bench.report.cells import Cell, cells
+from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.figures import draw
 from sp_bench.report.figures.attribution import draw_time_parts
@@ -36,10 +36,9 @@ from sp_bench.report.figures.reduction import MAX_SERIES, reduced
 from sp_bench.report.figures.styles import MARKERS, styles
 from sp_bench.report.figures.venues import VENUES, rc
 from sp_bench.report.file_names import stems
-from sp_bench.report.selection import select
 from sp_bench.report.time_parts import attributions
 
-from .rows import collective, commit, row
+from .rows import collective, read_cells, row
 
 GIB = 2**30
 RING = {"method": "ring", "layout": "zigzag", "sp_size": 4, "primitive": "send_recv"}
@@ -60,12 +59,8 @@ def config(method: str, exchange: str = "collectives", **options: Any) -> str:
     return json.dumps({"hardware": {"device": "cuda"}, "method": {"name": method, "exchange": exchange, **options}})
 
 
-def cells_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Cell]:
-    return cells(select([commit(rows, folder)]).rows)
-
-
 def names(rows: Sequence[Mapping[str, Any]], folder: Path) -> set[str]:
-    return {c.series for c in cells_of(rows, folder)}
+    return {c.series for c in read_cells(rows, folder)}
 
 
 # names of series
@@ -127,7 +122,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(rows: Sequence[Mapping[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
-    return cells_of(rows, tmp_path_factory.mktemp("made") / "measured")
+    return read_cells(rows, tmp_path_factory.mktemp("made") / "measured")
 
 
 Draw = Callable[[Sequence[Cell], Mapping[str, Any]], Plot | None]
@@ -192,7 +187,7 @@ def test_out_of_memory_is_a_mark_at_its_length_with_its_site_and_without_a_value
 def test_sites_of_out_of_memory_have_markers_of_their_own(tmp_path: Path) -> None:
     sites = ("torch", "nccl", "host", None)
     failed = [row(**RING, seq_len=1024 * 2**k, status="oom", oom_site=site) for k, site in enumerate(sites)]
-    plot = plot_of(draw_step_time, cells_of([*failed, row(**ULYSSES)], tmp_path))
+    plot = plot_of(draw_step_time, read_cells([*failed, row(**ULYSSES)], tmp_path))
     marks = [h.get_marker() for h in plot.figure.legends[0].get_lines() if h.get_color() == "0.3"]  # type: ignore[attr-defined]
     assert len(marks) == len({str(mark) for mark in marks}) == 4
     assert not {str(mark) for mark in marks} & set(MARKERS)
@@ -205,7 +200,7 @@ def test_communication_shows_the_bytes_of_the_rows_by_phase_and_what_the_wire_sa
         {"phase": "other", "op": "all_reduce", "calls": 1, "predicted_bytes": None, "counted_bytes": 8.0},
     ]
     rows = [row(**RING, comm=comm, comm_wire_bytes=w, replicate=k) for k, w in enumerate((150.0, 152.0, 154.0))]
-    plot = plot_of(draw_communication, cells_of([*rows, row(**ULYSSES)], tmp_path))
+    plot = plot_of(draw_communication, read_cells([*rows, row(**ULYSSES)], tmp_path))
     ring = plot.data[plot.data["series"] == "ring zigzag"]
     shown = {(r["side"], r["phase"]): r["bytes_per_step"] for r in ring.to_dict("records")}
     assert shown.pop(("wire", "all")) == 152.0
@@ -228,7 +223,7 @@ ARMS = {"compute_only_step_ms": [8.0], "comm_only_step_ms": [3.0], "exposed_comm
 
 def test_step_breakdown_shows_the_medians_of_the_arms_and_the_kernel_alone(tmp_path: Path) -> None:
     alone = row(method="single", sp_size=1, ring_degree=1, num_heads=2, num_kv_heads=1, median_ms=6.5)
-    shown = cells_of([row(**RING, median_ms=10.0, **ARMS), alone], tmp_path)
+    shown = read_cells([row(**RING, median_ms=10.0, **ARMS), alone], tmp_path)
     plot = plot_of(lambda cells, style: draw_time_parts(attributions(cells), style), shown)
     parts = dict(zip(plot.data["part"], plot.data["median_ms"], strict=True))
     assert parts == pytest.approx(
@@ -246,7 +241,7 @@ def test_fabrics_shows_measured_bandwidth_and_step_of_every_point(tmp_path: Path
     speeds = {"nvlink": 300, "shm": 20}
     rows = [row(fabric=f, median_ms=10 + k, **m) for f in speeds for k, m in enumerate((RING, ULYSSES))]
     rows += [collective(f, p, speed, sp_size=4) for f, speed in speeds.items() for p in ("all_to_all", "send_recv")]
-    found = cells_of(rows, tmp_path)
+    found = read_cells(rows, tmp_path)
     data = plot_of(lambda cells, style: draw_fabrics(places(cells), style), found).data
     shown = data.set_index(["fabric", "method"])
     assert shown["step_ms"].to_dict() == {(f, m): ms for f in speeds for m, ms in (("ring", 10), ("ulysses", 11))}
@@ -261,7 +256,7 @@ def test_of_methods_with_one_bandwidth_each_mark_is_seen_and_the_fastest_lies_on
     speeds = {"nvlink": 300, "shm": 20}
     rows = [row(fabric=f, median_ms=10 + 0.01 * k, **m) for f in speeds for k, m in enumerate((RING, striped))]
     rows += [collective(f, "send_recv", speed, sp_size=4) for f, speed in speeds.items()]
-    plot = plot_of(lambda cells, style: draw_fabrics(places(cells), style), cells_of(rows, tmp_path))
+    plot = plot_of(lambda cells, style: draw_fabrics(places(cells), style), read_cells(rows, tmp_path))
     lines = [line for line in plot.figure.axes[0].lines if line.get_linestyle() == "None"]
     marks = [(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines if line.get_markersize() < 10]
     rings = {(float(line.get_xdata()[0]), float(line.get_ydata()[0])) for line in lines if line.get_markersize() > 10}
@@ -272,7 +267,7 @@ def test_of_methods_with_one_bandwidth_each_mark_is_seen_and_the_fastest_lies_on
 
 
 def test_attention_is_drawn_in_tokens_and_its_data_say_the_flops_too(tmp_path: Path) -> None:
-    plot = plot_of(draw_throughput, cells_of([row(attention_flops_per_s=8e12, **RING)], tmp_path))
+    plot = plot_of(draw_throughput, read_cells([row(attention_flops_per_s=8e12, **RING)], tmp_path))
     assert plot.figure.axes[0].get_xlabel() == "tokens/s/rank"
     assert plot.data["attention_tflops_per_s_per_gpu"].tolist() == pytest.approx([8 / 4])
 
@@ -299,7 +294,7 @@ def test_settings_on_several_fabrics_are_drawn_on_the_fastest_alone(tmp_path: Pa
     speeds = {"nvlink": 300, "shm": 20}
     for fabric, speed in speeds.items():
         rows += [collective(fabric, p, speed, sp_size=4) for p in ("all_to_all", "send_recv")]
-    found = cells_of(rows, tmp_path)
+    found = read_cells(rows, tmp_path)
     assert {c.asked["fabric"] for c in foremost(found, places(found)) if c.ok and c.asked["seq_len"]} == {"nvlink"}
     drawings, words = draw(found)
     assert {d.setting.split(", ")[-2] for d in drawings if d.kind != "fabrics"} == {"nvlink"}
@@ -317,7 +312,7 @@ def joins_lengths(plot: Plot) -> bool:
 
 def test_many_series_at_two_lengths_are_dots_and_few_are_lines(tmp_path: Path) -> None:
     two = [row(seq_len=n, median_ms=10.0 + 5 * k, kernel=f"k{k}", **RING) for n in (1024, 4096) for k in range(5)]
-    found = cells_of(two, tmp_path)
+    found = read_cells(two, tmp_path)
     assert not joins_lengths(plot_of(draw_step_time, found))
     assert joins_lengths(plot_of(draw_step_time, [c for c in found if c.series.endswith(("k0", "k4"))]))
 
@@ -331,7 +326,7 @@ def test_methods_that_lie_on_each_other_at_each_length_are_dots_on_scales_of_the
             for method, ms in ((RING, 1.0), (ULYSSES, apart))
         ]
         plot = plot_of(
-            draw_step_time, cells_of([row(**each) for each in [*asked, *([more] if more else [])]], tmp_path / name)
+            draw_step_time, read_cells([row(**each) for each in [*asked, *([more] if more else [])]], tmp_path / name)
         )
         assert len(plot.cells) == len(asked) + bool(more)
         return joins_lengths(plot)
@@ -350,7 +345,7 @@ def test_series_of_a_panel_that_lacks_lengths_stand_as_far_apart_as_elsewhere(tm
         for n in lengths
         for method, ms in ((RING, 1.0), (ULYSSES, 3.0))
     ]
-    small, large = plot_of(draw_step_time, cells_of(made, tmp_path)).figure.axes
+    small, large = plot_of(draw_step_time, read_cells(made, tmp_path)).figure.axes
     steps = [
         max(places) / min(places)
         for panel in (small, large)
@@ -364,7 +359,7 @@ def test_series_of_a_panel_that_lacks_lengths_stand_as_far_apart_as_elsewhere(tm
 def test_two_lengths_of_many_series_are_beside_each_other_each_on_its_scale(tmp_path: Path, venue: str | None) -> None:
     first_ms = {1024: 1.0, 4096: 100.0}
     two = [row(seq_len=n, median_ms=ms + k, kernel=f"k{k}", **RING) for n, ms in first_ms.items() for k in range(14)]
-    plot = plot_of(draw_step_time, cells_of(two, tmp_path), venue)
+    plot = plot_of(draw_step_time, read_cells(two, tmp_path), venue)
     left, right = plot.figure.axes
     assert len(plot.cells) == 28
     assert left.get_xlim()[1] < 30 < 100 < right.get_xlim()[1]
@@ -380,14 +375,14 @@ def test_an_axis_begins_above_zero_only_for_values_within_a_factor_of_two() -> N
 
 def test_nothing_measured_gives_no_figure_of_values_and_no_error(tmp_path: Path) -> None:
     failed = [row(**RING, status=status) for status in ("error", "unsupported")]
-    assert draw(cells_of(failed, tmp_path)) == ([], [])
+    assert draw(read_cells(failed, tmp_path)) == ([], [])
 
 
 def test_of_a_crowd_each_method_is_drawn_however_slow(tmp_path: Path) -> None:
     crowd = [row(kernel=f"k{k:03}", median_ms=10.0 + k, **RING) for k in range(20)]
     slow = RING | {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8"}
     crowd += [row(kernel=f"k{k:03}", median_ms=90.0 + k, **slow) for k in range(2)]
-    drawn = {c.series for c in reduced(cells_of(crowd, tmp_path))[0]}
+    drawn = {c.series for c in reduced(read_cells(crowd, tmp_path))[0]}
     assert any("k000" in series and "ring-flash-attn" in series for series in drawn)
     assert not any("k001" in series and "ring-flash-attn" in series for series in drawn)
     assert len(drawn) == MAX_SERIES
@@ -396,7 +391,7 @@ def test_of_a_crowd_each_method_is_drawn_however_slow(tmp_path: Path) -> None:
 def test_of_a_crowd_ours_on_the_kernel_of_a_library_are_drawn_however_slow(tmp_path: Path) -> None:
     crowd = [row(kernel=f"k{k:03}", median_ms=10.0 + k, **m) for k in range(20) for m in (RING, ULYSSES)]
     library = RING | {"method": "ring_flash_attn", "implementation": "ring-flash-attn==0.1.8", "kernel": "k019"}
-    few, words = reduced(cells_of([*crowd, row(median_ms=29.0, **library)], tmp_path))
+    few, words = reduced(read_cells([*crowd, row(median_ms=29.0, **library)], tmp_path))
     drawn = {c.series for c in few}
     assert {"ring zigzag k019", "ulysses k019", "ring zigzag k000", "ulysses k000"} < drawn
     assert "ulysses k018" not in drawn
@@ -409,7 +404,7 @@ def test_of_a_crowd_the_fastest_series_are_drawn_and_the_rest_is_named(tmp_path:
         for k in range(40)
         for n in range(2)
     ]
-    found = cells_of(crowd, tmp_path)
+    found = read_cells(crowd, tmp_path)
     few, words = reduced(found)
     assert len({c.series for c in few}) == MAX_SERIES
     for seq_len in (1024, 2048):
@@ -428,7 +423,7 @@ def test_series_are_told_apart_by_their_marker_alone(tmp_path: Path) -> None:
     layouts = ("contiguous", "zigzag", "striped")
     rows = [row(**RING | {"layout": layout}, kernel=kernel) for layout in layouts for kernel in ("a", "b")]
     rows += [row(**ULYSSES, kernel=kernel) for kernel in ("a", "b")]
-    looks = styles(cells_of(rows, tmp_path))
+    looks = styles(read_cells(rows, tmp_path))
     assert len({look.shape for look in looks.values()}) == len(looks) == 8
     lines = {name.split()[1]: look.line_style for name, look in looks.items() if name.startswith("ring")}
     assert lines == {"contiguous": "-", "zigzag": "--", "striped": ":"}
@@ -548,7 +543,7 @@ def crowded_rows() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def crowded(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
-    return cells_of(crowded_rows(), tmp_path_factory.mktemp("crowded"))
+    return read_cells(crowded_rows(), tmp_path_factory.mktemp("crowded"))
 
 
 KINDS: Mapping[str, Draw] = {
@@ -593,7 +588,7 @@ def test_equal_rows_give_equal_bytes_in_every_format_whatever_their_order_and_pr
             return map(work, jobs)
 
     before = dict(rcParams)
-    again, _ = draw(cells_of(rows[::-1], tmp_path / "measured"), "acm", Pickling())
+    again, _ = draw(read_cells(rows[::-1], tmp_path / "measured"), "acm", Pickling())
     assert [d.stem for d in again] == [d.stem for d in drawings]
     for one, other in zip(drawings, again, strict=True):
         assert [*one.files] == ["png", "pdf", "svg", "csv"]

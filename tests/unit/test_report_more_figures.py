@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from sp_bench.report.cells import Cell, cells
+from sp_bench.report.cells import Cell
 from sp_bench.report.figures.drawings import Plot
 from sp_bench.report.figures.errors import draw_errors
 from sp_bench.report.figures.marks import Mark, draw_marks, side_by_side
@@ -28,11 +28,10 @@ from sp_bench.report.figures.venues import rc
 from sp_bench.report.figures.winners import _text, draw_winners
 from sp_bench.report.gradient_errors import point
 from sp_bench.report.ratios import paired_ratio
-from sp_bench.report.selection import select
 from sp_bench.report.speed_ups import scalings
 from sp_bench.report.winners import places
 
-from .rows import commit, row
+from .rows import read_cells, row
 
 Draw = Callable[[Sequence[Cell], Mapping[str, Style]], Plot | None]
 ALL: tuple[Draw, ...] = (draw_scaling, draw_utilization, draw_max_context, draw_winners, draw_errors)
@@ -60,10 +59,6 @@ def measured(asked: Mapping[str, Any], seq_len: int, median_ms: float, replicate
     ]
 
 
-def cells_of(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Cell]:
-    return cells(select([commit(rows, folder)]).rows)
-
-
 def drawn(draw: Draw, shown: Sequence[Cell]) -> Plot:
     with rc_context(rc(None)):
         plot = draw(shown, styles(shown))
@@ -87,7 +82,7 @@ def campaign() -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
-    return cells_of(campaign(), tmp_path_factory.mktemp("campaign"))
+    return read_cells(campaign(), tmp_path_factory.mktemp("campaign"))
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +159,7 @@ def test_every_line_of_the_data_is_a_mark_of_the_figure(plots: Mapping[Draw, Plo
 
 @pytest.mark.parametrize("draw", ALL)
 def test_nothing_to_say_is_no_figure(tmp_path: Path, draw: Draw) -> None:
-    shown = cells_of([row(rel_error_dq=None, rel_error_dk=None, rel_error_dv=None)], tmp_path)
+    shown = read_cells([row(rel_error_dq=None, rel_error_dk=None, rel_error_dv=None)], tmp_path)
     assert draw(shown, styles(shown)) is None
     assert draw([], {}) is None
 
@@ -172,7 +167,7 @@ def test_nothing_to_say_is_no_figure(tmp_path: Path, draw: Draw) -> None:
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> list[Cell]:
     """200 series with long names at two lengths, each out of memory at a third, on two sp_sizes."""
-    template = cells_of(campaign(), tmp_path_factory.mktemp("many"))
+    template = read_cells(campaign(), tmp_path_factory.mktemp("many"))
     shape = {c.asked["seq_len"]: c for c in template if c.series == "ring zigzag" and c.asked["sp_size"] == 4}
     failed = next(c for c in template if not c.ok)
     made = []
@@ -279,10 +274,10 @@ def test_cells_without_known_work_have_no_weak_scaling(found: list[Cell]) -> Non
 
 def test_fewer_than_6_replicates_have_points_and_no_interval_and_single_ones_are_hollow(tmp_path: Path) -> None:
     rows = [*measured(ring(2), 1024, 20.0, 3), *measured(ring(4), 1024, 11.0, 3)]
-    (strong,) = scalings(cells_of(rows, tmp_path / "three"), "strong")
+    (strong,) = scalings(read_cells(rows, tmp_path / "three"), "strong")
     assert strong.speed_ups[1].interval is None
     assert len(strong.speed_ups[1].replicates) == 3
-    one = cells_of([*measured(ring(2), 1024, 20.0), *measured(ring(4), 1024, 11.0)], tmp_path / "one")
+    one = read_cells([*measured(ring(2), 1024, 20.0), *measured(ring(4), 1024, 11.0)], tmp_path / "one")
     plot = drawn(draw_scaling, one)
     faces = {line.get_markerfacecolor() for line in plot.figure.axes[0].get_lines() if line.get_marker() == "^"}
     assert faces == {"white"}
@@ -311,14 +306,14 @@ def test_utilisation_spans_the_whole_peak_and_names_it(tmp_path: Path, plots: Ma
     assert plots[draw_utilization].figure.axes[0].get_ylim() == (0, 100)
     env = dict(row()["environment"]) | {"device_names": ["NVIDIA H200"] * 2}
     rows = [r | {"environment": env, "dtype": "bfloat16"} for r in measured(ring(2), 1024, 20.0)]
-    plot = drawn(draw_utilization, cells_of(rows, tmp_path))
+    plot = drawn(draw_utilization, read_cells(rows, tmp_path))
     assert "989 TFLOP/s of NVIDIA H200 in bfloat16" in plot.caption
     assert plot.figure.axes[0].get_xlim() == (0, 100)
 
 
 def test_equal_mfu_and_hfu_are_both_seen(tmp_path: Path) -> None:
     rows = [r | {"pass_kind": "forward", "hfu": r["mfu"]} for r in measured(ring(2), 1024, 20.0)]
-    (panel,) = drawn(draw_utilization, cells_of(rows, tmp_path)).figure.axes
+    (panel,) = drawn(draw_utilization, read_cells(rows, tmp_path)).figure.axes
     places = {str(line.get_marker()): line.get_ydata()[0] for line in panel.lines if line.get_marker() in ("o", "D")}
     assert places["D"] < 0 < places["o"]
 
@@ -346,7 +341,7 @@ def test_largest_and_smallest_lengths_are_the_rows_and_what_lies_between_is_unkn
 
 
 def test_one_length_that_ran_everywhere_has_no_figure_of_lengths(tmp_path: Path) -> None:
-    shown = cells_of([*measured(ring(2), 1024, 20.0), *measured(ring(4), 1024, 11.0)], tmp_path)
+    shown = read_cells([*measured(ring(2), 1024, 20.0), *measured(ring(4), 1024, 11.0)], tmp_path)
     assert draw_max_context(shown, styles(shown)) is None
 
 
@@ -438,7 +433,7 @@ def test_words_stay_in_their_tiles(many: list[Cell]) -> None:
 
 def test_what_is_not_proven_is_hatched_and_in_the_legend(tmp_path: Path) -> None:
     rows = [r for n in (1024, 2048) for asked in (ring(2), ulysses(2)) for r in measured(asked, n, 10.0 + n)]
-    figure = drawn(draw_winners, cells_of(rows, tmp_path)).figure
+    figure = drawn(draw_winners, read_cells(rows, tmp_path)).figure
     assert {patch.get_hatch() for patch in figure.axes[0].patches} == {"////"}
     legend = {text.get_text().strip() for text in figure.legends[0].get_texts()}
     assert legend == {"ring", "lead not proven"}
@@ -453,7 +448,7 @@ def test_none_is_ahead_of_what_it_is_not_told_apart_from(tmp_path: Path) -> None
             for asked, each in ((ring(2), [10.0] * 6), (ulysses(2), [9.0, 9.0, 11.0, 11.0, 11.0, 11.0]))
             for r, ms in enumerate(each)
         ]
-    figure = drawn(draw_winners, cells_of(rows, tmp_path)).figure
+    figure = drawn(draw_winners, read_cells(rows, tmp_path)).figure
     assert {text.get_text() for text in figure.axes[0].texts} == {"ring zigzag\nulysses: 1.10x, not told apart"}
 
 
@@ -470,7 +465,7 @@ def test_errors_are_the_most_wrong_gradient_of_each_series_and_sp_size(tmp_path:
     rows = [r | wrong for r in measured(ring(2), 1024, 20.0)]
     rows += [r | wrong | {"rel_error_dv": 4e-3} for r in measured(ring(2), 2048, 80.0)]
     rows += [r | wrong for r in measured(ulysses(4), 2048, 80.0)]
-    data = drawn(draw_errors, cells_of(rows, tmp_path)).data
+    data = drawn(draw_errors, read_cells(rows, tmp_path)).data
     over_sizes = data[data.panel == "error over sp_size"]
     kept = over_sizes[["series", "sp_size", "seq_len", "gradient", "rel_error"]].to_numpy().tolist()
     assert kept == [["ring zigzag", 2, 2048, "dv", 4e-3], ["ulysses", 4, 2048, "dk", 3e-3]]
@@ -486,18 +481,18 @@ def test_errors_of_options_are_drawn_at_the_length_that_has_them(tmp_path: Path)
         options = json.dumps({"method": {"name": "ring", "merge_dtype": "input"}})
         made += measured({**ring(2), "dkv_dtype": travelling, "config": options}, 1024, 20.0)
     made += [*measured(ulysses(2), 1024, 21.0), *measured(ulysses(2), 2048, 90.0)]
-    shown = cells_of(made, tmp_path)
+    shown = read_cells(made, tmp_path)
     data = drawn(draw_errors, shown).data
     assert set(data[data.panel == "error over speed"].seq_len) == {1024}
 
 
 def test_an_error_of_zero_has_no_place_and_training_steps_are_compared_in_tokens(tmp_path: Path) -> None:
     zero = dict.fromkeys(("rel_error_dq", "rel_error_dk", "rel_error_dv"), 0.0)
-    shown = cells_of([r | zero for r in measured(ring(2), 1024, 20.0)], tmp_path / "zero")
+    shown = read_cells([r | zero for r in measured(ring(2), 1024, 20.0)], tmp_path / "zero")
     assert point(shown[0]) is None
     step = {"workload": "train_step", "pass_kind": "step", "num_layers": 2, "comm": []}
     rows = [row(seq_len=1024, **asked, **step) for asked in (ring(2), ulysses(2))]
-    figure = drawn(draw_errors, cells_of(rows, tmp_path / "step")).figure
+    figure = drawn(draw_errors, read_cells(rows, tmp_path / "step")).figure
     assert "tokens/s/rank" in {axes.get_xlabel() for axes in figure.axes}
 
 
@@ -506,7 +501,7 @@ def test_an_error_with_nothing_beside_it_is_not_drawn_and_close_errors_are_told_
         worst = {"rel_error_dq": 1e-3, "rel_error_dv": 1e-3}
         sizes = {"one": ring(1), "two": ring(2)}
         made = [row | worst | {"rel_error_dk": e} for n, e in errors.items() for row in measured(sizes[n], 1024, 20.0)]
-        return cells_of(made, tmp_path / name)
+        return read_cells(made, tmp_path / name)
 
     several = cells("several", one=2.991e-3, two=3.000e-3)
     assert draw_errors(cells("lone", two=3e-3), styles(several)) is None
