@@ -59,7 +59,7 @@ class Attribution:
             return MISSING
         if (paired := paired_ratio(self.alone, self.cell)) is None:
             return f"{ratio_of_medians(self.alone, self.cell):.3f}"
-        return f"{paired.ratio:.3f} [{paired.interval.low:.3f}, {paired.interval.high:.3f}]"
+        return " ".join(paired.rounded(3))
 
 
 def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:

@@ -307,6 +307,13 @@ def test_the_fraction_of_the_kernel_alone_has_an_interval_from_6_pairs_on(replic
     assert "communication with its packing and merging, which compute only has too" in section.tables[0].caption
 
 
+def test_no_bound_of_the_fraction_is_printed_as_1() -> None:
+    took_ms = {"single": 10.0003, "ulysses": 10.0}
+    rows = [each | {"median_step_ms": took_ms[each["method"]]} for each in alone_and_method(6)]
+    (found,) = attributions(cells_of(rows))
+    assert found.fraction == "1.00003 [1.00003, 1.00003]"
+
+
 @pytest.mark.parametrize(("uuid", "interval"), [("a", True), ("x", False)])
 def test_compute_beyond_the_kernel_has_no_interval_where_the_kernel_ran_on_other_devices(
     uuid: str, interval: bool
