@@ -11,6 +11,7 @@ from sp_bench.report.statistics import Interval, median_interval
 
 MAX_DIGITS = 6
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
+WITHOUT_INTERVAL = f"fewer than {MIN_REPLICATES} replicates, or on separate devices"
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ class Win:
 
     @cached_property
     def paired(self) -> PairedRatio | None:
-        """Step time of the second over the winner's; None with fewer than 6 replicates of both."""
+        """Step time of the second over the winner's; None where that has no interval."""
         return paired_ratio(self.second, self.winner)
 
     @property

@@ -17,7 +17,7 @@ from sp_bench.report.figures.legends import LEADING, legend, points, wrapped
 from sp_bench.report.figures.styles import Style
 from sp_bench.report.figures.venues import width_in
 from sp_bench.report.formats import whole
-from sp_bench.report.ratios import times
+from sp_bench.report.ratios import WITHOUT_INTERVAL, times
 from sp_bench.report.winners import Place, Win, places
 
 MAX_LENGTHS, MAX_SIZES = 12, 6  # lines and columns of tiles
@@ -31,7 +31,7 @@ NO_WIN: dict[str, Any] = {"facecolor": "white", "edgecolor": "0.75", "linewidth"
 CAPTION = (
     "Fastest method by median step time, and step time of the second, the best of another method, over its own. Full "
     "colour: the interval of the paired ratio of every other method's best to it is above 1. Hatched and light: not "
-    "proven, an interval contains 1 or there are fewer than 6 paired replicates. White: no two methods ran. No tile: "
+    f"proven, an interval contains 1 or there is none ({WITHOUT_INTERVAL}). White: no two methods ran. No tile: "
     "not tried. {kernels}"
 )
 

@@ -4,11 +4,12 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING
+from sp_bench.report.ratios import WITHOUT_INTERVAL
 
 STATUS_WORDS = {"oom": "OOM"}  # other statuses are words already
 FEW, PARTLY = "†", "‡"
 LEGEND = {
-    FEW: f"{FEW}: fewer than 6 replicates, so no interval",
+    FEW: f"{FEW}: {WITHOUT_INTERVAL}, so no interval",
     PARTLY: f"{PARTLY}: not every replicate ran",
     MISSING: f"{MISSING}: not part of the campaign, or not known",
 }

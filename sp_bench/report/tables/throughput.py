@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ranked
+from sp_bench.report.ratios import WITHOUT_INTERVAL, paired_ratio, ranked
 from sp_bench.report.tables.grid import Family, families, grid, place
 from sp_bench.report.tables.parts import Entry, PaperTable, measured, significant, words_of
 
@@ -86,7 +86,7 @@ def _bounds(cell: Cell, quantity: Quantity) -> str:
 def _interval_words(ran: Sequence[Cell]) -> str:
     coverages = [cell.interval_ms.coverage for cell in ran if cell.interval_ms is not None]
     if not coverages:
-        return f"; with fewer than {MIN_REPLICATES} replicates none has an interval"
+        return f"; none has an interval ({WITHOUT_INTERVAL})"
     return f", with its order-statistic interval in brackets (coverage at least {min(coverages):.1%})"
 
 
