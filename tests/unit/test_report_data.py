@@ -326,7 +326,7 @@ def one_row(tmp_path_factory: pytest.TempPathFactory) -> Selection:
 
 
 @given(reason=st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\0"), max_size=60))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_any_reason_can_be_made_anonymous(one_row: Selection, reason: str) -> None:
     rows = one_row.rows.assign(reason=reason, config=json.dumps({"note": reason}))
     hidden = anonymous(replace(one_row, rows=rows, problems=(reason,)), []).rows

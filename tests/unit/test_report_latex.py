@@ -95,7 +95,7 @@ _COMMAND = re.compile(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(st.text(), st.text(st.sampled_from("ab \\{}$&#%_~^[]*-`'\"<>|\n\té≠µ")), st.sampled_from(HOSTILE)))
 def test_any_text_stays_text_in_latex(text: str) -> None:
     escaped = escape(text)
@@ -106,7 +106,7 @@ def test_any_text_stays_text_in_latex(text: str) -> None:
     assert not re.search(r"--(?!-?\{\})|``(?!\{\})|''(?!\{\})", escaped.replace("--{}", "").replace("---{}", ""))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.text(st.characters(codec="ascii", categories=["L", "N"])), st.text(max_size=5))
 def test_letters_and_digits_are_left_as_they_are_and_lines_become_one(plain: str, odd: str) -> None:
     assert escape(plain) == plain

@@ -19,7 +19,7 @@ def printed(inline: Any) -> str:
     return "".join(child.content for child in inline.children)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(_LINE, _HOSTILE))
 def test_any_text_stays_text_in_markdown(text: str) -> None:
     plain = " ".join(text.split())
@@ -31,7 +31,7 @@ def test_any_text_stays_text_in_markdown(text: str) -> None:
     assert printed(tokens[1]) == plain
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.one_of(_LINE, _HOSTILE))
 def test_any_text_stays_in_its_cell_of_a_markdown_table(text: str) -> None:
     tokens = _PARSER.parse(f"| a | b |\n|---|---|\n| {escape(text)} | c |\n")

@@ -196,7 +196,7 @@ def test_best_is_marked_exactly_where_the_paired_ratio_to_the_next_excludes_1(
     assert markdown(table).count("**") == 2 + 2 * len(best)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.floats(1, 2), st.floats(1, 2)), min_size=6, max_size=12))
 def test_a_cell_is_best_exactly_if_the_interval_of_its_paired_ratio_says_so(
     campaign: list[Cell], pairs: list[tuple[float, float]]
