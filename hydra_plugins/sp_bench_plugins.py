@@ -10,7 +10,8 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from sp_bench import campaign, progress, sweep
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.campaign_config import CampaignConfig
+from sp_bench.config import TrialConfig
 from sp_bench.launchers import local
 from sp_bench.parsing import parse
 

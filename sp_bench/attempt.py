@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sp_bench import handover, hardware, methods, patterns, results, trial
+from sp_bench.campaign_config import CampaignConfig
 from sp_bench.claims import Claim, Claims, LostClaim
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.config import TrialConfig
 from sp_bench.engines import support
 from sp_bench.fail_points import reach
 from sp_bench.interrupts import Interrupted, Signals

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from sp_bench import attempt, hardware, plan, results
 from sp_bench.attempt import Attempt, Campaign, Driver
+from sp_bench.campaign_config import CampaignConfig
 from sp_bench.claims import FOLDER, Claims
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.config import TrialConfig
 from sp_bench.containment import require_contained
 from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.parsing import ConfigError

@@ -7,14 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from sp_bench.parsing import (
-    ConfigError,
-    require_at_least,
-    require_at_most,
-    require_path,
-    require_plain_name,
-    require_positive,
-)
+from sp_bench.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
@@ -279,37 +272,3 @@ class TrialConfig:
     def to_mapping(self) -> dict[str, Any]:
         """Plain JSON-ready values; `parse(TrialConfig, ...)` reads them back."""
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class DeadlinesConfig:
-    """Seconds that each phase of a trial may take before the trial is ended as `timeout`. The ledger's step has
-    those of `measure`; the hand-over and the end have those of `init`."""
-
-    init: float
-    correctness: float
-    warmup: float
-    measure: float
-
-    def __post_init__(self) -> None:
-        require_positive(self, "init", "correctness", "warmup", "measure")
-
-
-@dataclass(frozen=True)
-class CampaignConfig:
-    """How a list of cells is run; none of it changes what a trial measures."""
-
-    campaign: str
-    results_root: str
-    replicates: int  # fresh-process repetitions of every cell, in randomised complete blocks
-    order_seed: int
-    deadlines: DeadlinesConfig
-    resume: bool  # what ended as preempted, timeout or error is tried again
-    max_attempts: int  # launches of one trial in one environment, all runs together
-    plan_only: bool
-    max_points: int  # a sweep of more points is refused before it is expanded
-
-    def __post_init__(self) -> None:
-        require_positive(self, "replicates", "max_attempts", "max_points")
-        require_plain_name(self, "campaign")
-        require_path(self, "results_root")

@@ -50,7 +50,7 @@ PACKAGES = (
 # Code of the driver, which no rank imports; everything else in the package is measuring code.
 DRIVER = (
     *("report", "launchers", "__main__", "cli", "conf_files", "overrides", "sweep", "plan", "campaign"),
-    *("attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
+    *("campaign_config", "attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
     *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
     *("containment", "dotted", "fail_points", "labels", "results", "schema"),
 )

@@ -23,8 +23,9 @@ from hydra.core.override_parser.types import (
 )
 from hydra.errors import HydraException
 
+from sp_bench.campaign_config import CampaignConfig
 from sp_bench.conf_files import GROUPS, check_file, choices
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.config import TrialConfig
 from sp_bench.parsing import ConfigError, nearest, shown
 
 MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds

@@ -14,8 +14,9 @@ from typing import Any
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 
+from sp_bench.campaign_config import CampaignConfig
 from sp_bench.conf_files import GROUPS, conf_file, conf_path
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.config import TrialConfig
 from sp_bench.overrides import CAMPAIGN_KEYS, CELL_KEYS, count_values, nearest, parse_overrides, values
 from sp_bench.parsing import ConfigError, shown
 

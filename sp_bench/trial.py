@@ -20,7 +20,8 @@ from typing import Any
 import psutil
 
 from sp_bench import handover, owner
-from sp_bench.config import DeadlinesConfig, TrialConfig
+from sp_bench.campaign_config import DeadlinesConfig
+from sp_bench.config import TrialConfig
 from sp_bench.logs import LAUNCHER_LOG, bound_logs
 from sp_bench.outcome import Ending, classify, oom_kills
 

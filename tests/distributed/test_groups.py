@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from sp_bench import library_state, trial
-from sp_bench.config import DeadlinesConfig, TrialConfig
+from sp_bench.campaign_config import DeadlinesConfig
+from sp_bench.config import TrialConfig
 
 CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)

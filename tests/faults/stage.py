@@ -15,8 +15,9 @@ from expected import Cell
 
 from sp_bench import faults, handover, plan, results
 from sp_bench.attempt import Attempt, Campaign, Driver
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
 from sp_bench.claims import FOLDER, Claims
-from sp_bench.config import CampaignConfig, DeadlinesConfig, TrialConfig
+from sp_bench.config import TrialConfig
 from sp_bench.interrupts import Signals
 from sp_bench.launchers import local
 from sp_bench.progress import Progress

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench import handover, logs, trial
-from sp_bench.config import DeadlinesConfig
+from sp_bench.campaign_config import DeadlinesConfig
 
 CHATTY = Path(__file__).parent / "chatty.py"
 DEADLINES = DeadlinesConfig(init=60, correctness=2, warmup=60, measure=60)

@@ -19,7 +19,8 @@ from typing import Any
 import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
 
 from sp_bench import campaign, claims, fail_points, hardware, parsing, trial
-from sp_bench.config import CampaignConfig, DeadlinesConfig, TrialConfig
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
+from sp_bench.config import TrialConfig
 from sp_bench.launchers import local
 
 OK = """

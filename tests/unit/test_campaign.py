@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from sp_bench import campaign, hardware, machine, plan, results
-from sp_bench.config import CampaignConfig, DeadlinesConfig
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
 from sp_bench.hardware import Gpu, Gpus
 from sp_bench.interrupts import Interrupted, Signals
 from sp_bench.parsing import ConfigError

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
 from sp_bench.conf_files import choices, conf_folder
-from sp_bench.config import CampaignConfig, DeadlinesConfig, EngineConfig, MethodConfig, TrialConfig
+from sp_bench.config import EngineConfig, MethodConfig, TrialConfig
 from sp_bench.parsing import ConfigError, parse
 
 CAMPAIGN = {

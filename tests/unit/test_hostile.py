@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sp_bench import conf_files, overrides, results, schema, sweep
-from sp_bench.config import CampaignConfig, TrialConfig
+from sp_bench.campaign_config import CampaignConfig
+from sp_bench.config import TrialConfig
 from sp_bench.parsing import ConfigError, parse, shown
 
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}

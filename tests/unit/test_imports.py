@@ -13,20 +13,9 @@ from sp_bench import hardware
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
 DRIVER = {
-    *(
-        "plan",
-        "conf_files",
-        "overrides",
-        "sweep",
-        "attempt",
-        "campaign",
-        "trial",
-        "outcome",
-        "logs",
-        "labels",
-        "progress",
-    ),
-    *("cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage", "support", "support_table"),
+    *("plan", "conf_files", "overrides", "sweep", "attempt", "campaign", "campaign_config", "trial", "outcome", "logs"),
+    *("labels", "progress", "cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage"),
+    *("support", "support_table"),
 }
 NO_TORCH = (
     *("config", "dotted", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),

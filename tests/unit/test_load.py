@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from sp_bench import campaign, cli, hardware, plan, results
-from sp_bench.config import CampaignConfig, DeadlinesConfig
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
 
 ROWS = 20_000
 STATUSES = ("ok", "oom", "timeout", "error", "incorrect")  # of the rows, in turn

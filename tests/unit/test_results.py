@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import attempt, plan, results, schema
+from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
 from sp_bench.claims import Claims
-from sp_bench.config import CampaignConfig, DeadlinesConfig
 from sp_bench.interrupts import Signals
 from sp_bench.progress import Progress
 

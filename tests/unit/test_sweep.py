@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import conf_files, overrides, sweep
-from sp_bench.config import CampaignConfig
+from sp_bench.campaign_config import CampaignConfig
 from sp_bench.parsing import ConfigError
 
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from sp_bench import handover, logs, outcome, trial
-from sp_bench.config import DeadlinesConfig
+from sp_bench.campaign_config import DeadlinesConfig
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 LONG = DeadlinesConfig(60, 60, 60, 60)
