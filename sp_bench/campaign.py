@@ -198,6 +198,8 @@ def _report(campaign: Campaign, claims: Claims) -> None:
     built = report.build([campaign.folder])
     for problem in built.problems:
         print(problem)
+    if built.num_unread:
+        print("a row that cannot be read counts as done: move its file away, and a run measures that trial again")
     print(f"report: {built.page}")
 
 

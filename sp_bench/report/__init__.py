@@ -47,6 +47,7 @@ class Options:
 class ReportResult:
     page: Path
     problems: tuple[str, ...]  # one line for each file that was passed over
+    num_unread: int = 0  # of them, those named as rows are
 
 
 def default_out(folders: Sequence[Path]) -> Path:
@@ -95,7 +96,7 @@ def build(
     page = render(selection, measured, verdict, drawings, undrawn, parts, tables)
     out = out or default_out(folders)
     folder.write(out, _figure_files(drawings) | files | {PAGE: page.encode()})
-    return ReportResult(out / PAGE, selection.problems)
+    return ReportResult(out / PAGE, selection.problems, len(selection.unread))
 
 
 def _select(

@@ -94,6 +94,17 @@ def test_a_second_run_does_nothing(finished):
     assert {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")} == before
 
 
+def test_a_run_says_what_to_do_about_a_row_that_cannot_be_read(finished, tmp_path):
+    folder, arguments, _ = finished
+    shutil.copytree(folder / "results", tmp_path / "results")
+    torn = next((tmp_path / "results" / "small").glob("*-ok.parquet"))
+    torn.write_bytes(torn.read_bytes()[:-9])
+    run = [sys.executable, "-m", "sp_bench", "run", *arguments]
+    printed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True).stdout
+    assert f"{torn.name}: " in printed
+    assert "move its file away, and a run measures that trial again" in printed
+
+
 def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on(command, tmp_path):
     done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2")
     assert done.returncode == 0, done.stderr
