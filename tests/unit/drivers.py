@@ -43,7 +43,7 @@ def main(spec: dict[str, Any]) -> None:
     claims.STALE_S = 5.0
     campaign._effort = lambda folder: ""
     hardware.git_state = lambda: (None, None)
-    page = types.SimpleNamespace(page="page", problems=())
+    page = types.SimpleNamespace(page="page", problems=(), num_unread=0)
     sys.modules["sp_bench.report"] = types.SimpleNamespace(build=lambda folders: page)  # type: ignore[assignment]
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
     codes = []
