@@ -113,3 +113,16 @@ def ranked(cells: Sequence[Cell]) -> list[Cell]:
 
 def fastest(cells: Sequence[Cell]) -> Cell:
     return ranked(cells)[0]
+
+
+def baseline(cell: Cell, every: Sequence[Cell], seq_len: int | None = None) -> Cell | None:
+    """`single` on one rank at the same setting and kernel, and at `seq_len`: what weak scaling starts from; without
+    one at the cell's own: what strong scaling starts from."""
+    wanted = {"seq_len": cell.asked["seq_len"] if seq_len is None else seq_len, "kernel": cell.asked["kernel"]}
+    found = [
+        c
+        for c in every
+        if (c.asked["method"], c.asked["sp_size"], c.ok, c.setting) == ("single", 1, True, cell.setting)
+        and all(c.asked[name] == value for name, value in wanted.items())
+    ]
+    return found[0] if len(found) == 1 else None

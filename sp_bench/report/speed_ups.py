@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from sp_bench.report.cells import Cell, baseline
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
+from sp_bench.report.cells import Cell
+from sp_bench.report.ratios import baseline, paired_ratio, ratio_of_medians, shared_replicates
 from sp_bench.report.statistics import Interval
 
 Kind = Literal["strong", "weak"]

@@ -13,10 +13,11 @@ import pytest
 
 from sp_bench import results
 from sp_bench.report import build
-from sp_bench.report.cells import baseline, cells
+from sp_bench.report.cells import cells
 from sp_bench.report.formats import in_bytes, number
 from sp_bench.report.page.parts import plain
 from sp_bench.report.page.verdict import judge
+from sp_bench.report.ratios import baseline
 from sp_bench.report.selection import select
 
 from .pages import Page, page_of, rendered

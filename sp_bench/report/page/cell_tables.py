@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from sp_bench.report.cells import Cell, baseline
+from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import MISSING, in_bytes, number, whole
 from sp_bench.report.page.parts import Line, Ref, Table, ref
+from sp_bench.report.ratios import baseline
 
 OPEN = 3  # more tables than this are opened by the reader
 LEFT = (0,)

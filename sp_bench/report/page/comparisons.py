@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from sp_bench.report.cells import Cell, baseline
+from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.page.parts import Ref, Words, listing, median_ms, processors, ref, say
 from sp_bench.report.ratios import (
     MIN_REPLICATES,
+    baseline,
     behind,
     by_medians,
     fastest,
