@@ -28,6 +28,7 @@ class Trial:
     unsupported_reason: str | None
 
 
+# A later option of a method that had none comes as null or with a line here, or that method's cells change identity.
 UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
 
 
