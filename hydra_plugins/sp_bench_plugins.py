@@ -1,6 +1,7 @@
 """Where Hydra looks for launchers and sweepers. Thin: what they do is sp_bench's."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.utils import JobReturn
@@ -9,11 +10,26 @@ from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from sp_bench import campaign, progress, sweep
-from sp_bench.campaign_config import CampaignConfig
-from sp_bench.config import TrialConfig
-from sp_bench.launchers import local
-from sp_bench.parsing import parse
+from sp_bench.config.parsing import parse
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import campaign, local, progress, sweep
+from sp_bench.driver.settings import CampaignConfig
+from sp_bench.rows import store
+
+
+class Reporter:
+    """Makes reports; they draw with matplotlib, which planning does not need."""
+
+    def effort(self, folder: Path) -> str:
+        from sp_bench.report.effort import effort
+
+        rows, _ = store.read(folder, ("status", "duration_s", "phase_s"))
+        return effort(rows.to_pylist()).summary()
+
+    def build(self, folder: Path) -> campaign.Built:
+        from sp_bench import report
+
+        return report.build([folder])
 
 
 class BlockSweeper(Sweeper):
@@ -53,7 +69,7 @@ class LocalLauncher(Launcher):
             for trial in composed:  # one: --cfg takes no sweeps
                 _show(trial, self.config)
             return []
-        campaign.run([parse(TrialConfig, each) for each in composed], _settings(self.config), local.launch)
+        campaign.run([parse(TrialConfig, each) for each in composed], _settings(self.config), local.launch, Reporter())
         return []
 
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:

@@ -11,10 +11,10 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from sp_bench import results
-from sp_bench.containment import require_campaigns
-from sp_bench.parsing import ConfigError, shown
-from sp_bench.progress import console, working
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.driver.progress import console, working
+from sp_bench.rows import store
+from sp_bench.rows.containment import require_campaigns
 
 LONGEST = 4000  # characters of a message
 SHOWN = 20  # files that were passed over
@@ -125,7 +125,7 @@ def report(
     target = reports.default_out(folders) if out is None else out
     if obstacle := reports.obstacle(target, folders):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
-    empty = [folder for folder in folders if next(results.committed(folder), None) is None]
+    empty = [folder for folder in folders if next(store.committed(folder), None) is None]
     if len(empty) == len(folders):
         raise ConfigError(
             f"{', '.join(map(shown, empty))}: no rows, and so no report; name folders that a run wrote to"
@@ -192,18 +192,18 @@ def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders,
     sp-bench status results/smoke
     """
     table = Table(box=None, pad_edge=False)
-    for heading in ("campaign", "env_id", *results.STATUSES):
+    for heading in ("campaign", "env_id", *store.STATUSES):
         table.add_column(heading, justify="left" if heading in ("campaign", "env_id") else "right")
     passed_over: list[str] = []
     for folder in require_campaigns(folders):
         name = Text(shown(folder.name))  # as it stands: [ ] would be markup
-        latest = results.latest(results.committed(folder))
+        latest = store.latest(store.committed(folder))
         counts = Counter((row.env_id, row.status) for row in latest.values())
         for env_id in sorted({env_id for env_id, _ in counts}):
-            table.add_row(name, env_id, *(str(counts[env_id, status]) for status in results.STATUSES))
+            table.add_row(name, env_id, *(str(counts[env_id, status]) for status in store.STATUSES))
         if not latest:
             table.add_row(name, "no rows")
-        passed_over += sorted(results.passed_over(folder))
+        passed_over += sorted(store.passed_over(folder))
     console().print(table)
     for line in passed_over[:SHOWN]:
         print(line)
@@ -228,8 +228,8 @@ def doctor(
 
         sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
     """
-    from sp_bench import doctor as examination
-    from sp_bench import overrides
+    from sp_bench.driver import doctor as examination
+    from sp_bench.driver import overrides
 
     if not curves:
         if context.args:
@@ -249,7 +249,7 @@ def methods(
 
     sp-bench methods
     """
-    from sp_bench import support_table
+    from sp_bench.driver import support_table
 
     support_table.show()
     if write:
@@ -264,7 +264,7 @@ def _hand_over(arguments: Sequence[str]) -> None:
     """
     import hydra
 
-    from sp_bench import conf_files, overrides, sweep
+    from sp_bench.driver import conf_files, overrides, sweep
 
     conf_files.check_defaults()
     request = overrides.read_arguments(arguments)

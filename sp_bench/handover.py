@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sp_bench.config import TrialConfig
-from sp_bench.parsing import parse
+from sp_bench.config.parsing import parse
+from sp_bench.config.trial import TrialConfig
 
 TRIAL, RECORD = "trial.json", "record.json"
 RECORD_TEMPORARY = f".{RECORD}"

@@ -47,13 +47,8 @@ PACKAGES = (
     "transformer-engine",
 )
 
-# Code of the driver, which no rank imports; everything else in the package is measuring code.
-DRIVER = (
-    *("report", "launchers", "__main__", "cli", "conf_files", "overrides", "sweep", "plan", "campaign"),
-    *("campaign_config", "attempt", "trial", "outcome", "logs", "progress", "doctor", "support", "support_table"),
-    *("claims", "owner", "orphans", "machine", "interrupts", "storage"),
-    *("containment", "dotted", "fail_points", "labels", "results", "schema"),
-)
+# Folders and files that no rank imports; everything else in the package is measuring code.
+NOT_MEASURING = ("driver", "report", "rows", "__main__.py", "cli.py")
 
 RECORDED_VARIABLES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
@@ -156,9 +151,7 @@ def package_versions() -> dict[str, str]:
 
 def measuring_sources() -> list[Path]:
     """The files of this package that a rank can import."""
-    return sorted(
-        path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0].removesuffix(".py") not in DRIVER
-    )
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in NOT_MEASURING)
 
 
 def env_id(device: str) -> str:

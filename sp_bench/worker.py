@@ -17,8 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from sp_bench import faults, handover
-from sp_bench.config import TrialConfig
+from sp_bench import handover
+from sp_bench.config.trial import TrialConfig
+from sp_bench.testing import faults
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +98,9 @@ def _log_to(path: Path) -> None:
 def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     import torch.distributed as dist
 
-    from sp_bench import copy_engines, environment, library_state, methods, record, workloads
+    from sp_bench import methods, workloads
+    from sp_bench.attention import copy_engines
+    from sp_bench.measure import environment, library_state, record
 
     device = _device(config)
     if not dist.is_initialized():
@@ -190,7 +193,7 @@ HOST_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch's MemoryE
 
 
 def _failure(rank: int, at: float, error: BaseException) -> handover.Event:
-    from sp_bench.workloads import Incorrect
+    from sp_bench.measure.incorrect import Incorrect
 
     text = str(error).strip() or "no message"
     if isinstance(error, Incorrect):

@@ -8,15 +8,15 @@ import importlib
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, cast, get_args
 
-from sp_bench.config import EngineName, TrialConfig
-from sp_bench.costs import Traffic
+from sp_bench.config.trial import EngineName, TrialConfig
+from sp_bench.costs.attention import Traffic
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sp_bench.train import StepResult
+    from sp_bench.training.train import StepResult
 
 NAMES: tuple[str, ...] = get_args(EngineName)
 

@@ -13,18 +13,20 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from sp_bench import cross_entropy, ledger, model_costs, train
-from sp_bench.config import TrialConfig
-from sp_bench.costs import Traffic
-from sp_bench.model import AttentionCall, Decoder, initialise
-from sp_bench.train import Batch, StepResult
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import training as training_costs
+from sp_bench.costs.attention import Traffic
+from sp_bench.measure import ledger
+from sp_bench.training import cross_entropy, train
+from sp_bench.training.model import AttentionCall, Decoder, initialise
+from sp_bench.training.train import Batch, StepResult
 
 UNPREDICTED = ()
 UNLABELLED = 0
 
 
 def traffic(config: TrialConfig, padded_len: int) -> Traffic:
-    return model_costs.train_step_traffic(config, train.attention_traffic(config, padded_len))
+    return training_costs.train_step_traffic(config, train.attention_traffic(config, padded_len))
 
 
 def run(

@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.data import DataLoader
 
-from sp_bench import cross_entropy, ledger, train
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
-from sp_bench.engines.support import ATTENTION
-from sp_bench.train import StepResult
+from sp_bench.engines.requirements import ATTENTION
+from sp_bench.measure import ledger
+from sp_bench.training import cross_entropy, train
+from sp_bench.training.train import StepResult
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED

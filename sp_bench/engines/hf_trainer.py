@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench import cross_entropy
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
-from sp_bench.train import StepResult
+from sp_bench.training import cross_entropy
+from sp_bench.training.train import StepResult
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED

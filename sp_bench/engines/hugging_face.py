@@ -15,13 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from sp_bench import ledger, model, model_costs, train
-from sp_bench.config import ModelConfig, TrialConfig
-from sp_bench.costs import Traffic
-from sp_bench.cross_entropy import IGNORED
+from sp_bench.config.trial import ModelConfig, TrialConfig
+from sp_bench.costs import training as training_costs
+from sp_bench.costs.attention import Traffic
 from sp_bench.engines import zero3
-from sp_bench.engines.support import ATTENTION
-from sp_bench.train import StepResult
+from sp_bench.engines.requirements import ATTENTION
+from sp_bench.measure import ledger
+from sp_bench.training import model, train
+from sp_bench.training.cross_entropy import IGNORED
+from sp_bench.training.train import StepResult
 
 UNLABELLED = 1  # the loader shifts the labels of the tokens that it is given: the last one has no successor
 
@@ -180,4 +182,4 @@ def averaged(results: Sequence[StepResult]) -> list[StepResult]:
 def traffic(config: TrialConfig, padded_len: int) -> Traffic:
     """Attention's: what the losses' exchange sends is counted with the parameters, whose bytes are not predicted."""
     attention = train.attention_traffic(config, padded_len)
-    return {key: size for key, size in model_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}
+    return {key: size for key, size in training_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sp_bench import train
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
-from sp_bench.engines.support import ATTENTION
-from sp_bench.train import StepResult
+from sp_bench.engines.requirements import ATTENTION
+from sp_bench.training import train
+from sp_bench.training.train import StepResult
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What the engines on DeepSpeed's ZeRO-3 share: its settings, its optimizer, the parameters' initial values.
 
-Afterwards the process is as it was but for what `libraries/deepspeed_group.py` names, DS_ACCELERATOR in the
+Afterwards the process is as it was but for what `methods/_deepspeed.py` names, DS_ACCELERATOR in the
 environment, and DeepSpeed's copy of the world's group, which serves the next training of this process.
 """
 
@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sp_bench import ledger, train
-from sp_bench.config import TrialConfig
-from sp_bench.libraries import deepspeed_group
-from sp_bench.model import fill
+from sp_bench.config.trial import TrialConfig
+from sp_bench.measure import ledger
+from sp_bench.methods import _deepspeed
+from sp_bench.training import train
+from sp_bench.training.model import fill
 
 # ZeRO's prefetcher decides from the traced order of the modules, the sizes of its buckets and what is still there which
 # parameters are gathered when; small ones are kept, and gathered once, after the update.
@@ -62,7 +63,7 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
 def library(device: torch.device) -> Iterator[ModuleType]:
     """DeepSpeed on this device, told of the process group that is already there and of no other."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; else it asks what the machine has
-    with deepspeed_group.connected(None) as deepspeed, _no_model_kept():
+    with _deepspeed.connected(None) as deepspeed, _no_model_kept():
         yield deepspeed
 
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sp_bench.config import AttentionShape
-from sp_bench.parsing import ConfigError, nearest
+from sp_bench.config.parsing import ConfigError, nearest
+from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor

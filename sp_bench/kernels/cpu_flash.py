@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -3,7 +3,7 @@
 from functools import cache
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import half_precision_reason
 
 if TYPE_CHECKING:

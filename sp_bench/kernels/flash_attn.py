@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import half_precision_reason
 

@@ -4,10 +4,10 @@ import os
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from sp_bench.compiled_code import own_folder
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import half_precision_reason
+from sp_bench.kernels.compiled_code import own_folder
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -6,7 +6,7 @@ before they meet V, the score gradients before they meet Q and K, and the result
 
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
     import torch

@@ -1,8 +1,8 @@
 """Sequence-parallel attention methods. One file a method; adapters to other libraries are methods too.
 
 To add one: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a line in the
-parametrised tests; of a library, a line in sp_bench/patterns.py and in its table in docs/METHODS.md too. Module level
-imports no torch: planning reads `unsupported_reason` and `traffic` without it.
+parametrised tests; of a library, a line in sp_bench/costs/patterns.py and in its table in docs/METHODS.md too. Module
+level imports no torch: planning reads `unsupported_reason` and `traffic` without it.
 """
 
 import importlib
@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sp_bench import hardware
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError, nearest
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
-from sp_bench.parsing import ConfigError, nearest
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,18 +1,18 @@
 """KV all-gather: every rank gathers all keys and values, and computes its own queries; layouts contiguous and zigzag.
 
-Source: the context parallelism of Llama 3, arXiv 2407.21783; the exchange is sp_bench/gathers.py.
+Source: the context parallelism of Llama 3, arXiv 2407.21783; the exchange is sp_bench/attention/gather.py.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, all_gather_traffic, travelling_dkv_dtype
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, all_gather_traffic, travelling_dkv_dtype
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -45,9 +45,9 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench.copy_engines import transport
-    from sp_bench.differentiable import differentiable
-    from sp_bench.gathers import Gather
+    from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.gather import Gather
 
     group = mesh.get_group("ring")
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))

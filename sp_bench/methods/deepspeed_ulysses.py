@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, ulysses_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -54,9 +54,9 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
-    from sp_bench import ledger
-    from sp_bench.differentiable import differentiable
-    from sp_bench.libraries.deepspeed_group import told_of
+    from sp_bench.attention.autograd import differentiable
+    from sp_bench.measure import ledger
+    from sp_bench.methods._deepspeed import told_of
 
     group = mesh.get_group("ulysses")
     local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)

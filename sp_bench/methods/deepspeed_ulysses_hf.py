@@ -6,7 +6,7 @@ all-to-all of their own; KV heads are replicated until each rank has one. Every 
 8 bytes a token, as transformers' attention functions want those of the whole sequence; ours has no use for them. Q, K
 and V are each copied before the exchange and after it, even for B = 1; the output after it, and before it if it has to.
 
-Closing restores what sp_bench/libraries/deepspeed_group.py does, and DeepSpeed's registry of groups by name. What stays
+Closing restores what sp_bench/methods/_deepspeed.py does, and DeepSpeed's registry of groups by name. What stays
 is the imports, einops' and torch's compiler among them, with TORCHINDUCTOR_CACHE_DIR in the environment, which torch
 sets for a library's custom operator. transformers is asked for its version only.
 """
@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, add_traffic, head_split_reason, ulysses_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, add_traffic, head_split_reason, ulysses_traffic
+from sp_bench.costs.patterns import POSITION_BYTES
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
-from sp_bench.parsing import ConfigError
-from sp_bench.patterns import POSITION_BYTES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +58,8 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench import ledger
-    from sp_bench.libraries.deepspeed_group import told_of
+    from sp_bench.measure import ledger
+    from sp_bench.methods._deepspeed import told_of
 
     group = mesh.get_group("ulysses")
     cut = layout(method, group.size())
@@ -89,7 +89,7 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
         UlyssesSPAttentionHF,
     )
 
-    from sp_bench.differentiable import differentiable
+    from sp_bench.attention.autograd import differentiable
 
     local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
 
@@ -116,7 +116,7 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
 
 def _mark_exchange(result: "Tensor") -> None:
     """Tell the ledger which node issues the backward's collective: the exchange, behind the permutes of its result."""
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     node = result.grad_fn
     while node is not None and "dim_zero_all_to_all" not in node.name():

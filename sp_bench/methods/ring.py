@@ -1,16 +1,16 @@
 """Ring Attention: KV shards travel point to point around the ranks; layouts contiguous, zigzag and striped.
 
-Source: arXiv 2310.01889; the loop is sp_bench/rings.py.
+Source: arXiv 2310.01889; the loop is sp_bench/attention/ring.py.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench.copy_engines import transport
-    from sp_bench.differentiable import differentiable
-    from sp_bench.rings import Ring
+    from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.ring import Ring
 
     group = mesh.get_group("ring")
     ring = Ring(

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, ring_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, ring_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 
 if TYPE_CHECKING:
@@ -58,8 +58,8 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
-    from sp_bench import ledger
-    from sp_bench.libraries.ring_flash_attn_package import load
+    from sp_bench.measure import ledger
+    from sp_bench.methods._ring_flash_attn import load
 
     group = mesh.get_group("ring")
     ring = getattr(load(), _FUNCTIONS[method.layout])

@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, all_gather_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, all_gather_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -73,8 +73,8 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench import ledger
-    from sp_bench.libraries.ring_flash_attn_package import load
+    from sp_bench.measure import ledger
+    from sp_bench.methods._ring_flash_attn import load
 
     library, group = load(), mesh.get_group("ring")
     cu_seqlens = torch.tensor([0, shape.seq_len], dtype=torch.int32, device=mesh.device_type)

@@ -15,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from sp_bench import kernels
-from sp_bench.config import ELEMENT_BYTES, AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, add_traffic, kv_shard_elements
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, add_traffic, kv_shard_elements
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,7 +70,7 @@ def open(
     from torch.nn import functional
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     backend = next(getattr(SDPBackend, choice) for name, choice in _BACKENDS.items() if kernels.get(name) is kernel)
     grouped, scale = shape.num_heads != shape.num_kv_heads, shape.head_dim**-0.5
@@ -114,7 +114,7 @@ def _context_parallel(method: MethodConfig, mesh: "DeviceMesh") -> Iterator[None
 
 def _mark_backward(out: "Tensor") -> None:
     """Tell the ledger which node issues the backward's collectives: SDPA's, behind the one that unwraps the DTensor."""
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     node = out.grad_fn
     while node is not None and not node.name().startswith("ScaledDotProduct"):

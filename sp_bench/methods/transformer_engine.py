@@ -21,12 +21,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from sp_bench import kernels
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     cut = layout(method, mesh.get_group("ulysses").size() * mesh.get_group("ring").size())
     with _only_backend(next(name for name in _BACKENDS if kernels.get(name) is kernel)) as require_asked_for:
@@ -177,7 +177,7 @@ def _mark_backward(out: "Tensor", *inputs: "Tensor") -> None:
     is the library's affair."""
     from torch.autograd.graph import get_gradient_edge
 
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     seen = {get_gradient_edge(x).node for x in inputs if x.requires_grad}
     pending = [out.grad_fn]

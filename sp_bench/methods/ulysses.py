@@ -1,19 +1,19 @@
 """Ulysses: an all-to-all turns my tokens of all heads into all tokens of my heads, and back.
 
 Source: DeepSpeed-Ulysses, arXiv 2309.14509. KV heads are replicated when there are fewer of them than ranks. In
-`head_chunks` parts, each part's exchange overlaps another's kernel; the loop is sp_bench/head_chunks.py.
+`head_chunks` parts, each part's exchange overlaps another's kernel; the loop is sp_bench/attention/head_chunks.py.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, head_chunks_reason, head_split_reason, ulysses_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, head_chunks_reason, head_split_reason, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -41,8 +41,8 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
-    from sp_bench.copy_engines import transport
-    from sp_bench.head_chunks import HeadChunks, chunked
+    from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.head_chunks import HeadChunks, chunked
 
     group = mesh.get_group("ulysses")
     chunks = HeadChunks(

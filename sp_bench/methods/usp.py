@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import (
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import (
     Traffic,
     add_traffic,
     head_chunks_reason,
@@ -20,9 +22,7 @@ from sp_bench.costs import (
     ulysses_traffic,
 )
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -62,9 +62,9 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
-    from sp_bench.copy_engines import transport
-    from sp_bench.head_chunks import HeadChunks, chunked
-    from sp_bench.rings import Ring
+    from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.head_chunks import HeadChunks, chunked
+    from sp_bench.attention.ring import Ring
 
     ulysses, around = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
     ring = Ring(

@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.costs import Traffic, add_traffic, ring_traffic, ulysses_traffic
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, add_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.layouts import SequenceLayout
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
-from sp_bench.parsing import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +93,7 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
     with _process_groups(ULYSSES_PG=ulysses, RING_PG=ring):
@@ -119,7 +119,7 @@ def open(
 
 def _marked(attend_locally: "Callable[..., Tensor]") -> "Callable[..., Tensor]":
     """The same between the two head exchanges, so that the ledger knows the backward of each."""
-    from sp_bench import ledger
+    from sp_bench.measure import ledger
 
     def attend(q: "Tensor", k: "Tensor", v: "Tensor", **options: Any) -> "Tensor":
         ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave

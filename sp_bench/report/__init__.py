@@ -1,5 +1,5 @@
-"""Reports: rows in, one self-contained page, its figures and tables out. Knows results, and what explains them:
-config, costs, patterns, hardware, doubts. Nothing that runs a trial.
+"""Reports: rows in, one self-contained page, its figures and tables out. Knows rows, and what explains them: config,
+costs, hardware. Nothing that runs a trial.
 
 selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; figures, tables and
 page -> what a reader sees. No torch.
@@ -10,7 +10,6 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sp_bench import results
 from sp_bench.report import folder
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
@@ -30,6 +29,7 @@ from sp_bench.report.tables.latex import latex
 from sp_bench.report.tables.markdown import markdown
 from sp_bench.report.tables.parts import PaperTable
 from sp_bench.report.tables.sheet import sheet
+from sp_bench.rows import store
 
 FIGURES, TABLES = "figures", "tables"
 
@@ -52,7 +52,7 @@ class ReportResult:
 
 def default_out(folders: Sequence[Path]) -> Path:
     """Where a report is written unless told: among what the first campaign holds beside its rows."""
-    return Path(folders[0]) / results.WORK / "report"
+    return Path(folders[0]) / store.WORK / "report"
 
 
 def read(folders: Sequence[Path]) -> list[Cell]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench import doubts
+from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, name_cells
 from sp_bench.report.statistics import Interval, median_interval
@@ -131,7 +131,7 @@ class Cell:
         said = {str(flag) for row in self.measured for flag in listed(row["flags"])}
         memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
         for row in self.measured:
-            said.update(doubts.of_steps(listed(row["step_ms"])), doubts.of_memory(*(row[name] for name in memory)))
+            said.update(flags_of_steps(listed(row["step_ms"])), flags_of_memory(*(row[name] for name in memory)))
         return sorted(said)
 
     @property

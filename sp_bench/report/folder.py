@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from sp_bench import results
+from sp_bench.rows import store
 
 PAGE = "index.html"
 MANIFEST = ".report-files"  # names of the files that reports made here, one a line
@@ -15,7 +15,7 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
     place among the rows of a campaign, where it would be in the way of all who read the campaign's folder."""
     target = out.resolve()
     for campaign in (campaign.resolve() for campaign in campaigns):
-        if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (results.WORK,):
+        if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (store.WORK,):
             return f"lies among the rows of {campaign.name}; use another folder, or leave it away"
     try:
         nearest = next(path for path in (target, *target.parents) if path.exists())

@@ -1,5 +1,5 @@
 """What a method's schedule leaves exposed of its messages, if each hides behind the kernel beside it as far as that is
-long. Which message is beside which kernel: head_chunks.py, rings.py and gathers.py.
+long. Which message is beside which kernel: attention/head_chunks.py, ring.py and gather.py.
 
 Kernels are taken as equal, as a layout that balances them makes them, a forward as its share of both passes' FLOPs, and
 the copies that pack and merge as nothing.
@@ -8,7 +8,7 @@ the copies that pack and merge as nothing.
 from collections.abc import Mapping
 from typing import Any
 
-from sp_bench.costs import FLASH_BACKWARD
+from sp_bench.costs.attention import FLASH_BACKWARD
 
 FORWARD = float(1 / (1 + FLASH_BACKWARD))  # of the work of both passes
 Times = Mapping[tuple[str, str], float]  # (phase, op) -> ms: bytes over bandwidth

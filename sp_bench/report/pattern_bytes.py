@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from sp_bench import patterns
-from sp_bench.config import AttentionShape
-from sp_bench.patterns import Degrees
+from sp_bench.config.trial import AttentionShape
+from sp_bench.costs import patterns
+from sp_bench.costs.patterns import Degrees
 from sp_bench.report.cells import Cell
 from sp_bench.report.series import config_leaves
 

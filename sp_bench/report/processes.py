@@ -7,7 +7,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from sp_bench import results
+from sp_bench.rows import store
 
 MANY = 100  # rows; with fewer the processes would take longer to start than they save
 MOST = 8  # processes; each takes about 300 MB
@@ -18,7 +18,7 @@ def processes(folders: Sequence[Path]) -> Iterator[Executor | None]:
     """For the rows of these campaigns; None where there are few. Spawned, so a script that asks for them must guard its
     own work with `if __name__ == "__main__"`."""
     number = min(len(os.sched_getaffinity(0)), MOST)
-    if number == 1 or sum(1 for folder in folders for _ in results.committed(folder)) < MANY:
+    if number == 1 or sum(1 for folder in folders for _ in store.committed(folder)) < MANY:
         yield None
         return
     with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn")) as executor:

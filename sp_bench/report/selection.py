@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import pandas as pd
 import pyarrow as pa
 
-from sp_bench import results
 from sp_bench.report import device_sets
 from sp_bench.report.formats import counted
+from sp_bench.rows import store
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
@@ -103,13 +103,13 @@ class _Read(NamedTuple):
 
 
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
-    table, problems = results.read(folder, COLUMNS, executor=executor, progress=progress)
+    table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
     frame = frame.assign(folder=name)
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
-    frame["file"] = [f"{name}/{results.RowName(*each).file_name}" for each in identity]
+    frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])
-    committed = (f"{name}/{row.file_name}" for row in results.committed(folder))
+    committed = (f"{name}/{row.file_name}" for row in store.committed(folder))
     unread = sorted(file for file in committed if file not in files)
     return _Read(frame, [f"{name}: {problem}" for problem in problems], unread)
 

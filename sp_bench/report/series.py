@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.config import EngineConfig
-from sp_bench.dotted import dotted
+from sp_bench.config.dotted import dotted
+from sp_bench.config.trial import EngineConfig
 from sp_bench.report.formats import whole as whole_number
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods

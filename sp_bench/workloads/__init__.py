@@ -7,17 +7,13 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
 
 if TYPE_CHECKING:
     import torch
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sp_bench.measure import EnterPhase, Measurement
-
-
-class Incorrect(Exception):
-    """Output, a gradient, the loss, the bytes or the launched kernel is not what it must be; ends in that status."""
+    from sp_bench.measure.timing import EnterPhase, Measurement
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 from functools import partial
 
-from sp_bench import attribution, correctness, costs, kernels, methods
-from sp_bench.attention_step import attention_step, local_inputs
-from sp_bench.cuda_graph import Replay, as_launched
-from sp_bench.measure import Measurement, measure
-from sp_bench.timed_length import check_replay, check_rows
-from sp_bench.workloads import Job
+from sp_bench import kernels, methods
+from sp_bench.costs import attention as attention_costs
+from sp_bench.measure.cuda_graph import Replay, as_launched
+from sp_bench.measure.timing import Measurement, measure
+from sp_bench.oracle import reduced_length
+from sp_bench.oracle.timed_length import check_replay, check_rows
+from sp_bench.workloads import Job, arms
+from sp_bench.workloads.step import attention_step, local_inputs
 
 
 def run(job: Job) -> Measurement:
@@ -17,7 +19,9 @@ def run(job: Job) -> Measurement:
     layout = method.layout(config.method, config.sp_size)
     reduced = config.attention_shape(layout.padded(min(config.workload.correctness_seq_len, config.seq_len)))
     with method.open(config.method, kernel, reduced, mesh) as attention:
-        columns = correctness.check_attention(attention, kernel, config.kernel.name, reduced, mesh, device, config.seed)
+        columns = reduced_length.check_attention(
+            attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
+        )
 
     shape = config.attention_shape(config.seq_len)
     positions = layout.global_positions(mesh.get_rank() % config.sp_size, config.seq_len)
@@ -38,8 +42,8 @@ def run(job: Job) -> Measurement:
         del timed  # a recorded step keeps its memory, and the arms need theirs
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
-        measurement.arms_ms = attribution.arms(opened, kernel, step, config.workload, device)
-    forward_flops = costs.attention_forward_flops(shape)
+        measurement.arms_ms = arms.arms(opened, kernel, step, config.workload, device)
+    forward_flops = attention_costs.attention_forward_flops(shape)
     measurement.predicted = {
         key: value
         for key, value in method.traffic(config.method, shape, config.sp_size).items()
@@ -49,6 +53,6 @@ def run(job: Job) -> Measurement:
         "sampled_rel_error": errors.pop("output"),
         "sampled_grad_error": errors or None,
         "model_flops": forward_flops * (3.0 if backward else 1.0),
-        "hardware_flops": forward_flops * float(1 + costs.FLASH_BACKWARD if backward else 1),
+        "hardware_flops": forward_flops * float(1 + attention_costs.FLASH_BACKWARD if backward else 1),
     }
     return measurement

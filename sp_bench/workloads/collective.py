@@ -10,25 +10,27 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sp_bench import copy_engines, messages
-from sp_bench.measure import Measurement, Step, measure, time_arm
-from sp_bench.messages import MessageSize
-from sp_bench.workloads import Incorrect, Job
+from sp_bench.attention import copy_engines
+from sp_bench.costs import message_sizes
+from sp_bench.costs.message_sizes import MessageSize
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.timing import Measurement, Step, measure, time_arm
+from sp_bench.workloads import Job
 
 STAMPS = 251  # distinct values of a stamp; whole numbers up to 256 are exact in every dtype
 
 
 def run(job: Job) -> Measurement:
     config, device = job.config, job.device
-    sizes = messages.message_sizes(config)
+    sizes = message_sizes.message_sizes(config)
     job.enter_phase("correctness")
     for size in sizes:
         prove(job, size)
     measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase)
     # The other sizes follow in the last phase that `measure` entered: a phase is never entered twice.
     times_ms = [_time(job, size) for size in sizes[:-1]] + [_median_of_slowest(measurement.step_ms)]
-    line = messages.fit_line([size.sent_bytes for size in sizes], times_ms)
-    measurement.predicted = messages.traffic(config, sizes[-1])
+    line = message_sizes.fit_line([size.sent_bytes for size in sizes], times_ms)
+    measurement.predicted = message_sizes.traffic(config, sizes[-1])
     measurement.columns = {
         "curve": [{"message_bytes": s.sent_bytes, "ms": ms} for s, ms in zip(sizes, times_ms, strict=True)],
         "latency_us": line.latency_us,
@@ -47,7 +49,7 @@ def prove(job: Job, size: MessageSize) -> None:
     dist.all_gather_object(wrong, not torch.equal(_step(job, size)(), _expected(job, size)))
     if any(wrong):
         ranks = ", ".join(str(rank) for rank, is_wrong in enumerate(wrong) if is_wrong)
-        op = messages.OPS[job.config.method.name]
+        op = message_sizes.OPS[job.config.method.name]
         raise Incorrect(f"{op} of {size.sent_bytes} bytes: ranks {ranks} did not receive what their peers sent")
 
 

@@ -6,9 +6,13 @@ under AdamW gradients of a wrong scale train alike. So this workload asks for SG
 
 import torch
 
-from sp_bench import engines, model_costs, one_process, text, train
-from sp_bench.measure import Clock, Measurement, num_steps, release_memory
-from sp_bench.workloads import Incorrect, Job
+from sp_bench import engines
+from sp_bench.costs import training as training_costs
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
+from sp_bench.oracle import one_process
+from sp_bench.training import text, train
+from sp_bench.workloads import Job
 from sp_bench.workloads.train_step import labelled, require_finite
 
 NLL_TOLERANCE = 1e-5  # nats a token
@@ -40,8 +44,8 @@ def run(job: Job) -> Measurement:
         **compare(got, expected),
         "loss": loss,
         "grad_norm": grad_norm,
-        "model_flops": float(model_costs.model_flops(config)),
-        "hardware_flops": float(model_costs.hardware_flops(config, padded_len)),
+        "model_flops": float(training_costs.model_flops(config)),
+        "hardware_flops": float(training_costs.hardware_flops(config, padded_len)),
     }
     return measurement
 

@@ -10,13 +10,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from sp_bench import correctness, engines, kernels, methods, model_costs, one_process, text, train
-from sp_bench.attention_step import attention_step, local_inputs
-from sp_bench.config import TrialConfig
+from sp_bench import engines, kernels, methods
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import training as training_costs
 from sp_bench.engines import Engine
-from sp_bench.measure import Clock, Measurement, num_steps, release_memory
-from sp_bench.timed_length import check_rows
-from sp_bench.workloads import Incorrect, Job
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
+from sp_bench.oracle import one_process, reduced_length
+from sp_bench.oracle.timed_length import check_rows
+from sp_bench.training import text, train
+from sp_bench.workloads import Job
+from sp_bench.workloads.step import attention_step, local_inputs
 
 # The proof keeps the trial's heads, widths, ranks and layout, and cuts its depth: a whole 8B model with its gradients
 # does not fit one device beside that device's own shards.
@@ -69,8 +73,8 @@ def run(job: Job) -> Measurement:
         "rel_error_grad_norm": proof.grad_norm,
         "loss": loss,
         "grad_norm": grad_norm,
-        "model_flops": float(model_costs.model_flops(config)),
-        "hardware_flops": float(model_costs.hardware_flops(config, padded_len)),
+        "model_flops": float(training_costs.model_flops(config)),
+        "hardware_flops": float(training_costs.hardware_flops(config, padded_len)),
     }
     return measurement
 
@@ -97,7 +101,7 @@ def prove_attention(job: Job) -> dict[str, Any]:
     shape = config.attention_shape(train.padded_seq_len(config, _proof_seq_len(config)))
     kernel = kernels.get(config.kernel.name)
     with train.open_attention(config, shape.seq_len, job.mesh) as attention:
-        columns = correctness.check_attention(
+        columns = reduced_length.check_attention(
             attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
         )
     timed = config.attention_shape(train.padded_seq_len(config, config.seq_len))

@@ -7,9 +7,11 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from sp_bench import collectives, gathers, kernels
-from sp_bench.exchange import Collectives
-from sp_bench.layouts import SequenceLayout
+from sp_bench import kernels
+from sp_bench.attention import gather as gathers
+from sp_bench.attention import head_exchange as collectives
+from sp_bench.attention.exchange import Collectives
+from sp_bench.attention.layouts import SequenceLayout
 
 ROUNDS, WARMUP = 5, 1
 SHAPE = (1, 1024, 8, 64)  # [B, S/P, H, D]

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from sp_bench import hardware, results
+from sp_bench import hardware
 from sp_bench.report.statistics import Interval, median_interval
+from sp_bench.rows import store
 
 COMMITTED = Path(__file__).parents[2] / "results" / "h200x2_isolation"
 REPLICATES = 6
@@ -18,7 +19,7 @@ ASKED = ("method", "layout", "kernel", "fabric", "sp_size", "seq_len", "isolatio
 
 def intervals(folder: Path) -> dict[tuple[Any, ...], dict[str, Interval]]:
     """What was asked for, but the isolation -> isolation -> the interval of the median step time over replicates."""
-    rows, problems = results.read(folder, ("status", "reason", "median_step_ms", *ASKED))
+    rows, problems = store.read(folder, ("status", "reason", "median_step_ms", *ASKED))
     assert not problems
     samples: dict[tuple[Any, ...], dict[str, list[float]]] = {}
     for row in rows.to_pylist():

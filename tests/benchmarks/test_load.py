@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import campaign
+from sp_bench.driver import campaign
 
 from ..unit.test_load import ROWS, full, settings
 
@@ -46,6 +47,6 @@ def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full):
             raise KeyboardInterrupt
 
         with pytest.raises(SystemExit):
-            campaign.run(configs, settings(root, resume=True, plan_only=False), launch)
+            campaign.run(configs, settings(root, resume=True, plan_only=False), launch, Mock())
 
     benchmark.pedantic(resume, rounds=3)

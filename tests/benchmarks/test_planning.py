@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from sp_bench import plan
-from sp_bench.sweep import with_options
+from sp_bench.driver import plan
+from sp_bench.driver.sweep import with_options
 
 
 def test_plan_10_000_trial_configs(benchmark, make_config):

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sp_bench import results
 from sp_bench.report.cells import cells
 from sp_bench.report.selection import select
+from sp_bench.rows import store
 
 from ..unit.rows import row, splits
 
@@ -59,10 +59,10 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for replicate, sp_size, seq_len, pass_kind, kv_heads in asked
         for place, split in enumerate(splits(sp_size))
     )
-    rows = [each | {"schema_version": results.SCHEMA_VERSION} for each in itertools.islice(made, ROWS)]
-    table = pa.Table.from_pylist(rows, schema=results.SCHEMA)
+    rows = [each | {"schema_version": store.SCHEMA_VERSION} for each in itertools.islice(made, ROWS)]
+    table = pa.Table.from_pylist(rows, schema=store.SCHEMA)
     for place, each in enumerate(rows):
-        name = results.RowName(each["trial_id"], each["env_id"], each["attempt"], each["status"]).file_name
+        name = store.RowName(each["trial_id"], each["env_id"], each["attempt"], each["status"]).file_name
         pq.write_table(table.slice(place, 1), folder / name, use_dictionary=False, write_statistics=False)
     return folder
 

@@ -2,7 +2,7 @@
 
 import itertools
 
-from sp_bench import results
+from sp_bench.rows import store
 
 
 def row(index: int) -> dict[str, object]:
@@ -19,18 +19,18 @@ def row(index: int) -> dict[str, object]:
 
 def test_commit_a_row(benchmark, tmp_path):
     index = itertools.count()
-    benchmark(lambda: results.write(row(next(index)), tmp_path))
-    assert len(list(results.committed(tmp_path))) == next(index)
+    benchmark(lambda: store.write(row(next(index)), tmp_path))
+    assert len(list(store.committed(tmp_path))) == next(index)
 
 
 def test_list_10_000_rows_by_name(benchmark, tmp_path):
     for index in range(10_000):
-        (tmp_path / results.RowName(f"{index:012x}", "01234567", 0, "ok").file_name).touch()
-    assert len(benchmark(lambda: list(results.committed(tmp_path)))) == 10_000
+        (tmp_path / store.RowName(f"{index:012x}", "01234567", 0, "ok").file_name).touch()
+    assert len(benchmark(lambda: list(store.committed(tmp_path)))) == 10_000
 
 
 def test_read_200_rows(benchmark, tmp_path):
     for index in range(200):
-        results.write(row(index), tmp_path)
-    table, problems = benchmark.pedantic(results.read, (tmp_path,), rounds=3)
+        store.write(row(index), tmp_path)
+    table, problems = benchmark.pedantic(store.read, (tmp_path,), rounds=3)
     assert (table.num_rows, problems) == (200, [])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import conf_files, overrides
+from sp_bench.driver import conf_files, overrides
 
 from .console import console, refusal
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import overrides, results
+from sp_bench.driver import overrides
+from sp_bench.rows import store
 
 from .console import console, refusal
 
@@ -108,8 +109,8 @@ def test_a_campaign_that_is_a_link_to_elsewhere_is_refused(tmp_path, monkeypatch
     elsewhere.mkdir()
     path = {
         "campaign": Path("results/c"),
-        "work": Path("results/c", results.WORK),
-        "trials": Path("results/c", results.WORK, "trials"),
+        "work": Path("results/c", store.WORK),
+        "trials": Path("results/c", store.WORK, "trials"),
     }[link]
     path.parent.mkdir(parents=True)
     path.symlink_to(elsewhere)
@@ -124,7 +125,7 @@ def test_a_campaign_that_is_a_link_within_the_results_is_followed(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "results" / "night"
     folder.mkdir(parents=True)
-    (folder / results.RowName("a" * 12, "b" * 8, 0, "ok").file_name).touch()
+    (folder / store.RowName("a" * 12, "b" * 8, 0, "ok").file_name).touch()
     (tmp_path / "results" / "latest").symlink_to("night")
     code, out, err = console(capfd, "status", "results/latest")
     assert (code, err) == (0, "")
@@ -134,7 +135,7 @@ def test_a_campaign_that_is_a_link_within_the_results_is_followed(tmp_path, monk
 def test_status_names_what_is_no_row_and_takes_no_name_for_markup(tmp_path, capfd):
     folder = tmp_path / "[red]x[bold]\n\udcff"
     folder.mkdir()
-    (folder / results.RowName("a" * 12, "b" * 8, 0, "ok").file_name).touch()
+    (folder / store.RowName("a" * 12, "b" * 8, 0, "ok").file_name).touch()
     (folder / "notes\x1b[2J.txt").touch()
     (folder / f"{'c' * 12}-{'b' * 8}-0-ok.parquet").symlink_to("/etc/passwd")
     (folder / f"{'d' * 12}-{'b' * 8}-0-ok.parquet").mkdir()

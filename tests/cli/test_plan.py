@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from sp_bench import results
+from sp_bench.rows import store
 
 from .console import console, refusal
 
@@ -97,7 +97,7 @@ def test_the_composed_config_of_a_trial_can_be_read(capfd):
     assert (code, errors) == (0, "")
     assert "ulysses_degree: 2" in printed
     assert "sp_size: 4" in printed
-    assert results.WORK not in printed
+    assert store.WORK not in printed
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sp_bench import results
+from sp_bench.rows import store
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
@@ -61,7 +61,7 @@ def test_a_run_leaves_nothing_beside_its_results(finished):
     folder, _, _ = finished
     assert [path.name for path in folder.iterdir()] == ["results"]
     beside = {path.name for path in (folder / "results" / "small").iterdir() if path.suffix != ".parquet"}
-    assert beside == {results.WORK}
+    assert beside == {store.WORK}
 
 
 def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):
@@ -108,7 +108,7 @@ def test_a_run_says_what_to_do_about_a_row_that_cannot_be_read(finished, tmp_pat
 def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on(command, tmp_path):
     done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2")
     assert done.returncode == 0, done.stderr
-    table, problems = results.read(tmp_path / "results" / "default")
+    table, problems = store.read(tmp_path / "results" / "default")
     assert problems == []
     assert table["status"].to_pylist() == ["timeout", "timeout"]
     assert all("phase init passed its deadline of 0.2 s" in reason for reason in table["reason"].to_pylist())
@@ -135,7 +135,7 @@ def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command
     assert trial_processes(tmp_path) == []
     resumed = command("resume", *words)
     assert resumed.returncode == 0, resumed.stderr
-    rows = results.committed(tmp_path / "results" / "default")
+    rows = store.committed(tmp_path / "results" / "default")
     assert sorted((row.attempt, row.status) for row in rows) == [(0, "preempted"), (1, "ok")]
 
 
@@ -152,7 +152,7 @@ def test_ctrl_c_ends_the_running_trial_says_what_is_left_and_leaves_nothing_behi
         assert "interrupted, 2 left" in printed
     folder = tmp_path / "results" / "default"
     assert trial_processes(tmp_path) == []
-    assert list(results.committed(folder)) == []
+    assert list(store.committed(folder)) == []
     assert list((folder / "_work").glob("claims/*")) == []
 
 
@@ -162,7 +162,7 @@ def test_two_runs_of_one_campaign_share_its_trials(tmp_path):
         printed, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors
         assert "2 trials: 2 ok" in printed
-    assert [row.status for row in results.committed(tmp_path / "results" / "default")] == ["ok"] * 2
+    assert [row.status for row in store.committed(tmp_path / "results" / "default")] == ["ok"] * 2
     assert len(list((tmp_path / "results" / "default" / "_work" / "trials").iterdir())) == 2
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import kernels, methods, results, support_table
+from sp_bench import kernels, methods
+from sp_bench.driver import support_table
+from sp_bench.rows import store
 
 from .console import console, refusal
 
@@ -27,7 +29,7 @@ def test_status_counts_rows_from_their_names_alone(command, tmp_path):
     folder = tmp_path / "night"
     folder.mkdir()
     for digit, attempt, status in (("a", 0, "oom"), ("a", 1, "ok"), ("b", 0, "unsupported"), ("c", 0, "ok")):
-        (folder / results.RowName(digit * 12, "01234567", attempt, status).file_name).touch()
+        (folder / store.RowName(digit * 12, "01234567", attempt, status).file_name).touch()
     done = command("status", str(folder))
     assert done.returncode == 0, done.stderr
     heading, line = done.stdout.splitlines()
@@ -107,7 +109,7 @@ def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path):
     lines = [line.split() for line in first.stdout.splitlines() if line.startswith("gloo")]
     assert sorted(line[1] for line in lines) == ["all_gather", "all_to_all", "send_recv"]
     assert all(line[3] == "2" and line[-1] == "ok" for line in lines)
-    assert len(list(results.committed(tmp_path / "rows" / "fabrics"))) == 3
+    assert len(list(store.committed(tmp_path / "rows" / "fabrics"))) == 3
     again = command("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
     assert again.returncode == 0, again.stderr
     assert "3 committed before" in again.stdout

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 
-from sp_bench import ledger, library_state, worker
-from sp_bench.measure import Measurement
+from sp_bench import worker
+from sp_bench.measure import ledger, library_state
+from sp_bench.measure.timing import Measurement
 from sp_bench.workloads import Job, attention
 
 honest = attention.run

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from sp_bench import worker
-from sp_bench.exchange import Collectives
+from sp_bench.attention.exchange import Collectives
 
 right = Collectives.all_to_all
 

@@ -11,7 +11,7 @@ import torch
 from flash_attn_varlen_stand_in import _flash_attn_varlen_backward, _flash_attn_varlen_forward
 from torch import Tensor
 
-from sp_bench.differentiable import differentiable
+from sp_bench.attention.autograd import differentiable
 from sp_bench.kernels import math
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench import kernels, methods
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.layouts import SequenceLayout
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.trial import AttentionShape, MethodConfig
 
 NAMES = ("output", "dq", "dk", "dv")
 

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from ranks import here, run, worlds
 from trials import job, row
 
-from sp_bench import messages
-from sp_bench.config import (
+from sp_bench.attention.exchange import Collectives, Message
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -18,8 +18,8 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.exchange import Collectives, Message
-from sp_bench.workloads import Incorrect, collective
+from sp_bench.costs import message_sizes
+from sp_bench.measure.incorrect import Incorrect, collective
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 METHODS = ("ulysses", "ring", "all_gather")
@@ -48,14 +48,14 @@ def check_rows(rank: int) -> None:
     for method, dtype in zip(METHODS, ("bfloat16", "float64", "float32"), strict=True):
         config = trial(method, dtype)
         made = row(config)
-        sizes = [size.sent_bytes for size in messages.message_sizes(config)]
+        sizes = [size.sent_bytes for size in message_sizes.message_sizes(config)]
         assert [point["message_bytes"] for point in made["curve"]] == sizes
         assert len(sizes) == 3
         assert made["comm_predicted_bytes"] == made["comm_counted_bytes"] == sizes[-1]
-        assert [(c["phase"], c["op"], c["calls"]) for c in made["comm"]] == [("forward", messages.OPS[method], 1)]
+        assert [(c["phase"], c["op"], c["calls"]) for c in made["comm"]] == [("forward", message_sizes.OPS[method], 1)]
         assert made["median_step_ms"] == made["curve"][-1]["ms"]
         assert all(point["ms"] > 0 for point in made["curve"])
-        fitted = messages.fit_line(sizes, [point["ms"] for point in made["curve"]])
+        fitted = message_sizes.fit_line(sizes, [point["ms"] for point in made["curve"]])
         assert (made["latency_us"], made["bandwidth_bytes_per_s"]) == (
             fitted.latency_us,
             fitted.bandwidth_bytes_per_s,
@@ -117,7 +117,7 @@ def check_faults(rank: int) -> None:
     for method, name, fault, message in faults:
         print(f"fault: {fault.__name__}")  # names the culprit, should it go unnoticed
         config = trial(method, "bfloat16")
-        smallest = messages.message_sizes(config)[0].sent_bytes
+        smallest = message_sizes.message_sizes(config)[0].sent_bytes
         expected = message.format(last=dist.get_world_size() - 1, bytes=smallest)
         with patch.object(Collectives, name, fault), pytest.raises(Incorrect, match=expected):
             row(config)
@@ -126,7 +126,7 @@ def check_faults(rank: int) -> None:
 def check_stamps(rank: int) -> None:
     """No two slices of a group are equal, nor any slice shifted within itself, and the narrowest dtype holds them."""
     narrow, wide = job(trial("ulysses", "bfloat16")), job(trial("ulysses", "float64"))
-    size = messages.message_sizes(narrow.config)[0]
+    size = message_sizes.message_sizes(narrow.config)[0]
     ranks = range(narrow.config.sp_size)
     slices = [collective.stamped(narrow, size, sender, receiver) for sender in ranks for receiver in ranks]
     exact = [collective.stamped(wide, size, sender, receiver) for sender in ranks for receiver in ranks]

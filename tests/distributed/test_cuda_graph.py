@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
 from trials import row
 
-from sp_bench import correctness, plan
-from sp_bench.config import (
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -20,8 +19,10 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.timed_length import check_replay
-from sp_bench.workloads import Incorrect
+from sp_bench.driver import plan
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.oracle import reduced_length
+from sp_bench.oracle.timed_length import check_replay
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 64, 256, 1e4, 1e-5, False, False, True)
 WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 2, 5, 128, attribution=True, launch="cuda_graph")
@@ -41,7 +42,7 @@ def check_rows(rank: int, sp_size: int) -> None:
                 continue
             columns = row(config)
             errors = columns["replay_rel_error"]
-            assert set(errors) == set(correctness.TENSORS if pass_kind == "forward_backward" else ["output"])
+            assert set(errors) == set(reduced_length.TENSORS if pass_kind == "forward_backward" else ["output"])
             assert max(errors.values()) < 1e-3, f"{config}: {errors}"
             assert columns["launched_kernels"], str(config)
             assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"], str(config)
@@ -58,7 +59,7 @@ def check_gate(rank: int) -> None:
     """Doubles stand in for a graph: one that computes anew, one with a result of the recorded inputs, on one rank."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("ring", "ulysses"))
     inputs = [torch.randn(1, 6, 2, 4) for _ in range(4)]
-    budget = dict.fromkeys(correctness.TENSORS, 1e-6)
+    budget = dict.fromkeys(reduced_length.TENSORS, 1e-6)
 
     def eager() -> list[Tensor]:
         q, k, v, dout = inputs
@@ -67,8 +68,8 @@ def check_gate(rank: int) -> None:
     recorded = eager()
     for _ in range(2):  # turned round twice: the recorded ones again
         errors = check_replay(eager, eager, inputs, budget, mesh)
-        assert errors == dict.fromkeys(correctness.TENSORS, 0.0)
-    for place, tensor in enumerate(correctness.TENSORS):
+        assert errors == dict.fromkeys(reduced_length.TENSORS, 0.0)
+    for place, tensor in enumerate(reduced_length.TENSORS):
 
         def stale(place: int = place) -> list[Tensor]:
             return [recorded[i] if (i, rank) == (place, 1) else x for i, x in enumerate(eager())]

@@ -13,8 +13,9 @@ from test_train_step import RECOMPUTED, check_counted_bytes
 from trials import row
 from trials import trial as training_trial
 
-from sp_bench import costs, methods
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench import methods
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import attention as attention_costs
 
 METHOD = MethodConfig("deepspeed_ulysses_hf")
 OURS = MethodConfig("ulysses")
@@ -25,7 +26,8 @@ def cases(sp_size: int) -> list[Case]:
     return [
         Case(METHOD, AttentionShape(batch, 12 * sp_size, 12, hkv, 8, causal, "float64"))
         for hkv, causal, batch in itertools.product((12, 4, 2, 1), (True, False), (1, 2))
-        if costs.head_split_reason(AttentionShape(1, 1, 12, hkv, 8, causal, "float64"), sp_size, "", "") is None
+        if attention_costs.head_split_reason(AttentionShape(1, 1, 12, hkv, 8, causal, "float64"), sp_size, "", "")
+        is None
     ]
 
 
@@ -53,7 +55,7 @@ def check_refusals(rank: int) -> None:
     mesh = mesh_of(methods.get(METHOD.name).layout(METHOD, 4))
     for hq, hkv in ((6, 6), (12, 3)):
         shape = AttentionShape(1, 48, hq, hkv, 8, True, "float64")
-        assert costs.head_split_reason(shape, 4, "sp_size", METHOD.name) is not None
+        assert attention_costs.head_split_reason(shape, 4, "sp_size", METHOD.name) is not None
         with pytest.raises(ValueError, match="not divisible by SP size 4"):
             counted(Case(METHOD, shape), mesh)
 

@@ -17,8 +17,8 @@ import torch
 from ranks import here, run, worlds
 from trials import ODD, PARITY, TINY, TRAIN, job, trial
 
-from sp_bench.config import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
-from sp_bench.engines import support, zero3
+from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.engines import requirements, zero3
 from sp_bench.hardware import package_versions
 from sp_bench.workloads import parity, train_step
 
@@ -128,7 +128,7 @@ def check_engine(rank: int, name: str, world_size: int) -> None:
     as_under_torchrun(rank, world_size)
     cases = deepspeed_cases(world_size) if name == "deepspeed" else hugging_face_cases(name, world_size)
     for config in cases:
-        reason = support.unsupported_reason(config)
+        reason = requirements.unsupported_reason(config)
         if reason is None:
             check(config)
             left = tensors_left()  # they would lie beside the next training of this process

@@ -13,8 +13,11 @@ from ranks import run
 from torch import Tensor
 from trials import TRAIN, job, row
 
-from sp_bench import correctness, kernels, layouts, rings
-from sp_bench.config import (
+from sp_bench import kernels
+from sp_bench.attention import layouts, ring
+from sp_bench.attention.exchange import Collectives, Message
+from sp_bench.attention.head_chunks import ChunkedAttention
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -23,11 +26,10 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.exchange import Collectives, Message
-from sp_bench.head_chunks import ChunkedAttention
 from sp_bench.kernels import cpu_flash
+from sp_bench.measure.incorrect import Incorrect, train_step
 from sp_bench.methods import SequenceParallelAttention, ulysses
-from sp_bench.workloads import Incorrect, train_step
+from sp_bench.oracle import reduced_length
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 PROOF_LEN, SEQ_LEN = 64, 128
@@ -147,8 +149,8 @@ def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAtt
     """Output and gradients of the proof are right and no rank hears of another: each drew the whole sequence itself."""
     layout = ulysses.layout(method, mesh.size())
     positions = layout.global_positions(mesh.get_rank(), shape.seq_len)
-    inputs = correctness.random_inputs(shape, torch.device("cpu"), 0)
-    out, *gradients = (x[:, positions] for x in correctness._run_kernel(kernel, inputs, shape))
+    inputs = reduced_length.random_inputs(shape, torch.device("cpu"), 0)
+    out, *gradients = (x[:, positions] for x in reduced_length._run_kernel(kernel, inputs, shape))
 
     class Answers(torch.autograd.Function):
         @staticmethod
@@ -164,7 +166,7 @@ def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAtt
 
 right_runs = layouts.SequenceLayout.runs
 right_shift = Collectives.shift
-right_merge = rings.merge
+right_merge = ring.merge
 right_backward = ChunkedAttention.backward
 right_ulysses = ChunkedAttention.forward
 
@@ -179,7 +181,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
         "on one device: relative error of output is nan",
     ),
     ("an exchange that sends nothing", ULYSSES, Collectives, "all_to_all", silent_exchange, "method on"),
-    ("a ring that drops a block", ZIGZAG, rings, "merge", dropped_merge, "method on"),
+    ("a ring that drops a block", ZIGZAG, ring, "merge", dropped_merge, "method on"),
     ("tokens in the wrong place", ZIGZAG, layouts.SequenceLayout, "runs", misplaced_runs, "method on"),
     (
         "gradients scaled by 1/P",
@@ -228,9 +230,9 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
 def check_budget(published: dict[str, float]) -> None:
     """Twice what fp32 itself costs: a wider budget would pass kernels that a user takes for exact."""
     shape = trial(ULYSSES, 2).attention_shape(PROOF_LEN)
-    inputs = correctness.random_inputs(shape, torch.device("cpu"), 0)
+    inputs = reduced_length.random_inputs(shape, torch.device("cpu"), 0)
     low, want = (
-        correctness._run_kernel(kernels.get("math"), [x.to(dtype) for x in inputs], shape)
+        reduced_length._run_kernel(kernels.get("math"), [x.to(dtype) for x in inputs], shape)
         for dtype in (torch.float32, torch.float64)
     )
     for name, got, expected in zip(("output", "dq", "dk", "dv"), low, want, strict=True):

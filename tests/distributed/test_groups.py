@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from sp_bench import library_state, trial
-from sp_bench.campaign_config import DeadlinesConfig
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import launcher
+from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.measure import library_state
 
 CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)
@@ -21,10 +22,10 @@ def launch(configs: dict[str, TrialConfig], root: Path, worker: Path) -> dict[st
     """Columns of each trial, run one after another in the processes of one launch, by ranks that are this script."""
     folders = {name: root / name for name in configs}
     world_size = next(iter(configs.values())).world_size
-    official = trial.torchrun(world_size, [*folders.values()])
+    official = launcher.torchrun(world_size, [*folders.values()])
     module = official.index("sp_bench.worker")
     command = [*official[: module - 1], str(worker), *official[module + 1 :]]
-    results = trial.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
+    results = launcher.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
     return {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
 
 

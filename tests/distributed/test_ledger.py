@@ -13,10 +13,11 @@ from test_methods import cases, method_configs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sp_bench import kernels, ledger, methods
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.exchange import _all_gather, _reduce_scatter
-from sp_bench.ledger import Ledger
+from sp_bench import kernels, methods
+from sp_bench.attention.exchange import _all_gather, _reduce_scatter
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.measure import ledger
+from sp_bench.measure.ledger import Ledger
 
 
 def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:

@@ -18,7 +18,7 @@ from test_ledger import check, counted
 from trials import row
 
 from sp_bench import methods
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.hardware import package_versions
 
 DEEPSPEED = MethodConfig("deepspeed_ulysses")

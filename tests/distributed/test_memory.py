@@ -11,7 +11,7 @@ from oracle import mesh_of
 from ranks import run
 
 from sp_bench import kernels, methods
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig
 
 
 def held_bytes() -> int:

@@ -9,9 +9,10 @@ from oracle import Case, mesh_of, on_meshes, relative_errors
 from ranks import here, run, worlds
 from torch.distributed.device_mesh import DeviceMesh
 
-from sp_bench import correctness, kernels, methods
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.workloads import Incorrect
+from sp_bench import kernels, methods
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.oracle import reduced_length
 
 TOKENS_A_RANK = 12  # a multiple of what every layout cuts by, and of no power of two above 4
 # bf16 kernels work in blocks of 64 and 128 tokens on GPUs: whole ones, and a rest
@@ -84,7 +85,7 @@ def check_within_budget(case: Case, mesh: DeviceMesh) -> None:
     kernel = kernels.get(case.kernel)
     with methods.get(case.method.name).open(case.method, kernel, case.shape, mesh) as attention:
         try:
-            correctness.check_attention(attention, kernel, case.kernel, case.shape, mesh, here(), seed=0)
+            reduced_length.check_attention(attention, kernel, case.kernel, case.shape, mesh, here(), seed=0)
         except Incorrect as error:
             raise AssertionError(str(case)) from error
 

@@ -8,9 +8,9 @@ from ranks import run
 from test_train_step import averaged_gradients
 from trials import PARITY, TINY, job, trial
 
-from sp_bench.config import MethodConfig, TrialConfig
-from sp_bench.parsing import ConfigError
-from sp_bench.workloads import Incorrect, parity
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.measure.incorrect import Incorrect, parity
 
 
 def cases(world_size: int) -> list[TrialConfig]:

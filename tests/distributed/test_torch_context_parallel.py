@@ -21,7 +21,7 @@ from trials import TRAIN, job, row
 from trials import trial as training_trial
 
 from sp_bench import kernels, methods
-from sp_bench.config import AttentionShape, KernelConfig, MethodConfig
+from sp_bench.config.trial import AttentionShape, KernelConfig, MethodConfig
 from sp_bench.workloads import train_step
 
 NAME = "torch_context_parallel"

@@ -15,10 +15,11 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from trials import ODD, TINY, TRAIN, job, trial
 
-from sp_bench import one_process, text, train
-from sp_bench.config import MethodConfig, TrialConfig
+from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.engines import fsdp2
-from sp_bench.workloads import Incorrect, train_step
+from sp_bench.measure.incorrect import Incorrect, train_step
+from sp_bench.oracle import one_process
+from sp_bench.training import text, train
 
 ULYSSES = MethodConfig("ulysses")
 GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")

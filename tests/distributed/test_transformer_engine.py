@@ -17,9 +17,10 @@ from ranks import here, run, worlds
 from test_ledger import check
 from test_libraries import needs
 
-from sp_bench import kernels, ledger, methods
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.ledger import Ledger
+from sp_bench import kernels, methods
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.measure import ledger
+from sp_bench.measure.ledger import Ledger
 from sp_bench.methods.transformer_engine import _require
 
 NAME = "transformer_engine"

@@ -19,7 +19,7 @@ from test_ledger import check
 from test_libraries import LAYOUTS, needs
 
 from sp_bench import methods
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.hardware import package_versions
 
 

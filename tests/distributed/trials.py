@@ -8,7 +8,7 @@ from ranks import here
 from torch.distributed.device_mesh import init_device_mesh
 
 from sp_bench import methods, workloads
-from sp_bench.config import (
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -17,8 +17,8 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.measure import Measurement
-from sp_bench.record import assemble
+from sp_bench.measure.record import assemble
+from sp_bench.measure.timing import Measurement
 from sp_bench.workloads import Job
 
 TINY = ModelConfig("tiny", 2, 64, 192, 8, 2, 16, 256, 10000.0, 1e-6, True, False, False)

@@ -6,7 +6,8 @@ import threading
 import time
 from pathlib import Path
 
-from sp_bench import handover, logs, worker
+from sp_bench import handover, worker
+from sp_bench.driver import logs
 
 LINE = b"x" * 2**16 + b"\n"
 LAUNCHER = os.dup(1)  # what the rank printed before it had a log of its own goes there

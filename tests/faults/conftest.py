@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench.config import TrialConfig
+from sp_bench.config.trial import TrialConfig
 
 HERE = str(Path(__file__).parent)
 if HERE not in sys.path:

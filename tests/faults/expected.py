@@ -8,7 +8,7 @@ import itertools
 import re
 from dataclasses import dataclass
 
-from sp_bench import faults
+from sp_bench.testing import faults
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from expected import EXPECTED, MATRIX, RANKS, Cell
 
-from sp_bench import faults, hardware
+from sp_bench import hardware
+from sp_bench.testing import faults
 
 # By file and name, the first that fits; with --write-reliability all of these count as marked `faults`.
 SECTIONS = {

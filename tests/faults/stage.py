@@ -13,14 +13,16 @@ from typing import Any
 import psutil
 from expected import Cell
 
-from sp_bench import faults, handover, plan, results
-from sp_bench.attempt import Attempt, Campaign, Driver
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
-from sp_bench.claims import FOLDER, Claims
-from sp_bench.config import TrialConfig
-from sp_bench.interrupts import Signals
-from sp_bench.launchers import local
-from sp_bench.progress import Progress
+from sp_bench import handover
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import local, plan
+from sp_bench.driver.attempt import Attempt, Campaign, Driver
+from sp_bench.driver.claims import FOLDER, Claims
+from sp_bench.driver.progress import Progress
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver.signals import Signals
+from sp_bench.rows import store
+from sp_bench.testing import faults
 
 MARK = "SP_BENCH_TEST"  # in the environment of every process that a stage starts
 DEADLINES = DeadlinesConfig(init=120, correctness=60, warmup=60, measure=60)
@@ -80,7 +82,7 @@ class Stage:
             progress = Watched(trials, self._see_phase)
             driver = Driver(campaign, claims, signals, progress, ("cpu",))
             local.launch([Attempt(trial, "01234567", 0) for trial in trials], driver)
-        table, problems = results.read(campaign.folder)
+        table, problems = store.read(campaign.folder)
         assert problems == []
         rows = {row["trial_id"]: row for row in table.to_pylist()}
         return [rows[trial.trial_id] for trial in trials if trial.trial_id in rows]
@@ -96,7 +98,7 @@ class Stage:
         return row, vars(deadlines)["init" if cell.phase == "handover" else cell.phase]
 
     def trial_folder(self, row: dict[str, Any]) -> Path:
-        (found,) = (self.folder / "faults" / results.WORK / "trials").glob(f"{row['trial_id']}-*")
+        (found,) = (self.folder / "faults" / store.WORK / "trials").glob(f"{row['trial_id']}-*")
         return found
 
     def _see_phase(self, phase: str) -> None:

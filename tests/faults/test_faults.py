@@ -7,7 +7,8 @@ import pytest
 from expected import MATRIX, ONE_OF_EACH, Cell
 from stage import DEADLINES, Stage, ended_at, fault, struck_at
 
-from sp_bench import faults, handover
+from sp_bench import handover
+from sp_bench.testing import faults
 
 MARGIN_S = 10.0
 

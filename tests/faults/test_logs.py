@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import handover, logs, trial
-from sp_bench.campaign_config import DeadlinesConfig
+from sp_bench import handover
+from sp_bench.driver import launcher, logs
+from sp_bench.driver.settings import DeadlinesConfig
 
 CHATTY = Path(__file__).parent / "chatty.py"
 DEADLINES = DeadlinesConfig(init=60, correctness=2, warmup=60, measure=60)
@@ -23,7 +24,7 @@ def test_a_rank_that_prints_without_end_leaves_a_few_mb_in_each_trial_of_its_gro
         largest = max(largest, *(path.stat().st_size for path in tmp_path.glob("*/*.log")))
 
     command = [sys.executable, str(CHATTY), *map(str, folders)]
-    results = list(trial.run([(config, folder) for folder in folders], DEADLINES, look, command))
+    results = list(launcher.run([(config, folder) for folder in folders], DEADLINES, look, command))
     assert [result.status for result in results] == [*["ok"] * (num_trials - 1), "timeout"]
     assert largest > logs.MAX_BYTES  # it did print more than it may keep
     for folder in folders:

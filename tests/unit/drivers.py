@@ -18,10 +18,12 @@ from typing import Any
 
 import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
 
-from sp_bench import campaign, claims, fail_points, hardware, parsing, trial
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
-from sp_bench.config import TrialConfig
-from sp_bench.launchers import local
+from sp_bench import hardware
+from sp_bench.config import parsing
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import campaign, claims, launcher, local
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.testing import kill_points
 
 OK = """
 for folder in "$@"; do
@@ -38,13 +40,20 @@ TRIALS = {
 }
 
 
+class NoReport:
+    """Stands in for the report, which takes seconds."""
+
+    def effort(self, folder: Path) -> str:
+        return ""
+
+    def build(self, folder: Path) -> Any:
+        return types.SimpleNamespace(page="page", problems=(), num_unread=0)
+
+
 def main(spec: dict[str, Any]) -> None:
-    trial.POLL_S = 0.02
+    launcher.POLL_S = 0.02
     claims.STALE_S = 5.0
-    campaign._effort = lambda folder: ""
     hardware.git_state = lambda: (None, None)
-    page = types.SimpleNamespace(page="page", problems=(), num_unread=0)
-    sys.modules["sp_bench.report"] = types.SimpleNamespace(build=lambda folders: page)  # type: ignore[assignment]
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
     codes = []
     for stage, drivers in enumerate(spec["stages"]):
@@ -67,9 +76,9 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
             time.sleep(0.05)
         tempfile.tempdir = tempfile.mkdtemp(dir=folder)
     if driver.get("fail_point"):
-        os.environ[fail_points.VARIABLE] = driver["fail_point"]
+        os.environ[kill_points.VARIABLE] = driver["fail_point"]
     script = TRIALS[driver.get("behaviour", "ok")]
-    trial.torchrun = lambda world_size, folders: ["sh", "-c", script, "sh", *map(str, folders)]
+    launcher.torchrun = lambda world_size, folders: ["sh", "-c", script, "sh", *map(str, folders)]
     if number := driver.get("errno"):
         os.replace = _refuse_row(number, os.replace)
     if env_id := driver.get("env_id"):
@@ -87,7 +96,7 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
     )
     code = 1
     try:
-        campaign.run(configs, settings, local.launch)
+        campaign.run(configs, settings, local.launch, NoReport())
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

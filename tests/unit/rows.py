@@ -1,4 +1,4 @@
-"""Valid rows for tests of whatever reads rows: built in memory, committed through `sp_bench.results.write`.
+"""Valid rows for tests of whatever reads rows: built in memory, committed through `sp_bench.rows.store.write`.
 
 Times are made up; FLOPs and bytes come from `sp_bench.costs`, so that rows agree with themselves.
 """
@@ -14,11 +14,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from sp_bench import costs, results
-from sp_bench.config import AttentionShape
+from sp_bench.config.trial import AttentionShape
+from sp_bench.costs import attention as attention_costs
 from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.selection import COLUMNS, Selection, select
+from sp_bench.rows import store
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
@@ -63,15 +64,15 @@ def traffic(row: Mapping[str, Any]) -> dict[tuple[str, str], float]:
     shape = AttentionShape(*(row[name] for name in SHAPE))
     size, ulysses, ring = row["sp_size"], row["ulysses_degree"], row["ring_degree"]
     parts = {
-        "ulysses": lambda: [costs.ulysses_traffic(shape, size, size)],
-        "ring": lambda: [costs.ring_traffic(shape, size, 1, None)],
-        "all_gather": lambda: [costs.all_gather_traffic(shape, size, None)],
+        "ulysses": lambda: [attention_costs.ulysses_traffic(shape, size, size)],
+        "ring": lambda: [attention_costs.ring_traffic(shape, size, 1, None)],
+        "all_gather": lambda: [attention_costs.all_gather_traffic(shape, size, None)],
         "usp": lambda: [
-            costs.ulysses_traffic(shape, ulysses, size),
-            costs.ring_traffic(shape, ring, ulysses, None),
+            attention_costs.ulysses_traffic(shape, ulysses, size),
+            attention_costs.ring_traffic(shape, ring, ulysses, None),
         ],
     }
-    total = costs.add_traffic(*parts.get(row["method"], list)())
+    total = attention_costs.add_traffic(*parts.get(row["method"], list)())
     return {k: float(v) for k, v in total.items() if k[0] == "forward" or row["pass_kind"] != "forward"}
 
 
@@ -181,15 +182,15 @@ def collective(fabric: str, primitive: str, gib_per_s: float, **columns: Any) ->
 def commit(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for each in rows:
-        results.write(each, folder)
+        store.write(each, folder)
     return folder
 
 
 def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
     """A campaign with these rows, of one environment, without files: writing them is what takes time."""
-    table = pa.Table.from_pylist([dict(each) for each in rows], schema=results.SCHEMA).select(list(COLUMNS))
+    table = pa.Table.from_pylist([dict(each) for each in rows], schema=store.SCHEMA).select(list(COLUMNS))
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get).assign(folder="made_up", pool="env")
-    files = [results.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
+    files = [store.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
     frame["file"] = [f"made_up/{file}" for file in files]
     frame["device_set"] = device_sets.numbered(frame["environment"])
     return Selection(frame, len(frame), 0, {}, (), ())

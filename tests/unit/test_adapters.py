@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import costs, hardware, methods, plan
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.parsing import ConfigError
+from sp_bench import hardware, methods
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import attention as attention_costs
+from sp_bench.driver import plan
 
 ADAPTERS = {
     "ring_flash_attn": "ring-flash-attn",
@@ -52,7 +54,7 @@ def test_an_adapter_that_needs_transformers_says_so(libraries, name):
 def test_planning_an_adapter_imports_no_library(make_config, name):
     code = (
         "import sys\n"
-        "from sp_bench import plan\nfrom sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
+        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
         "import json\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'deepspeed', 'ring_flash_attn', 'transformers', 'flash_attn'} & set(sys.modules))\n"
@@ -106,7 +108,7 @@ def test_deepspeed_for_hugging_face_sends_what_ulysses_does_and_eight_bytes_a_po
     shape = AttentionShape(batch, 16 * sp_size, 8, kv_heads, 16, True, "bfloat16")
     theirs = methods.get("deepspeed_ulysses_hf").traffic(MethodConfig("deepspeed_ulysses_hf"), shape, sp_size)
     positions = {("forward", "all_gather"): Fraction(8 * batch * 16 * (sp_size - 1))}
-    assert theirs == costs.add_traffic(costs.ulysses_traffic(shape, sp_size, sp_size), positions)
+    assert theirs == attention_costs.add_traffic(attention_costs.ulysses_traffic(shape, sp_size, sp_size), positions)
 
 
 @pytest.mark.usefixtures("libraries")
@@ -133,8 +135,8 @@ def test_these_have_one_layout(name, kind):
 def test_ring_flash_attn_sends_dkv_a_hop_further_than_ours_and_in_fp32(layout, sp_size, kv_heads):
     shape = AttentionShape(1, 2 * sp_size, 8 * kv_heads, kv_heads, 16, True, "bfloat16")
     theirs = methods.get("ring_flash_attn").traffic(MethodConfig("ring_flash_attn", layout), shape, sp_size)
-    ours = costs.ring_traffic(shape, sp_size, 1, "float32")
-    hop = costs.kv_shard_elements(shape, sp_size) * 4
+    ours = attention_costs.ring_traffic(shape, sp_size, 1, "float32")
+    hop = attention_costs.kv_shard_elements(shape, sp_size) * 4
     assert theirs["forward", "send"] == ours["forward", "send"]
     assert theirs["backward", "send"] == ours["backward", "send"] + hop
 
@@ -188,5 +190,5 @@ def test_torch_context_parallel_sends_as_ring_flash_attn_does_whichever_way_it_r
     assert gathered.get(("forward", "all_gather")) == handed_on.get(("forward", "all_to_all"))
     assert sum(gathered.values()) == sum(handed_on.values())
     hops = sp_size if sp_size > 1 else 0
-    ring = costs.ring_traffic(shape, sp_size, 1, "float32", dkv_hops=hops)
+    ring = attention_costs.ring_traffic(shape, sp_size, 1, "float32", dkv_hops=hops)
     assert sum(handed_on.values()) == sum(ring.values())

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import costs, hardware, methods, plan
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.parsing import ConfigError
+from sp_bench import hardware, methods
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import attention as attention_costs
+from sp_bench.driver import plan
 
 PACKAGES = {"yunchang": "yunchang", "transformer_engine": "transformer-engine"}
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
@@ -52,8 +54,8 @@ def test_a_missing_library_is_a_reason_that_names_the_extra(monkeypatch, name, p
 @pytest.mark.parametrize("name", PACKAGES)
 def test_planning_an_adapter_imports_no_library(make_config, name):
     code = (
-        "import json, sys\nfrom sp_bench import plan\nfrom sp_bench.config import TrialConfig\n"
-        "from sp_bench.parsing import parse\n"
+        "import json, sys\nfrom sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "from sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'yunchang', 'transformer_engine', 'flash_attn'} & set(sys.modules))\n"
     )
@@ -146,8 +148,8 @@ def test_yunchang_sends_what_our_usp_does_and_dkv_a_hop_further_in_fp32(degree, 
     placement = "ulysses_inner" if inner else "ring_inner"
     theirs = methods.get("yunchang").traffic(yunchang(layout, "usp", degree, placement), GQA, 8)
     ours = methods.get("usp").traffic(MethodConfig("usp", layout, None, degree, placement, "float32"), GQA, 8)
-    hop = costs.kv_shard_elements(GQA, 8 // degree, degree) * 4
-    assert theirs == costs.add_traffic(ours, {("backward", "send"): hop if degree < 8 else Fraction(0)})
+    hop = attention_costs.kv_shard_elements(GQA, 8 // degree, degree) * 4
+    assert theirs == attention_costs.add_traffic(ours, {("backward", "send"): hop if degree < 8 else Fraction(0)})
 
 
 @given(st.sampled_from([2, 4]))
@@ -155,4 +157,4 @@ def test_transformer_engine_sends_what_our_usp_does_and_the_output_a_second_time
     theirs = methods.get("transformer_engine").traffic(engine("a2a+p2p", degree), GQA, 8)
     ours = methods.get("usp").traffic(MethodConfig("usp", "zigzag", None, degree, None, "input"), GQA, 8)
     output = Fraction(131_072 * 32 * 128 * 2, 8) * Fraction(degree - 1, degree)
-    assert theirs == costs.add_traffic(ours, {("backward", "all_to_all"): output})
+    assert theirs == attention_costs.add_traffic(ours, {("backward", "all_to_all"): output})

@@ -3,16 +3,19 @@ import os
 import signal
 import tempfile
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import campaign, hardware, machine, plan, results
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
+from sp_bench import hardware
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import campaign, devices, plan
+from sp_bench.driver.plan import Trial
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.hardware import Gpu, Gpus
-from sp_bench.interrupts import Interrupted, Signals
-from sp_bench.parsing import ConfigError
-from sp_bench.plan import Trial
-from sp_bench.results import STATUSES, RowName
+from sp_bench.rows import store
+from sp_bench.rows.store import STATUSES, RowName
 
 
 def settings(**changes):
@@ -72,7 +75,7 @@ def test_what_has_no_row_is_attempt_0(resume):
 def test_rows_of_another_environment_are_named_before_their_trials_run_again(make_config, tmp_path, capsys):
     configs = [make_config(seq_len=96), make_config(seq_len=192)]
     asked = settings(results_root=str(tmp_path), plan_only=True)
-    campaign.run(configs, asked, launch=lambda *arguments: ())
+    campaign.run(configs, asked, launch=lambda *arguments: (), reporter=Mock())
     assert "env_id" not in capsys.readouterr().out
     (tmp_path / "c").mkdir()
     first = plan.plan(configs, 1, 0, None)[0].trial_id
@@ -80,7 +83,7 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
     (tmp_path / "c" / RowName(second, hardware.env_id("cpu"), 0, "ok").file_name).touch()
     for env_id in ("0" * 8, "1" * 8):
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
-    campaign.run(configs, asked, launch=lambda *arguments: ())
+    campaign.run(configs, asked, launch=lambda *arguments: (), reporter=Mock())
     here = hardware.env_id("cpu")
     expected = f"1 of 1 trial without a row of this environment (env_id {here}) have one of 00000000, 11111111: other"
     assert expected in capsys.readouterr().out
@@ -94,7 +97,7 @@ def test_attempts_are_bounded():
 def test_the_latest_attempt_speaks_for_its_trial():
     rows = [row("timeout"), row("error", 2), row("preempted", 1)]
     for order in itertools.permutations(rows):
-        (latest,) = results.latest(order).values()
+        (latest,) = store.latest(order).values()
         assert latest == row("error", 2)
 
 
@@ -134,12 +137,12 @@ def stop():
 def test_a_device_is_measured_on_by_one_run_at_a_time_and_who_waits_says_so_and_can_be_stopped(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     said = []
-    with machine.reserved(["cpu"], stop, said.append):
+    with devices.reserved(["cpu"], stop, said.append):
         assert said == []
-        with pytest.raises(Enough), machine.reserved(["gpu1", "cpu"], stop, said.append):
+        with pytest.raises(Enough), devices.reserved(["gpu1", "cpu"], stop, said.append):
             pytest.fail("reserved twice")
         assert "another run is measuring on this machine" in said[0]
-        with machine.reserved(["gpu1", "gpu0"], stop, said.append):
+        with devices.reserved(["gpu1", "gpu0"], stop, said.append):
             pass
-    with machine.reserved(["cpu"], stop, said.append):
+    with devices.reserved(["cpu"], stop, said.append):
         assert len(said) == 1

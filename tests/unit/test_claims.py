@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import claims, owner, results
-from sp_bench.claims import Claims, LostClaim
-from sp_bench.owner import Owner
+from sp_bench.driver import claims, owner
+from sp_bench.driver.claims import Claims, LostClaim
+from sp_bench.driver.owner import Owner
+from sp_bench.rows import store
 
 KEY = "0123456789ab-01234567-0"
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0, "median_step_ms": 1.5}
@@ -24,7 +25,7 @@ def never() -> bool:
 
 @pytest.fixture
 def folder(tmp_path):
-    return tmp_path / results.WORK / claims.FOLDER
+    return tmp_path / store.WORK / claims.FOLDER
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_what_is_committed_is_not_claimed(folder):
 
 
 def test_the_claim_of_a_process_that_ended_is_taken_over_at_once(folder):
-    code = f"from pathlib import Path; from sp_bench.claims import Claims; import os\n\
+    code = f"from pathlib import Path; from sp_bench.driver.claims import Claims; import os\n\
 with Claims(Path({str(folder)!r})) as mine:\n    mine.take({KEY!r}, lambda: False); os._exit(0)"
     subprocess.run([sys.executable, "-c", code], check=True)
     assert len(os.listdir(folder)) == 1
@@ -110,13 +111,13 @@ def test_a_late_writer_is_refused_and_the_row_of_who_took_over_counts(tmp_path, 
             assert taken is not None
             with pytest.raises(LostClaim, match=KEY):
                 late.commit(claim, ROW, tmp_path)
-            assert list(results.committed(tmp_path)) == []
+            assert list(store.committed(tmp_path)) == []
             second.commit(taken, ROW | {"median_step_ms": 2.5}, tmp_path)
             second.release(taken)
         with pytest.raises(LostClaim, match=KEY):
             late.commit(claim, ROW | {"status": "oom", "reason": "2 GiB"}, tmp_path)
         late.release(claim)
-    assert results.read(tmp_path, ("median_step_ms",))[0].to_pylist() == [{"median_step_ms": 2.5}]
+    assert store.read(tmp_path, ("median_step_ms",))[0].to_pylist() == [{"median_step_ms": 2.5}]
     assert os.listdir(folder) == []
 
 
@@ -139,11 +140,11 @@ def test_a_full_disk_leaves_neither_row_nor_temporary_file(tmp_path, folder, mon
     with Claims(folder) as mine:
         claim = mine.take(KEY, never)
         assert claim is not None
-        monkeypatch.setattr(results.os, "fsync", full)
+        monkeypatch.setattr(store.os, "fsync", full)
         with pytest.raises(OSError, match="No space left"):
             mine.commit(claim, ROW, tmp_path)
         assert list(claim.path.iterdir()) == []
-    assert list(results.committed(tmp_path)) == []
+    assert list(store.committed(tmp_path)) == []
 
 
 def test_other_things_in_the_folder_are_left_alone(folder):
@@ -159,11 +160,11 @@ def test_32_processes_that_fill_one_campaign_leave_the_exact_union_each_row_once
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert sorted(told) == [f"{number:012x}" for number in range(40)]  # by exactly one of them each
-    assert sorted(row.trial_id for row in results.committed(tmp_path)) == sorted(told)
-    table, problems = results.read(tmp_path, ("trial_id", "attempt"))
+    assert sorted(row.trial_id for row in store.committed(tmp_path)) == sorted(told)
+    table, problems = store.read(tmp_path, ("trial_id", "attempt"))
     assert problems == []
     assert table["trial_id"].to_pylist() == sorted(told)
-    assert os.listdir(tmp_path / results.WORK / claims.FOLDER) == []
+    assert os.listdir(tmp_path / store.WORK / claims.FOLDER) == []
     assert len(os.listdir(tmp_path)) == 41
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from sp_bench.report.comparison import NotComparable, Pair, compare, fail_bound
 from sp_bench.report.comparison_table import show
 from sp_bench.report.ratios import median_ratio
-from sp_bench.results import STATUSES
+from sp_bench.rows.store import STATUSES
 
 from .rows import commit, row
 

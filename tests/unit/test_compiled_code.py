@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from sp_bench.compiled_code import own_folder
 from sp_bench.kernels import flash_attn_4
+from sp_bench.kernels.compiled_code import own_folder
 from sp_bench.kernels.flash_attn_4 import FOLDER, KEEP
 
 

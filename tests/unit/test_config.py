@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench import kernels, methods
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
-from sp_bench.conf_files import choices, conf_folder
-from sp_bench.config import EngineConfig, MethodConfig, TrialConfig
-from sp_bench.parsing import ConfigError, parse
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.driver.conf_files import choices, conf_folder
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 
 CAMPAIGN = {
     "campaign": "c",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sp_bench.counters import Reading
+from sp_bench.measure.counters import Reading
 
 
 def test_a_step_has_its_share_of_what_the_totals_grew_by_in_joules_and_bytes() -> None:

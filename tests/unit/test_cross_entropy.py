@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sp_bench import cross_entropy
-from sp_bench.config import TrialConfig
-from sp_bench.engines import support
-from sp_bench.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import TrialConfig
+from sp_bench.engines import requirements
+from sp_bench.training import cross_entropy
 
 B, TOKENS, HIDDEN, VOCABULARY = 2, 13, 6, 37
 DIVISOR = 50
@@ -78,10 +78,10 @@ def test_only_our_own_training_step_has_tiles(make_config: Callable[..., TrialCo
     with pytest.raises(ConfigError, match="loss_tile_tokens=0 must be positive"):
         make_config(workload="train_step", workload__loss_tile_tokens=0)
     ours = make_config(workload="train_step", workload__loss_tile_tokens=4)
-    assert support.unsupported_reason(ours) is None
+    assert requirements.unsupported_reason(ours) is None
     theirs = make_config(workload="train_step", workload__loss_tile_tokens=4, engine="hf_deepspeed")
     reason = "workload.loss_tile_tokens=4: the loss of engine hf_deepspeed has no tiles of ours; leave it away, or use"
-    assert (support.unsupported_reason(theirs) or "").startswith(reason)
+    assert (requirements.unsupported_reason(theirs) or "").startswith(reason)
 
 
 class Largest(TorchDispatchMode):

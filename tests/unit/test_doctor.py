@@ -2,8 +2,10 @@
 
 import pytest
 
-from sp_bench import doctor, hardware, overrides, results
-from sp_bench.parsing import ConfigError
+from sp_bench import hardware
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import doctor, overrides
+from sp_bench.rows import store
 
 from .rows import ENV_ID, row
 
@@ -65,7 +67,7 @@ def test_curves_of_this_environment_are_shown_and_a_dash_is_what_the_times_canno
         curve("old", env_id="01234567"),
         row(fabric="gloo"),
     ):
-        results.write(made, folder)
+        store.write(made, folder)
     doctor.show_curves(["sweep=fabrics", "sp_size=2", f"results_root={tmp_path}"])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line[0] for line in lines] == ["nvlink", "shm", "socket"]

@@ -14,8 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from sp_bench import results, trial
-from sp_bench.fail_points import STEPS
+from sp_bench.driver import launcher
+from sp_bench.rows import store
+from sp_bench.testing.kill_points import STEPS
 
 DRIVERS = Path(__file__).parent / "drivers.py"
 ONCE = {"resume": False}
@@ -51,14 +52,14 @@ class Campaign:
         return (self.root / f"{stage}-{driver}.txt").read_text()
 
     def read(self) -> list[dict[str, Any]]:
-        table, problems = results.read(self.folder)
+        table, problems = store.read(self.folder)
         assert problems == []
         return table.to_pylist()
 
     @property
     def rows(self) -> list[tuple[str, int, str]]:
         """(trial, attempt, status), of files that are whole."""
-        listed = sorted((row.trial_id, row.attempt, row.status) for row in results.committed(self.folder))
+        listed = sorted((row.trial_id, row.attempt, row.status) for row in store.committed(self.folder))
         assert sorted((row["trial_id"], row["attempt"], row["status"]) for row in self.read()) == listed
         return listed
 
@@ -74,9 +75,9 @@ class Campaign:
 
     def assert_tidy(self) -> None:
         """No claim, no temporary file, no process."""
-        assert os.listdir(self.folder / results.WORK / "claims") == []
+        assert os.listdir(self.folder / store.WORK / "claims") == []
         names = {path.name for path in self.folder.iterdir() if path.suffix != ".parquet" or path.name[0] == "."}
-        assert names == {results.WORK}
+        assert names == {store.WORK}
         assert marked(self.root) == []
 
 
@@ -85,7 +86,7 @@ def marked(root: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if trial.TOKEN in (variables := process.environ()) and str(root) in variables.get("CAMPAIGN", ""):
+            if launcher.TOKEN in (variables := process.environ()) and str(root) in variables.get("CAMPAIGN", ""):
                 found.append(process.pid)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from sp_bench import results
 from sp_bench.report.effort import Effort, effort
+from sp_bench.rows import store
 
 from .rows import commit, row
 
@@ -19,7 +19,7 @@ def launched(replicate: int = 0, **columns: Any) -> dict[str, Any]:
 
 
 def read(rows: list[dict[str, Any]], folder: Path) -> list[dict[str, Any]]:
-    return results.read(commit(rows, folder), ASKED)[0].to_pylist()
+    return store.read(commit(rows, folder), ASKED)[0].to_pylist()
 
 
 def test_measurement_is_warm_up_timed_steps_and_ledger_of_ok_rows(tmp_path):
@@ -55,7 +55,7 @@ def test_nothing_is_claimed_where_nothing_is_known(rows, tmp_path):
 
 def test_rows_as_pandas_holds_them_say_the_same(tmp_path):
     rows = [launched(), launched(1, status="oom"), row(replicate=2, status="unsupported", duration_s=None)]
-    frame = results.read(commit(rows, tmp_path), ASKED)[0].to_pandas()
+    frame = store.read(commit(rows, tmp_path), ASKED)[0].to_pandas()
     assert effort(frame.to_dict("records")) == effort(read(rows, tmp_path / "again"))
 
 

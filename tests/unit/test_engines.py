@@ -7,11 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from sp_bench import attempt, engines, hardware, model, model_costs, plan
-from sp_bench.conf_files import choices
-from sp_bench.config import EngineConfig, TrialConfig
-from sp_bench.engines import support
-from sp_bench.parsing import ConfigError, parse
+from sp_bench import engines, hardware
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.costs import training as training_costs
+from sp_bench.driver import attempt, plan
+from sp_bench.driver.conf_files import choices
+from sp_bench.engines import requirements
+from sp_bench.training import model
 
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
@@ -44,21 +47,21 @@ def test_every_engine_has_its_file():
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("name", engines.NAMES)
 def test_an_engine_runs_what_it_is_for(make, name):
-    assert support.unsupported_reason(make(name)) is None
+    assert requirements.unsupported_reason(make(name)) is None
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", dict)
-    reason = str(support.unsupported_reason(make(name)))
+    reason = str(requirements.unsupported_reason(make(name)))
     assert f"engine {name} needs deepspeed" in reason
     assert reason.endswith(f"pip install 'sp-bench[{EXTRAS[name]}]'")
 
 
 def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
     monkeypatch.setattr(hardware, "package_versions", lambda: {k: v for k, v in VERSIONS.items() if k != "trl"})
-    assert support.unsupported_reason(make("hf_trainer")) is None
-    assert support.unsupported_reason(make("trl_sft")) == "engine trl_sft needs trl: pip install 'sp-bench[trl]'"
+    assert requirements.unsupported_reason(make("hf_trainer")) is None
+    assert requirements.unsupported_reason(make("trl_sft")) == "engine trl_sft needs trl: pip install 'sp-bench[trl]'"
 
 
 @pytest.mark.usefixtures("libraries")
@@ -93,34 +96,34 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
 def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, changes, message):
     config = make(name, **changes)
     with pytest.raises(AssertionError, match=message):
-        raise AssertionError(support.unsupported_reason(config))
+        raise AssertionError(requirements.unsupported_reason(config))
 
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("name", ["hf_trainer", "trl_sft"])
 def test_the_trainers_take_replicas_as_accelerate_does(make, name):
-    assert support.unsupported_reason(make(name, sp_size=2, dp_replicate_size=2)) is None
+    assert requirements.unsupported_reason(make(name, sp_size=2, dp_replicate_size=2)) is None
 
 
 @pytest.mark.usefixtures("libraries")
 def test_trl_shares_two_sequences_on_a_cpu_where_the_trainer_alone_cannot(make):
     on_cpu = {"fabric": "gloo", "hardware": "cpu", "dtype": "float32", "kernel": "cpu_flash", "batch_size": 2}
-    assert support.unsupported_reason(make("trl_sft", **on_cpu)) is None
-    assert support.unsupported_reason(make("hf_trainer", **on_cpu)) is not None
+    assert requirements.unsupported_reason(make("trl_sft", **on_cpu)) is None
+    assert requirements.unsupported_reason(make("hf_trainer", **on_cpu)) is not None
 
 
 def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
     ours, theirs = make("hf_trainer"), make("trl_sft")
     head = 2 * ours.model.vocab_size * ours.model.hidden_size * ours.seq_len * ours.batch_size
-    more = model_costs.hardware_flops(theirs, theirs.seq_len) - model_costs.hardware_flops(ours, ours.seq_len)
+    more = training_costs.hardware_flops(theirs, theirs.seq_len) - training_costs.hardware_flops(ours, ours.seq_len)
     assert more == head
-    assert model_costs.model_flops(theirs) == model_costs.model_flops(ours)
+    assert training_costs.model_flops(theirs) == training_costs.model_flops(ours)
 
 
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("name", HUGGING_FACE)
 def test_the_published_baseline_of_data_parallelism_alone_runs(make, name):
-    assert support.unsupported_reason(make(name, method="single", sp_size=1, dp_shard_size=4)) is None
+    assert requirements.unsupported_reason(make(name, method="single", sp_size=1, dp_shard_size=4)) is None
 
 
 def test_an_engine_is_refused_where_nothing_is_trained(make_config):
@@ -171,7 +174,7 @@ def test_a_row_of_attention_alone_has_no_engine(make_config):
 def test_planning_an_engine_imports_no_library(make, name):
     code = (
         "import json, sys\n"
-        "from sp_bench import plan\nfrom sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
+        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets'} & set(sys.modules))\n"
     )

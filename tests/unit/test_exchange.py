@@ -17,15 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sp_bench import copy_engines, costs, kernels, ledger
-from sp_bench.collectives import by_rank, copy_rows, exchange_heads, replicate_kv_heads
-from sp_bench.config import AttentionShape
-from sp_bench.copy_engines import CopyEngines
-from sp_bench.exchange import Message, Transport
-from sp_bench.gathers import Gather
-from sp_bench.head_chunks import ChunkedAttention, HeadChunks
-from sp_bench.layouts import SequenceLayout
-from sp_bench.rings import Ring
+from sp_bench import kernels
+from sp_bench.attention import copy_engines
+from sp_bench.attention.copy_engines import CopyEngines
+from sp_bench.attention.exchange import Message, Transport
+from sp_bench.attention.gather import Gather
+from sp_bench.attention.head_chunks import ChunkedAttention, HeadChunks
+from sp_bench.attention.head_exchange import by_rank, copy_rows, exchange_heads, replicate_kv_heads
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.ring import Ring
+from sp_bench.config.trial import AttentionShape
+from sp_bench.costs import attention as attention_costs
+from sp_bench.measure import ledger
 
 DTYPES = [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex128]
 KINDS: list[Any] = ["contiguous", "zigzag"]
@@ -194,7 +197,7 @@ def heads_and_chunks(draw: st.DrawFn) -> tuple[int, int, int]:
     kv_heads, group = draw(st.integers(1, 12)), draw(st.integers(1, 12))
     heads = kv_heads * group
     shape = AttentionShape(1, 8, heads, kv_heads, 8, True, "float32")
-    fitting = [n for n in range(1, heads + 1) if not costs.head_chunks_reason(shape, 1, n, may_share_kv=True)]
+    fitting = [n for n in range(1, heads + 1) if not attention_costs.head_chunks_reason(shape, 1, n, may_share_kv=True)]
     return heads, kv_heads, draw(st.sampled_from(fitting))
 
 

@@ -56,9 +56,9 @@ def test_driver_code_is_not_part_of_the_environment():
     assert not {"cli.py", "plan.py", "trial.py", "launchers/local.py", "report/__init__.py"} & names
 
 
-def test_every_driver_name_exists_so_that_a_renamed_file_is_noticed():
-    for name in hardware.DRIVER:
-        assert (hardware.PACKAGE / name).is_dir() or (hardware.PACKAGE / f"{name}.py").is_file()
+def test_each_place_that_no_rank_imports_exists_so_that_a_renamed_one_is_noticed():
+    for name in hardware.NOT_MEASURING:
+        assert (hardware.PACKAGE / name).exists()
 
 
 def test_only_listed_variables_are_recorded():
@@ -69,7 +69,7 @@ def test_only_listed_variables_are_recorded():
 def test_the_environment_of_a_failed_trial_fits_its_column(make_config):
     import pyarrow as pa
 
-    from sp_bench import schema
+    from sp_bench.rows import schema
 
     captured = hardware.environment("cpu", {"NCCL_DEBUG": "INFO"})
     (stored,) = pa.array([captured], type=schema.ENVIRONMENT).to_pylist()

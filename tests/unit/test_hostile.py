@@ -13,13 +13,14 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sp_bench import conf_files, overrides, results, schema, sweep
-from sp_bench.campaign_config import CampaignConfig
-from sp_bench.config import TrialConfig
-from sp_bench.parsing import ConfigError, parse, shown
+from sp_bench.config.parsing import ConfigError, parse, shown
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import conf_files, overrides, sweep
+from sp_bench.driver.settings import CampaignConfig
+from sp_bench.rows import schema, store
 
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
-NAME = results.RowName("0123456789ab", "01234567", 0, "ok")
+NAME = store.RowName("0123456789ab", "01234567", 0, "ok")
 QUICK = {"deadline": None, "suppress_health_check": list(HealthCheck)}
 
 # Overrides
@@ -90,7 +91,7 @@ def test_what_is_shown_of_foreign_text_is_one_short_line(text):
 
 def refused(folder: Path) -> str:
     """The one line that is said of the one file of a folder, which is no row."""
-    table, problems = results.read(folder)
+    table, problems = store.read(folder)
     assert table.num_rows == 0
     (line,) = problems
     assert line.isprintable()
@@ -106,13 +107,13 @@ def written(table: pa.Table, folder: Path) -> Path:
 def row_table(**columns: object) -> pa.Table:
     """A row's identity and these columns, under the mark of our rows."""
     table = pa.table({name: pa.array([value]) for name, value in ROW.items()} | columns)
-    return table.replace_schema_metadata(results.SCHEMA.metadata)
+    return table.replace_schema_metadata(store.SCHEMA.metadata)
 
 
 @pytest.fixture(scope="module")
 def valid(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     lists = {"step_ms": [1.0, 2.0], "rank_step_ms": [[1.0], [2.0]], "started_at": datetime(2026, 1, 2, tzinfo=UTC)}
-    return results.write(ROW | lists, tmp_path_factory.mktemp("valid")).read_bytes()
+    return store.write(ROW | lists, tmp_path_factory.mktemp("valid")).read_bytes()
 
 
 MUTATIONS = st.lists(
@@ -142,14 +143,14 @@ def mutated(data: bytes, mutations: Sequence[tuple[str, float, bytes]]) -> bytes
 @settings(max_examples=700, **QUICK)
 @given(mutations=MUTATIONS, marked=st.booleans())
 def test_a_damaged_file_is_a_row_of_its_name_or_is_named(valid, mutations, marked):
-    data = valid if marked else valid.replace(results.MARK, results.MARK[::-1])
+    data = valid if marked else valid.replace(store.MARK, store.MARK[::-1])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME.file_name
         path.write_bytes(mutated(data, mutations))
-        table, problems = results.read(Path(folder))
+        table, problems = store.read(Path(folder))
         assert os.listdir(folder) == [path.name]
     table.validate(full=True)
-    assert (table.schema.equals(results.SCHEMA), table.num_rows <= 1) == (True, True)
+    assert (table.schema.equals(store.SCHEMA), table.num_rows <= 1) == (True, True)
     assert all(line.isprintable() and line.startswith(path.name) for line in problems)
     if table.num_rows:
         (read,) = table.to_pylist()
@@ -174,15 +175,15 @@ TYPES = st.sampled_from(
 
 
 @settings(max_examples=300, **QUICK)
-@given(columns=st.dictionaries(st.sampled_from([*results.SCHEMA.names, "novelty"]), TYPES, min_size=1, max_size=4))
+@given(columns=st.dictionaries(st.sampled_from([*store.SCHEMA.names, "novelty"]), TYPES, min_size=1, max_size=4))
 def test_columns_of_any_type_are_a_row_of_the_schema_or_are_named(columns):
     with tempfile.TemporaryDirectory() as folder:
-        table, problems = results.read(written(row_table(**columns), Path(folder)))
-    assert table.schema.equals(results.SCHEMA)
+        table, problems = store.read(written(row_table(**columns), Path(folder)))
+    assert table.schema.equals(store.SCHEMA)
     assert all(line.isprintable() for line in problems)
     assert table.num_rows == 1 or len(problems) == 1
     for name, column in columns.items():
-        if name in results.SCHEMA.names and pa.types.is_boolean(column.type):
+        if name in store.SCHEMA.names and pa.types.is_boolean(column.type):
             assert table.num_rows == 0 or schema.SCHEMA.field(name).type == pa.bool_()
 
 
@@ -205,7 +206,7 @@ def test_a_column_of_a_wrong_type_is_named_with_both_types(tmp_path, column, val
 
 @pytest.mark.parametrize("change", [{"status": "oom"}, {"trial_id": "f" * 12}, {"attempt": 1}, {"env_id": None}])
 def test_a_row_under_another_rows_name_is_named(tmp_path, change):
-    table = row_table(**{name: pa.array([value], results.SCHEMA.field(name).type) for name, value in change.items()})
+    table = row_table(**{name: pa.array([value], store.SCHEMA.field(name).type) for name, value in change.items()})
     assert "not a row of this name" in refused(written(table, tmp_path))
 
 
@@ -214,7 +215,7 @@ def test_two_rows_in_a_file_are_none(tmp_path):
 
 
 def test_a_file_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path):
-    text = pa.array(["a" * (results.MAX_ROW_BYTES + 1)])
+    text = pa.array(["a" * (store.MAX_ROW_BYTES + 1)])
     pq.write_table(row_table(reason=text), tmp_path / NAME.file_name, compression="zstd", use_dictionary=False)
     assert (tmp_path / NAME.file_name).stat().st_size < 100_000
     assert "it unpacks to 67,1" in refused(tmp_path)
@@ -250,28 +251,28 @@ def test_a_table_of_another_tool_is_named_with_what_it_lacks(tmp_path):
 def test_a_row_that_is_a_link_out_of_the_results_is_neither_read_nor_counted(tmp_path, target):
     campaign = tmp_path / "results" / "c"
     campaign.mkdir(parents=True)
-    results.write(ROW, tmp_path)
+    store.write(ROW, tmp_path)
     name = NAME.file_name
     (campaign / name).symlink_to(target.format(outside=name, itself=name))
     assert refused(campaign).startswith(name)
-    assert list(results.committed(campaign)) == []
-    assert [line.partition(":")[0] for line in results.passed_over(campaign)] == [name]
+    assert list(store.committed(campaign)) == []
+    assert [line.partition(":")[0] for line in store.passed_over(campaign)] == [name]
 
 
 def test_a_row_that_is_a_link_to_a_sibling_campaign_is_read(tmp_path):
     (tmp_path / "all").mkdir()
     (tmp_path / "night").mkdir()
-    (tmp_path / "all" / NAME.file_name).symlink_to(results.write(ROW, tmp_path / "night"))
-    table, problems = results.read(tmp_path / "all")
+    (tmp_path / "all" / NAME.file_name).symlink_to(store.write(ROW, tmp_path / "night"))
+    table, problems = store.read(tmp_path / "all")
     assert (table.num_rows, problems) == (1, [])
-    assert list(results.committed(tmp_path / "all")) == [NAME]
+    assert list(store.committed(tmp_path / "all")) == [NAME]
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
 def test_a_pipe_and_a_folder_of_a_rows_name_are_passed_over_without_waiting(tmp_path, make):
     make(tmp_path / NAME.file_name)
     assert refused(tmp_path) == f"{NAME.file_name}: not a file; skipped"
-    assert list(results.committed(tmp_path)) == []
+    assert list(store.committed(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -289,10 +290,10 @@ def test_a_pipe_and_a_folder_of_a_rows_name_are_passed_over_without_waiting(tmp_
 def test_a_name_that_no_row_has_is_passed_over_in_one_line(tmp_path, name):
     (tmp_path / name).touch()
     assert "its name has another form" in refused(tmp_path)
-    assert list(results.committed(tmp_path)) == []
+    assert list(store.committed(tmp_path)) == []
 
 
-@pytest.mark.parametrize("listed", [results.committed, results.passed_over, results.read])
+@pytest.mark.parametrize("listed", [store.committed, store.passed_over, store.read])
 def test_listing_and_reading_make_nothing(tmp_path, listed):
     (tmp_path / "notes.txt").touch()
     listed(tmp_path)

@@ -1,36 +1,49 @@
-"""The only legal import arrows, walked over the sources, and proven in fresh processes."""
+"""The only legal import arrows between the package's folders, walked over the sources and proven in fresh processes."""
 
 import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import sp_bench
-from sp_bench import hardware
 
 PACKAGE = Path(sp_bench.__file__).parent
 OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transformers", "transformer_engine"}
-DRIVER = {
-    *("plan", "conf_files", "overrides", "sweep", "attempt", "campaign", "campaign_config", "trial", "outcome", "logs"),
-    *("labels", "progress", "cli", "doctor", "claims", "owner", "orphans", "machine", "interrupts", "storage"),
-    *("support", "support_table"),
-}
-NO_TORCH = (
-    *("config", "dotted", "costs", "patterns", "layouts", "messages", "hardware", "results", "handover", "model_costs"),
-    "doubts",
-    "compiled_code",
-    *("schema", "containment", "parsing", "fail_points", "engines/__init__", "engines/support", *sorted(DRIVER)),
+
+# From the top floor down: each may import what stands below it, but for the driver and the report.
+FLOORS = (
+    *("__main__", "cli", "report", "driver", "worker", "workloads", "oracle", "engines", "training", "methods"),
+    *("attention", "measure", "rows", "testing", "costs", "kernels", "handover", "hardware", "config"),
 )
+REPORT_READS = {"rows", "costs", "config", "hardware"}
+DRIVER_USES = {
+    "rows",
+    "costs",
+    "config",
+    "hardware",
+    "handover",
+    "testing",
+    "methods",
+    "kernels",
+    "engines",
+    "attention",
+}
+NO_TORCH = ("cli", "driver", "report", "rows", "costs", "config", "handover", "hardware", "testing", "__init__")
+NO_TORCH_AT_IMPORT = ("methods", "kernels", "worker")  # the driver asks them what they support
 
 
-def sources() -> list[Path]:
-    return sorted(PACKAGE.rglob("*.py"))
+def sources(floor: str = "") -> list[Path]:
+    """The files of one floor - a folder, or a file at the package's root - or of all."""
+    found = sorted(path for path in PACKAGE.rglob("*.py") if not floor or floor_of(path) == floor)
+    assert found, floor
+    return found
 
 
-def name_of(path: Path) -> str:
-    return path.relative_to(PACKAGE).with_suffix("").as_posix().removesuffix("/__init__")
+def floor_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
@@ -45,7 +58,6 @@ def imports(path: Path, *, top_level_only: bool = False) -> set[str]:
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
             found.update(f"{node.module}.{alias.name}" for alias in node.names)
         for child in ast.iter_child_nodes(node):
             visit(child)
@@ -58,84 +70,82 @@ def roots(names: set[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def ours(names: set[str]) -> set[str]:
-    """Modules of sp_bench, by their name inside the package: `methods`, `launchers`, ..."""
-    return {name.split(".")[1] for name in names if name.startswith("sp_bench.")}
-
-
-@pytest.mark.parametrize("name", NO_TORCH)
-def test_the_driver_and_the_pure_modules_import_no_torch_anywhere(name):
-    assert not roots(imports(PACKAGE / f"{name}.py")) & {"torch", *OPTIONAL}
-
-
-@pytest.mark.parametrize("package", ["methods", "kernels"])
-def test_methods_and_kernels_import_torch_only_inside_functions(package):
-    for path in (PACKAGE / package).glob("*.py"):
-        assert "torch" not in roots(imports(path, top_level_only=True)), path.name
-
-
-def test_methods_never_import_each_other():
-    names = {path.stem for path in (PACKAGE / "methods").glob("*.py")} - {"__init__"}
-    for path in (PACKAGE / "methods").glob("*.py"):
-        used = {n.split(".")[2] for n in imports(path) if n.startswith("sp_bench.methods.")}
-        assert not used & names, path.name
-
-
-def test_nothing_but_the_driver_imports_the_driver():
+def arrows() -> Iterator[tuple[Path, str, str]]:
+    """(file, its floor, another floor that it imports)."""
     for path in sources():
-        name = name_of(path)
-        if name.split("/")[0] in DRIVER | {"launchers", "report", "__main__"}:
-            continue
-        assert not ours(imports(path)) & (DRIVER | {"launchers", "report"}), name
+        for name in sorted(imports(path)):
+            package, _, rest = name.partition(".")
+            other = rest.split(".")[0]
+            if package == "sp_bench" and other in FLOORS and other != floor_of(path):
+                yield path, floor_of(path), other
 
 
-def test_measuring_code_is_what_a_rank_can_import():
-    """No more, or a word in a label would have committed rows measured again; methods and such are chosen by name."""
-    by_name = [
-        path for package in ("methods", "kernels", "workloads", "engines") for path in (PACKAGE / package).glob("*")
-    ]
-    left, reached = [PACKAGE / "worker.py", *(path for path in by_name if path.suffix == ".py")], set()
-    while left:
-        path = left.pop()
-        if path.is_file() and path not in reached:
-            reached |= {path, path.parent / "__init__.py"}
-            parts = [name.split(".")[1:] for name in imports(path) if name.startswith("sp_bench")]
-            left += [
-                file
-                for each in parts
-                for file in (PACKAGE.joinpath(*each).with_suffix(".py"), PACKAGE.joinpath(*each, "__init__.py"))
-            ]
-    assert reached == set(hardware.measuring_sources())
+def test_every_folder_is_a_floor():
+    assert {floor_of(path) for path in sources()} - {"__init__"} == set(FLOORS)
 
 
-def test_the_driver_knows_the_worker_by_its_module_name_only():
-    for path in sources():
-        if name_of(path) != "worker":
-            assert "worker" not in ours(imports(path)), name_of(path)
+def test_imports_go_down_the_floors():
+    for path, floor, other in arrows():
+        assert FLOORS.index(other) > FLOORS.index(floor), f"{path.name} of {floor} imports {other}"
+
+
+def test_nothing_but_the_command_line_imports_the_driver_or_the_report():
+    assert {(floor, other) for _, floor, other in arrows() if other in ("driver", "report")} == {
+        ("cli", "driver"),
+        ("cli", "report"),
+    }
+
+
+def test_the_worker_is_known_by_its_module_name_only():
+    assert not [path for path, _, other in arrows() if other == "worker"]
 
 
 def test_reports_read_nothing_but_rows_and_costs():
-    for path in (PACKAGE / "report").rglob("*.py"):
-        known = ours(imports(path)) - {"report"}
-        allowed = {"results", "dotted", "costs", "patterns", "layouts", "config", "model_costs", "hardware", "doubts"}
-        assert known <= allowed, (path.name, known)
+    assert {other for _, floor, other in arrows() if floor == "report"} <= REPORT_READS
+
+
+def test_the_driver_asks_methods_kernels_and_engines_and_runs_none_of_them():
+    assert {other for _, floor, other in arrows() if floor == "driver"} <= DRIVER_USES
+
+
+@pytest.mark.parametrize("floor", NO_TORCH)
+def test_what_the_driver_is_made_of_imports_no_torch_anywhere(floor):
+    for path in sources(floor):
+        if path.name != "faults.py":  # strikes a rank
+            assert not roots(imports(path)) & {"torch", *OPTIONAL}, path
+
+
+@pytest.mark.parametrize("floor", NO_TORCH_AT_IMPORT)
+def test_what_a_plan_asks_imports_torch_only_inside_functions(floor):
+    for path in sources(floor):
+        assert "torch" not in roots(imports(path, top_level_only=True)), path
+
+
+def test_methods_never_import_each_other():
+    names = {path.stem for path in (PACKAGE / "methods").glob("[!_]*.py")}
+    for path in sources("methods"):
+        used = {name.split(".")[2] for name in imports(path) if name.startswith("sp_bench.methods.")}
+        assert not used & names, path.name
 
 
 def test_hydra_is_imported_by_the_driver_only():
-    users = {name_of(path) for path in sources() if "hydra" in roots(imports(path))}
-    assert users <= {"overrides", "sweep", "cli"}
+    users = {floor_of(path) for path in sources() if "hydra" in roots(imports(path))}
+    assert users <= {"driver", "cli"}
 
 
 def test_optional_libraries_are_imported_inside_functions_only():
     for path in sources():
-        assert not roots(imports(path, top_level_only=True)) & OPTIONAL, name_of(path)
+        assert not roots(imports(path, top_level_only=True)) & OPTIONAL, path
 
 
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import sp_bench.plan, sp_bench.costs, sp_bench.results", {"torch", "hydra", "matplotlib"}),
-        ("import sp_bench.cli, sp_bench.doctor, sp_bench.campaign, sp_bench.launchers.local", {"torch", "matplotlib"}),
+        (
+            "import sp_bench.driver.plan, sp_bench.costs.attention, sp_bench.rows.store",
+            {"torch", "hydra", "matplotlib"},
+        ),
+        ("import sp_bench.cli, sp_bench.driver.doctor, sp_bench.driver.campaign", {"torch", "matplotlib"}),
         ("import sp_bench.report", {"torch", "hydra"}),
         ("import sp_bench.worker", {"hydra", "omegaconf", "typer", "rich"}),
         ("import hydra_plugins.sp_bench_plugins", {"torch"}),

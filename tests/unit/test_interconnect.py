@@ -4,13 +4,14 @@ from typing import Any
 
 import pytest
 
-from sp_bench import attempt, results
-from sp_bench.plan import plan
+from sp_bench.driver import attempt
+from sp_bench.driver.plan import plan
 from sp_bench.report import build
 from sp_bench.report.cells import cells
 from sp_bench.report.formats import MISSING
 from sp_bench.report.page import interconnect
 from sp_bench.report.selection import select
+from sp_bench.rows import store
 
 from .rows import row
 
@@ -38,7 +39,7 @@ def section(tmp_path, *rows):
     folder = tmp_path / "fabrics"
     folder.mkdir()
     for made in rows:
-        results.write(made, folder)
+        store.write(made, folder)
     return interconnect.section(cells(select([folder]).rows))
 
 
@@ -71,7 +72,7 @@ def test_a_page_of_attention_and_fabrics_names_both_and_what_failed(tmp_path, cu
     folder = tmp_path / "mixed"
     folder.mkdir()
     for made in (row(), row(method="ulysses"), curve("nvlink"), curve("socket", status="error")):
-        results.write(made, folder)
+        store.write(made, folder)
     built = build([folder])
     page = built.page.read_text()
     assert built.problems == ()
@@ -81,5 +82,5 @@ def test_a_page_of_attention_and_fabrics_names_both_and_what_failed(tmp_path, cu
 def test_a_page_of_fabrics_alone_can_be_made(tmp_path, curve):
     folder = tmp_path / "fabrics"
     folder.mkdir()
-    results.write(curve("gloo"), folder)
+    store.write(curve("gloo"), folder)
     assert build([folder]).page.is_file()

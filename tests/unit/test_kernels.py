@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from sp_bench import kernels
-from sp_bench.config import AttentionShape
-from sp_bench.merging import Part, merge
-from sp_bench.parsing import ConfigError
+from sp_bench.attention.merge import Part, merge
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sp_bench.labels import distinguishing, label
-from sp_bench.plan import Trial, plan
+from sp_bench.driver.labels import distinguishing, label
+from sp_bench.driver.plan import Trial, plan
 
 
 @pytest.fixture

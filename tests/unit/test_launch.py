@@ -13,10 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sp_bench import attempt, labels, measure, plan
-from sp_bench.config import WorkloadConfig
-from sp_bench.cuda_graph import Replay
-from sp_bench.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import WorkloadConfig
+from sp_bench.driver import attempt, labels, plan
+from sp_bench.measure import timing
+from sp_bench.measure.cuda_graph import Replay
 from sp_bench.report.figures import draw
 from sp_bench.report.page.launches import HEAD, section, summary
 from sp_bench.report.page.parts import plain
@@ -86,7 +87,7 @@ def test_where_a_step_is_replayed_an_eager_one_is_counted() -> None:
         dist.all_reduce(torch.ones(4))
 
     workload = WorkloadConfig("attention", "forward_backward", True, 1, 2, 64)
-    measurement = measure.measure(replayed, workload, torch.device("cpu"), entered.append, counted=eager)
+    measurement = timing.measure(replayed, workload, torch.device("cpu"), entered.append, counted=eager)
     assert ran == [("warmup", "replayed"), *[("measure", "replayed")] * 2, ("ledger", "eager")]
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.layouts import SequenceLayout, visible_block
+from sp_bench.attention.layouts import SequenceLayout, visible_block
 
 KINDS = ("contiguous", "zigzag", "striped")
 

@@ -3,11 +3,14 @@
 import os
 from collections import Counter
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import campaign, cli, hardware, plan, results
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
+from sp_bench import cli, hardware
+from sp_bench.driver import campaign, plan
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.rows import store
 
 ROWS = 20_000
 STATUSES = ("ok", "oom", "timeout", "error", "incorrect")  # of the rows, in turn
@@ -25,7 +28,7 @@ def full(tmp_path_factory, make_config):
     configs = [replace(base, seq_len=8 * n) for n in range(1, ROWS // 10 + 1)]
     env_id = hardware.env_id("cpu")
     for index, trial in enumerate(plan.plan(configs, 10, 0, None)):
-        name = results.RowName(trial.trial_id, env_id, 0, STATUSES[index % len(STATUSES)])
+        name = store.RowName(trial.trial_id, env_id, 0, STATUSES[index % len(STATUSES)])
         os.link(garbage, folder / name.file_name)
     return root, configs
 
@@ -42,13 +45,13 @@ def never(*arguments):
 @pytest.fixture
 def unopened(monkeypatch):
     """Any attempt to open a row fails the test."""
-    monkeypatch.setattr(results.pq, "ParquetFile", never)
-    monkeypatch.setattr(results, "_bytes", never)
+    monkeypatch.setattr(store.pq, "ParquetFile", never)
+    monkeypatch.setattr(store, "_bytes", never)
 
 
 def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root), never)
+    campaign.run(configs, settings(root), never, Mock())
     *lines, counts = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + ROWS
     assert counts == "20000 trials: 20000 done; nothing was launched"
@@ -57,7 +60,7 @@ def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unope
 
 def test_a_plan_to_resume_them_has_those_again_that_may_end_otherwise(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root, resume=True), never)
+    campaign.run(configs, settings(root, resume=True), never, Mock())
     counts = capsys.readouterr().out.splitlines()[-1]
     assert counts == "20000 trials: 12000 done, 8000 to run; nothing was launched"
 
@@ -71,7 +74,7 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
         raise KeyboardInterrupt
 
     with pytest.raises(SystemExit, match="130"):
-        campaign.run(configs, settings(root, resume=True, plan_only=False), launch)
+        campaign.run(configs, settings(root, resume=True, plan_only=False), launch, Mock())
     assert len(attempts) == 8000
     assert {attempt.number for attempt in attempts} == {1}
     assert "12000 of 20000 trials are committed already" in capsys.readouterr().out

@@ -12,9 +12,9 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from sp_bench import measure
-from sp_bench.config import WorkloadConfig
-from sp_bench.measure import Clock, launched
+from sp_bench.config.trial import WorkloadConfig
+from sp_bench.measure import timing
+from sp_bench.measure.timing import Clock, launched
 
 CPU = torch.device("cpu")
 WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 3, 5, 64)
@@ -38,11 +38,11 @@ def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> Non
         dist.all_reduce(torch.ones(4))
 
     if who_steps == "measure":
-        measurement = measure.measure(step, WORKLOAD, CPU, entered.append)
+        measurement = timing.measure(step, WORKLOAD, CPU, entered.append)
     else:
         clock = Clock(WORKLOAD, CPU, entered.append)
         clock.tick()
-        for _ in range(measure.num_steps(WORKLOAD)):
+        for _ in range(timing.num_steps(WORKLOAD)):
             step()
             clock.tick()
         measurement = clock.measurement
@@ -57,27 +57,27 @@ def test_what_the_host_takes_to_issue_a_step_is_of_the_first_ones_before_a_devic
 ) -> None:
     marks = iter([0.0, 0.010, 0.014, 0.020, 0.021, 0.100])  # s; the fourth step is not looked at
     event = SimpleNamespace(record=lambda: None, elapsed_time=lambda later: 20.0)
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=marks.__next__))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=marks.__next__))
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    step_ms, window_ms, host_step_ms = measure.time_steps(lambda: None, 4, torch.device("cuda"))
+    step_ms, window_ms, host_step_ms = timing.time_steps(lambda: None, 4, torch.device("cuda"))
     assert (step_ms, window_ms, host_step_ms) == ([20.0] * 4, pytest.approx(100), pytest.approx(4))
 
 
 def test_launching_takes_the_median_sample_over_its_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     lasting = [3600, *(1e-4 * n for n in (2, 9, 4, 5, 6, 1, 8, 3))]  # s; the median is 5e-4
     times = chain.from_iterable((0.0, seconds) for seconds in lasting)
-    monkeypatch.setattr(measure, "time", SimpleNamespace(perf_counter=times.__next__))
-    assert measure.LAUNCHES == 100
-    assert measure.launch_us(CPU) == pytest.approx(5.0)
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=times.__next__))
+    assert timing.LAUNCHES == 100
+    assert timing.launch_us(CPU) == pytest.approx(5.0)
 
 
 def test_the_hosts_peak_is_the_largest_resident_set_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     status = "VmPeak:\t 9000000 kB\nVmHWM:\t  123456 kB\nVmRSS:\t  100000 kB\n"
     monkeypatch.setattr(
-        measure, "Path", lambda path: SimpleNamespace(read_text=lambda: {"/proc/self/status": status}[path])
+        timing, "Path", lambda path: SimpleNamespace(read_text=lambda: {"/proc/self/status": status}[path])
     )
-    assert measure._peaks(CPU)["peak_host_bytes"] == 123456 * 1024
+    assert timing._peaks(CPU)["peak_host_bytes"] == 123456 * 1024
 
 
 def test_raw_events_have_the_names_that_the_profiler_gives_its_events() -> None:

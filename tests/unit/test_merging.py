@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sp_bench.merging import Part, _merge_by_ops, _merge_fused
+from sp_bench.attention.merge import Part, _merge_by_ops, _merge_fused
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # relative and absolute
 DTYPES = {  # of the kernels' outputs -> what they are merged into

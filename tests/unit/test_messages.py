@@ -4,10 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import messages, plan
-from sp_bench.config import MIN_MESSAGE_BYTES
-from sp_bench.costs import AttentionShape, all_gather_traffic, ring_traffic, ulysses_traffic
-from sp_bench.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import MIN_MESSAGE_BYTES
+from sp_bench.costs import message_sizes
+from sp_bench.costs.attention import AttentionShape, all_gather_traffic, ring_traffic, ulysses_traffic
+from sp_bench.driver import plan
 
 SIZES = [MIN_MESSAGE_BYTES * 4**power for power in range(7)]
 
@@ -18,7 +19,7 @@ def times_ms(latency_us: float, bandwidth: float) -> list[float]:
 
 @given(latency_us=st.floats(1, 1e4), bandwidth=st.floats(1e8, 1e12))
 def test_the_fit_recovers_the_line_that_times_lie_on(latency_us, bandwidth):
-    line = messages.fit_line(SIZES, times_ms(latency_us, bandwidth))
+    line = message_sizes.fit_line(SIZES, times_ms(latency_us, bandwidth))
     assert line.latency_us == pytest.approx(latency_us, rel=1e-4)
     assert line.bandwidth_bytes_per_s == pytest.approx(bandwidth, rel=1e-4)
 
@@ -29,20 +30,20 @@ def test_the_fit_recovers_the_line_that_times_lie_on(latency_us, bandwidth):
     noise=st.lists(st.floats(0.95, 1.05), min_size=len(SIZES), max_size=len(SIZES)),
 )
 def test_small_messages_keep_their_say_when_all_times_are_off_by_five_percent(latency_us, bandwidth, noise):
-    line = messages.fit_line(SIZES, [t * n for t, n in zip(times_ms(latency_us, bandwidth), noise, strict=True)])
+    line = message_sizes.fit_line(SIZES, [t * n for t, n in zip(times_ms(latency_us, bandwidth), noise, strict=True)])
     predicted = [(line.latency_us or 0) / 1e3 + 1e3 * s / (line.bandwidth_bytes_per_s or 0) for s in SIZES]
     assert predicted == pytest.approx(times_ms(latency_us, bandwidth), rel=0.25)
 
 
 def test_times_that_begin_below_zero_have_a_bandwidth_but_no_latency():
-    line = messages.fit_line(SIZES, [1e3 * size / 1e10 * (0.5 + 0.1 * i) for i, size in enumerate(SIZES)])
+    line = message_sizes.fit_line(SIZES, [1e3 * size / 1e10 * (0.5 + 0.1 * i) for i, size in enumerate(SIZES)])
     assert line.latency_us is None
     assert line.bandwidth_bytes_per_s is not None
     assert 0.9e10 < line.bandwidth_bytes_per_s < 2e10
 
 
 def test_times_that_do_not_grow_with_the_size_have_neither():
-    assert messages.fit_line(SIZES, [5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0]) == messages.Line(None, None)
+    assert message_sizes.fit_line(SIZES, [5.0, 4.0, 3.0, 2.5, 2.0, 1.5, 1.0]) == message_sizes.Line(None, None)
 
 
 @given(
@@ -54,12 +55,12 @@ def test_sizes_grow_fourfold_up_to_the_maximum_in_whole_slices(make_config, meth
     config = make_config(
         workload="collective", method=method, sp_size=sp_size, workload__max_message_bytes=max_message_bytes
     )
-    sizes = messages.message_sizes(config)
+    sizes = message_sizes.message_sizes(config)
     wanted = MIN_MESSAGE_BYTES
     for size in sizes:
-        assert 0 <= wanted - size.sent_bytes < messages.GRAIN_BYTES * (sp_size - 1 or 1)
-        assert size.slice_bytes % messages.GRAIN_BYTES == 0
-        assert messages.traffic(config, size) == {("forward", messages.OPS[method]): size.sent_bytes}
+        assert 0 <= wanted - size.sent_bytes < message_sizes.GRAIN_BYTES * (sp_size - 1 or 1)
+        assert size.slice_bytes % message_sizes.GRAIN_BYTES == 0
+        assert message_sizes.traffic(config, size) == {("forward", message_sizes.OPS[method]): size.sent_bytes}
         wanted *= 4
     assert wanted > max_message_bytes
 
@@ -72,9 +73,9 @@ def test_a_message_of_the_methods_own_size_takes_the_slices_that_the_method_send
         ("all_gather", all_gather_traffic(shape, 4, None)),
         ("ring", ring_traffic(shape, 4, 1, None)),
     ):
-        sent = traffic["forward", messages.OPS[method]]
-        num_sent = messages.message_sizes(make_config(workload="collective", method=method, sp_size=4))[0].num_sent
-        assert (sent / num_sent) % messages.GRAIN_BYTES == 0
+        sent = traffic["forward", message_sizes.OPS[method]]
+        num_sent = message_sizes.message_sizes(make_config(workload="collective", method=method, sp_size=4))[0].num_sent
+        assert (sent / num_sent) % message_sizes.GRAIN_BYTES == 0
 
 
 @pytest.mark.parametrize("max_message_bytes", [None, 0, 65536, 262143])
@@ -95,7 +96,7 @@ def test_collective_has_a_pass_kind_of_its_own_and_no_data_parallelism(make_conf
 def test_heads_lengths_and_kernels_do_not_keep_a_fabric_from_being_measured(make_config):
     odd = {"sp_size": 3, "seq_len": 1000, "kernel": "cudnn"}  # 8 heads over 3 ranks, no CUDA for cudnn
     assert plan.unsupported_reason(make_config(**odd), None) is not None
-    for method in messages.OPS:
+    for method in message_sizes.OPS:
         config = make_config(workload="collective", method=method, **odd)
         assert plan.unsupported_reason(config, None) is None
 

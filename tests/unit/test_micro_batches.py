@@ -7,18 +7,20 @@ from typing import Any
 import pytest
 import torch
 
-from sp_bench import attempt, labels, model_costs, plan, text, train
-from sp_bench.config import TrialConfig
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import training as training_costs
+from sp_bench.driver import attempt, labels, plan
 from sp_bench.engines import hugging_face
-from sp_bench.measure import Measurement
-from sp_bench.parsing import ConfigError, parse
-from sp_bench.record import assemble
+from sp_bench.measure.record import assemble
+from sp_bench.measure.timing import Measurement
 from sp_bench.report.offload import breakdowns
 from sp_bench.report.page.offload import section
 from sp_bench.report.page.parity import section as parity_section
 from sp_bench.report.page.parts import plain
 from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.tables import paper_tables
+from sp_bench.training import text, train
 
 from .rows import cells_of, hf_step, row
 
@@ -92,14 +94,14 @@ def test_a_step_of_several_has_the_sequences_and_the_work_of_as_many_steps(make)
     changes = {"batch_size": 2, "dp_shard_size": 2, "workload__activation_checkpointing": "full"}
     one, eight = make(None, **changes), make(8, **changes)
     assert (one.num_sequences, eight.num_sequences) == (4, 32)
-    assert model_costs.model_flops(eight) == 8 * model_costs.model_flops(one)
-    assert model_costs.hardware_flops(eight, 2048) == 8 * model_costs.hardware_flops(one, 2048)
+    assert training_costs.model_flops(eight) == 8 * training_costs.model_flops(one)
+    assert training_costs.hardware_flops(eight, 2048) == 8 * training_costs.hardware_flops(one, 2048)
 
 
 def test_a_step_of_several_sends_all_but_the_loss_as_often(make) -> None:
     attention = {("forward", "all_to_all"): Fraction(10), ("backward", "all_to_all"): Fraction(12)}
     changes = {"dp_replicate_size": 2, "workload__activation_checkpointing": "full"}
-    one, three = (model_costs.train_step_traffic(make(n, **changes), attention) for n in (None, 3))
+    one, three = (training_costs.train_step_traffic(make(n, **changes), attention) for n in (None, 3))
     assert one.keys() == three.keys()
     assert {op for _, op in one} == {"all_to_all", "all_gather", "reduce_scatter", "all_reduce"}
     for key, size in one.items():

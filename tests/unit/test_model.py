@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sp_bench import kernels
-from sp_bench.config import ModelConfig
-from sp_bench.differentiable import differentiable
-from sp_bench.model import Decoder, initialise, rotate, rotation
+from sp_bench.attention.autograd import differentiable
+from sp_bench.config.trial import ModelConfig
+from sp_bench.training.model import Decoder, initialise, rotate, rotation
 
 TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
 VARIANTS = {

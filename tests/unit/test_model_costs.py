@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from sp_bench import costs, model_costs
-from sp_bench.config import (
+from sp_bench.config.parsing import parse
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -23,8 +23,9 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.model import Decoder
-from sp_bench.parsing import parse
+from sp_bench.costs import attention as attention_costs
+from sp_bench.costs import training as training_costs
+from sp_bench.training.model import Decoder
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 # Published by the model cards' safetensors headers.
@@ -67,7 +68,7 @@ def checkpointed(config: TrialConfig) -> TrialConfig:
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_configured_shapes_have_the_published_number_of_parameters(name: str) -> None:
-    assert model_costs.num_parameters(published(name)) == PARAMETERS[name]
+    assert training_costs.num_parameters(published(name)) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in CONF.glob("*.yaml")))
@@ -77,9 +78,9 @@ def test_shapes_are_those_of_the_decoder(name: str) -> None:
     with torch.device("meta"):
         model = Decoder(config, lambda q, k, v: q, recompute=False)
     blocks = {
-        f"blocks.{i}.{n}": s for i in range(config.num_layers) for n, s in model_costs.block_shapes(config).items()
+        f"blocks.{i}.{n}": s for i in range(config.num_layers) for n, s in training_costs.block_shapes(config).items()
     }
-    expected = blocks | dict(model_costs.root_shapes(config))
+    expected = blocks | dict(training_costs.root_shapes(config))
     assert {name: tuple(p.shape) for name, p in model.named_parameters()} == expected
 
 
@@ -98,9 +99,9 @@ def test_matmul_flops_are_what_torch_counts(checkpointing: str, tied: bool) -> N
     model = Decoder(config.model, without_matmul, recompute=checkpointing == "full")
     with FlopCounterMode(display=False) as counter:
         model(torch.arange(32).view(2, 16), torch.arange(16)).logsumexp(-1).sum().backward()
-    attention = config.model.num_layers * costs.attention_forward_flops(config.attention_shape(16))
+    attention = config.model.num_layers * attention_costs.attention_forward_flops(config.attention_shape(16))
     attention_passes = Fraction(7, 2) + (1 if checkpointing == "full" else 0)
-    assert counter.get_total_flops() == model_costs.hardware_flops(config, 16) - attention_passes * attention
+    assert counter.get_total_flops() == training_costs.hardware_flops(config, 16) - attention_passes * attention
 
 
 def test_model_flops_are_six_a_parameter_a_token_and_three_attention_forwards() -> None:
@@ -109,18 +110,18 @@ def test_model_flops_are_six_a_parameter_a_token_and_three_attention_forwards() 
     embedding, norms = 151936 * 4096, 36 * (2 * 4096 + 2 * 128) + 4096
     matrices = PARAMETERS["qwen3_8b"] - embedding - norms
     attention = 36 * 2 * 2 * 4 * (4096 * 4097 // 2) * 32 * 128
-    assert model_costs.model_flops(config) == 6 * matrices * tokens + 3 * attention
+    assert training_costs.model_flops(config) == 6 * matrices * tokens + 3 * attention
 
 
 def test_padding_and_recomputation_cost_hardware_flops_and_no_model_flops() -> None:
     config = trial(seq_len=13)
-    assert model_costs.model_flops(config) == model_costs.model_flops(checkpointed(config))
-    assert model_costs.hardware_flops(config, 13) < model_costs.hardware_flops(config, 16)
-    assert model_costs.hardware_flops(config, 16) < model_costs.hardware_flops(checkpointed(config), 16)
+    assert training_costs.model_flops(config) == training_costs.model_flops(checkpointed(config))
+    assert training_costs.hardware_flops(config, 13) < training_costs.hardware_flops(config, 16)
+    assert training_costs.hardware_flops(config, 16) < training_costs.hardware_flops(checkpointed(config), 16)
 
 
 def test_one_rank_sends_nothing() -> None:
-    assert model_costs.train_step_traffic(trial(sp_size=1), {}) == {}
+    assert training_costs.train_step_traffic(trial(sp_size=1), {}) == {}
 
 
 @given(num_shards=st.integers(1, 16), replicas=st.integers(1, 4), dtype=st.sampled_from(["float32", "bfloat16"]))
@@ -128,16 +129,16 @@ def test_sharding_moves_each_parameter_at_least_once_and_padding_at_most_one_row
     num_shards: int, replicas: int, dtype: str
 ) -> None:
     config = trial(sp_size=1, dp_shard_size=num_shards, dp_replicate_size=replicas, dtype=dtype)
-    traffic = model_costs.sharding_traffic(config)
+    traffic = training_costs.sharding_traffic(config)
     sent = traffic.get(("gradients", "reduce_scatter"), Fraction(0))
-    exact = Fraction(4 * (num_shards - 1) * model_costs.num_parameters(TINY), num_shards)
-    rows = {**model_costs.root_shapes(TINY)}
+    exact = Fraction(4 * (num_shards - 1) * training_costs.num_parameters(TINY), num_shards)
+    rows = {**training_costs.root_shapes(TINY)}
     widths = sum(prod(shape[1:]) for shape in rows.values()) + TINY.num_layers * sum(
-        prod(shape[1:]) for shape in model_costs.block_shapes(TINY).values()
+        prod(shape[1:]) for shape in training_costs.block_shapes(TINY).values()
     )
     assert exact <= sent < exact + 4 * num_shards * widths
     # gradients travel in fp32, parameters in the trial's dtype
-    held = Fraction(sent, 4 * (num_shards - 1)) if num_shards > 1 else model_costs.num_parameters(TINY)
+    held = Fraction(sent, 4 * (num_shards - 1)) if num_shards > 1 else training_costs.num_parameters(TINY)
     assert traffic.get(("gradients", "all_reduce"), 0) == 2 * Fraction(replicas - 1, replicas) * 4 * held
     gathered = traffic.get(("parameters", "all_gather"), Fraction(0))
     assert gathered <= 2 * sent * (1 if dtype == "float32" else Fraction(1, 2))
@@ -145,12 +146,12 @@ def test_sharding_moves_each_parameter_at_least_once_and_padding_at_most_one_row
 
 def test_checkpointing_repeats_the_forward_exchange_and_nothing_else() -> None:
     attention = {("forward", "all_to_all"): Fraction(10), ("backward", "all_to_all"): Fraction(12)}
-    plain = model_costs.train_step_traffic(trial(), attention)
-    recomputed = model_costs.train_step_traffic(checkpointed(trial()), attention)
+    plain = training_costs.train_step_traffic(trial(), attention)
+    recomputed = training_costs.train_step_traffic(checkpointed(trial()), attention)
     assert plain["forward", "all_to_all"] == 20
     assert plain["backward", "all_to_all"] == 24
     assert dict(recomputed) == dict(plain) | {("recompute", "all_to_all"): Fraction(20)}
 
 
 def test_the_loss_is_one_scalar_all_reduce() -> None:
-    assert model_costs.train_step_traffic(trial(sp_size=3), {})["loss", "all_reduce"] == Fraction(16, 3)
+    assert training_costs.train_step_traffic(trial(sp_size=3), {})["loss", "all_reduce"] == Fraction(16, 3)

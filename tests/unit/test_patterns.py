@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import attempt, costs, methods, patterns, support
-from sp_bench.config import AttentionShape, MethodConfig
-from sp_bench.patterns import KINDS, LIBRARIES, Degrees, Library, kind
-from sp_bench.support import Question
+from sp_bench import methods
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import attention as attention_costs
+from sp_bench.costs import patterns
+from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
+from sp_bench.driver import attempt, support
+from sp_bench.driver.support import Question
 
 DOC = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text()
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
@@ -25,7 +28,7 @@ def works(name: str, variant: str | None) -> list[Question]:
     return list(dict.fromkeys(q._replace(kernel="") for q in support.of_variant(name, variant).works))
 
 
-def by_phase(traffic: costs.Traffic) -> Mapping[str, Fraction]:
+def by_phase(traffic: attention_costs.Traffic) -> Mapping[str, Fraction]:
     phases = {"forward": Fraction(0), "backward": Fraction(0)}
     for (phase, _), size in traffic.items():
         phases[phase] += size

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sp_bench import plan
-from sp_bench.conf_files import choices
-from sp_bench.config import TrialConfig
-from sp_bench.parsing import ConfigError, parse
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import plan
+from sp_bench.driver.conf_files import choices
 
 
 def test_planning_imports_no_torch(make_config):
     code = (
         "import json, sys\n"
-        "from sp_bench import plan\n"
-        "from sp_bench.config import TrialConfig\nfrom sp_bench.parsing import parse\n"
+        "from sp_bench.driver import plan\n"
+        "from sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
         "config = parse(TrialConfig, json.load(sys.stdin))\n"
         "assert len(plan.plan([config], 3, 0, None)) == 3\n"
         "assert not {'torch', 'hydra', 'deepspeed', 'flash_attn'} & set(sys.modules), sorted(sys.modules)\n"

@@ -11,9 +11,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sp_bench import claims, results
-from sp_bench.claims import Claims, LostClaim
-from sp_bench.owner import Owner
+from sp_bench.driver import claims
+from sp_bench.driver.claims import Claims, LostClaim
+from sp_bench.driver.owner import Owner
+from sp_bench.rows import store
 
 SCENARIOS = 1000
 CALLS = ("mkdir", "rename", "replace", "listdir", "utime", "open", "fsync", "stat", "unlink", "rmdir")
@@ -90,10 +91,10 @@ class World:
 
     def fill(self, driver: Driver) -> None:
         """What a run does, less the trials."""
-        with Claims(self.folder / results.WORK / claims.FOLDER) as mine:
+        with Claims(self.folder / store.WORK / claims.FOLDER) as mine:
             for _ in range(3):
                 for key in KEYS:
-                    claim = mine.take(key, lambda key=key: results.is_committed(self.folder, *identity(key)))
+                    claim = mine.take(key, lambda key=key: store.is_committed(self.folder, *identity(key)))
                     if claim:
                         self.hold(driver, key)
                         self.commit(mine, claim, key)
@@ -121,7 +122,7 @@ class World:
     def check_rows(self) -> None:
         """At any time: nothing but whole rows, each once."""
         for name in REAL["listdir"](self.folder):
-            if name != results.WORK:
+            if name != store.WORK:
                 assert (self.folder / name).read_bytes() == BYTES[name.rpartition("-")[0]], f"{name} is torn"
         assert max(self.num_commits.values()) <= 1, self.num_commits
 
@@ -135,7 +136,7 @@ def row_bytes(key: str) -> bytes:
     trial_id, env_id, attempt = identity(key)
     row = {"status": "ok", "trial_id": trial_id, "env_id": env_id, "attempt": attempt}
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist([row | {"schema_version": 1}], schema=results.SCHEMA), file)
+    pq.write_table(pa.Table.from_pylist([row | {"schema_version": 1}], schema=store.SCHEMA), file)
     return file.getvalue()
 
 
@@ -174,9 +175,9 @@ def enter(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
     for name in CALLS:
         monkeypatch.setattr(os, name, passing(name))
-    monkeypatch.setattr(results, "open", opened, raising=False)
-    monkeypatch.setattr(results.pq, "write_table", write_in_two_parts)
-    monkeypatch.setattr(results, "_table", lambda row: row)
+    monkeypatch.setattr(store, "open", opened, raising=False)
+    monkeypatch.setattr(store.pq, "write_table", write_in_two_parts)
+    monkeypatch.setattr(store, "_table", lambda row: row)
     monkeypatch.setattr(Owner, "has_ended", ended)
     monkeypatch.setattr(
         claims.owner, "this_process", lambda: Owner("host", "0" * 8, world.local.driver.pid, world.local.driver.pid)
@@ -190,7 +191,7 @@ def test_1000_random_kills_lose_double_and_tear_nothing_and_leave_no_claim(
     kills = refused = 0
     for seed in range(SCENARIOS // 2):
         folder = tmp_path / str(seed)
-        (folder / results.WORK).mkdir(parents=True)
+        (folder / store.WORK).mkdir(parents=True)
         world = World(folder, seed)
         drivers = [Driver(pid, world.random.randint(1, 60)) for pid in range(1, world.random.randint(3, 4))]
         if given_up:
@@ -208,8 +209,8 @@ def test_1000_random_kills_lose_double_and_tear_nothing_and_leave_no_claim(
         kills += sum(driver.dead for driver in drivers)
         refused += world.num_refused
         assert world.num_commits == dict.fromkeys(KEYS, 1), seed
-        assert sorted(row.trial_id for row in results.committed(folder)) == [key[:12] for key in KEYS], seed
-        assert os.listdir(folder / results.WORK / claims.FOLDER) == [], seed
+        assert sorted(row.trial_id for row in store.committed(folder)) == [key[:12] for key in KEYS], seed
+        assert os.listdir(folder / store.WORK / claims.FOLDER) == [], seed
         assert len(os.listdir(folder)) == len(KEYS) + 1, seed
     record_property("tried", kills)
     assert kills >= SCENARIOS // 4

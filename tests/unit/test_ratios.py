@@ -2,7 +2,7 @@
 
 import pytest
 
-from sp_bench import doubts
+from sp_bench.costs.flags import flags_of_memory
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.page.comparisons import against
 from sp_bench.report.page.parts import plain
@@ -47,7 +47,7 @@ GIB = 2**30
     ],
 )
 def test_doubts_about_memory(cap_gib, used, retries, flags) -> None:
-    assert doubts.of_memory(cap_gib, used, retries) == flags
+    assert flags_of_memory(cap_gib, used, retries) == flags
 
 
 def two_cells(**columns) -> tuple[Selection, list[Cell]]:

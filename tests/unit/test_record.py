@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from sp_bench.config import (
+from sp_bench.config.trial import (
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -14,9 +14,9 @@ from sp_bench.config import (
     TrialConfig,
     WorkloadConfig,
 )
-from sp_bench.measure import Measurement
-from sp_bench.record import assemble
-from sp_bench.workloads import Incorrect
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.record import assemble
+from sp_bench.measure.timing import Measurement
 
 H100 = "NVIDIA H100 80GB HBM3"
 CONFIG = TrialConfig(

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sp_bench import results
 from sp_bench.report import build
 from sp_bench.report.cells import cells
 from sp_bench.report.formats import in_bytes, number
@@ -19,6 +18,7 @@ from sp_bench.report.page.parts import plain
 from sp_bench.report.page.verdict import judge
 from sp_bench.report.ratios import baseline
 from sp_bench.report.selection import select
+from sp_bench.rows import store
 
 from .pages import Page, page_of, rendered
 from .rows import STARTED_AT, cells_of, commit, row, selection_of, smoke
@@ -107,7 +107,7 @@ def test_the_page_loads_nothing_and_links_only_within_itself(small_report: Path)
 def test_every_row_is_in_the_appendix_with_its_trial_file_and_status(smoke_page: Page) -> None:
     appendix = smoke_page.text[smoke_page.text.rindex("Where the numbers above link to") :]
     for made in smoke():
-        name = results.RowName(made["trial_id"], made["env_id"], made["attempt"], made["status"])
+        name = store.RowName(made["trial_id"], made["env_id"], made["attempt"], made["status"])
         assert f"made_up/{name.file_name}" in appendix
         assert made["trial_id"] in appendix.replace(name.file_name, "")
 

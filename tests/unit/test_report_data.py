@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sp_bench.report as reports
-from sp_bench import cli, results
+from sp_bench import cli
 from sp_bench.report import Options, build, folder
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
@@ -26,6 +26,7 @@ from sp_bench.report.provenance import mixing, words
 from sp_bench.report.ratios import paired_ratio
 from sp_bench.report.selection import MIXED, Selection, select
 from sp_bench.report.tables import paper_tables
+from sp_bench.rows import store
 
 from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
 
@@ -414,11 +415,11 @@ def test_rows_are_the_same_whether_one_process_reads_them_or_several(tmp_path: P
 
     commit([row(replicate=r) for r in range(7)], tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
-    alone, problems = results.read(tmp_path)
-    monkeypatch.setattr(results, "PART", 3)
+    alone, problems = store.read(tmp_path)
+    monkeypatch.setattr(store, "PART", 3)
     heard: list[int] = []
     with ThreadPoolExecutor(2) as executor:
-        shared, same_problems = results.read(tmp_path, executor=executor, progress=heard.append)
+        shared, same_problems = store.read(tmp_path, executor=executor, progress=heard.append)
     assert (shared.combine_chunks(), same_problems) == (alone.combine_chunks(), problems)
     assert sum(heard) == 8
 

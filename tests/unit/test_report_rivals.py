@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sp_bench import methods
-from sp_bench.config import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.gradient_errors import options
 from sp_bench.report.page import rivals

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import attempt, plan, results, schema
-from sp_bench.campaign_config import CampaignConfig, DeadlinesConfig
-from sp_bench.claims import Claims
-from sp_bench.interrupts import Signals
-from sp_bench.progress import Progress
+from sp_bench.driver import attempt, plan
+from sp_bench.driver.claims import Claims
+from sp_bench.driver.progress import Progress
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver.signals import Signals
+from sp_bench.rows import schema, store
 
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
 
@@ -40,40 +41,40 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
         schema.ENVIRONMENT: {field.name: None for field in schema.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
     }
     row = {column.name: samples[column.type] for column in schema.COLUMNS} | ROW | {"reason": None}
-    results.write(row, tmp_path)
-    table, problems = results.read(tmp_path)
+    store.write(row, tmp_path)
+    table, problems = store.read(tmp_path)
     assert problems == []
-    assert table.to_pylist() == [row | {"schema_version": results.SCHEMA_VERSION}]
+    assert table.to_pylist() == [row | {"schema_version": store.SCHEMA_VERSION}]
 
 
 def test_pandas_reads_a_campaigns_folder_with_its_work_beside_the_rows(tmp_path):
-    results.write(ROW, tmp_path)
-    results.write(ROW | {"status": "oom", "reason": "2 GiB", "trial_id": "ba9876543210"}, tmp_path)
-    (tmp_path / results.WORK).mkdir()
-    (tmp_path / results.WORK / "rank0.log").write_text("not parquet")
+    store.write(ROW, tmp_path)
+    store.write(ROW | {"status": "oom", "reason": "2 GiB", "trial_id": "ba9876543210"}, tmp_path)
+    (tmp_path / store.WORK).mkdir()
+    (tmp_path / store.WORK / "rank0.log").write_text("not parquet")
     frame = pd.read_parquet(tmp_path)
     assert sorted(frame["status"]) == ["ok", "oom"]
-    assert list(frame.columns) == results.SCHEMA.names
+    assert list(frame.columns) == store.SCHEMA.names
 
 
 def test_every_column_has_a_doc_and_the_schema_its_version(tmp_path):
     assert all(column.doc for column in schema.COLUMNS)
     assert len({column.name for column in schema.COLUMNS}) == len(schema.COLUMNS)
-    written = pq.read_schema(results.write(ROW, tmp_path))
-    assert written.metadata[b"sp_bench.schema_version"] == str(results.SCHEMA_VERSION).encode()
+    written = pq.read_schema(store.write(ROW, tmp_path))
+    assert written.metadata[b"sp_bench.schema_version"] == str(store.SCHEMA_VERSION).encode()
 
 
 @given(
     trial_id=st.text("0123456789abcdef", min_size=12, max_size=12),
     env_id=st.text("0123456789abcdef", min_size=8, max_size=8),
     attempt_number=st.integers(0, 10**6),
-    status=st.sampled_from(results.STATUSES),
+    status=st.sampled_from(store.STATUSES),
 )
 def test_a_file_name_tells_what_it_was_made_of(tmp_path_factory, trial_id, env_id, attempt_number, status):
     folder = tmp_path_factory.mktemp("rows")
-    name = results.RowName(trial_id, env_id, attempt_number, status)
+    name = store.RowName(trial_id, env_id, attempt_number, status)
     (folder / name.file_name).touch()
-    assert list(results.committed(folder)) == [name]
+    assert list(store.committed(folder)) == [name]
 
 
 @pytest.mark.parametrize(
@@ -87,15 +88,15 @@ def test_a_file_name_tells_what_it_was_made_of(tmp_path_factory, trial_id, env_i
 )
 def test_a_row_that_contradicts_the_schema_is_not_written(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        results.write(ROW | change, tmp_path)
+        store.write(ROW | change, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_corrupt_and_foreign_files_are_named_and_skipped(tmp_path):
-    results.write(ROW, tmp_path)
+    store.write(ROW, tmp_path)
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / f"{'a' * 12}-{'b' * 8}-0-ok.parquet").write_bytes(b"PAR1 truncated")
-    table, problems = results.read(tmp_path)
+    table, problems = store.read(tmp_path)
     assert table.num_rows == 1
     assert len(problems) == 2
     assert any("notes.txt" in line for line in problems)
@@ -103,10 +104,10 @@ def test_corrupt_and_foreign_files_are_named_and_skipped(tmp_path):
 
 
 def test_a_column_of_a_newer_schema_is_named_and_left_out_and_a_missing_one_is_null(tmp_path):
-    path = results.write(ROW, tmp_path)
+    path = store.write(ROW, tmp_path)
     table = pq.read_table(path).drop_columns(["method"]).append_column("novelty", pa.array([1]))
     pq.write_table(table, path)
-    read, (problem,) = results.read(tmp_path)
+    read, (problem,) = store.read(tmp_path)
     assert "novelty" in problem
     assert read["method"].to_pylist() == [None]
 
@@ -115,9 +116,9 @@ def test_an_interrupted_write_leaves_no_row_and_no_litter(tmp_path, monkeypatch)
     def interrupt(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(results.os, "fsync", interrupt)
+    monkeypatch.setattr(store.os, "fsync", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        results.write(ROW, tmp_path)
+        store.write(ROW, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -132,7 +133,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
         refused = attempt.Attempt(planned, "01234567", 0)
         assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None)
         assert attempt.refuse(refused, driver) is None  # it has its row
-    ((row,), problems) = (results.read(tmp_path)[0].to_pylist(), results.read(tmp_path)[1])
+    ((row,), problems) = (store.read(tmp_path)[0].to_pylist(), store.read(tmp_path)[1])
     assert problems == []
     assert (row["status"], row["phase"], row["trial_id"]) == ("unsupported", "plan", planned.trial_id)
     assert "ulysses_degree=2 does not divide sp_size=3" in row["reason"]
@@ -145,7 +146,7 @@ def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_
     changes = {"dp_replicate_size": 2, "dp_shard_size": 3, "workload__warmup_steps": 5, "workload__timed_steps": 7}
     config = make_config(method="ring", workload="train_step", sp_size=4, seq_len=1001, **changes)
     asked = attempt.asked_for(config)
-    assert set(asked) <= set(results.SCHEMA.names)
+    assert set(asked) <= set(store.SCHEMA.names)
     assert (asked["seq_len"], asked["padded_seq_len"], asked["ring_degree"]) == (1001, 1008, 4)
     assert (asked["dp_replicate_size"], asked["dp_shard_size"], asked["world_size"]) == (2, 3, 24)
     assert (asked["warmup_steps"], asked["timed_steps"]) == (5, 7)

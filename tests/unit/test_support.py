@@ -2,8 +2,9 @@
 
 import pytest
 
-from sp_bench import hardware, methods, support, support_table
-from sp_bench.support import HEADS, SP_SIZES, Support
+from sp_bench import hardware, methods
+from sp_bench.driver import support, support_table
+from sp_bench.driver.support import HEADS, SP_SIZES, Support
 
 MHA, GQA, MQA = HEADS.values()
 

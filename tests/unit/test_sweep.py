@@ -5,9 +5,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import conf_files, overrides, sweep
-from sp_bench.campaign_config import CampaignConfig
-from sp_bench.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import conf_files, overrides, sweep
+from sp_bench.driver.settings import CampaignConfig
 
 
 def points(blocks, *cells, max_points=2000):

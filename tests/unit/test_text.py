@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench import text
+from sp_bench.training import text
 
 
 def test_text_is_the_first_source_file_of_the_standard_library() -> None:

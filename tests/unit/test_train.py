@@ -5,8 +5,8 @@ from typing import cast
 import pytest
 import torch
 
-from sp_bench import train
-from sp_bench.model import Decoder
+from sp_bench.training import train
+from sp_bench.training.model import Decoder
 
 LEARNING_RATE = 0.5
 

@@ -10,8 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sp_bench import handover, logs, outcome, trial
-from sp_bench.campaign_config import DeadlinesConfig
+from sp_bench import handover
+from sp_bench.driver import launcher, logs
+from sp_bench.driver import verdict as verdicts
+from sp_bench.driver.settings import DeadlinesConfig
 
 STAND_IN = Path(__file__).parent / "stand_in.py"
 LONG = DeadlinesConfig(60, 60, 60, 60)
@@ -24,7 +26,7 @@ def launch(make_config, tmp_path):
     def run(behaviour, deadlines=LONG):
         folder, phases = tmp_path / "trial", []
         command = [sys.executable, str(STAND_IN), behaviour, str(folder)]
-        [result] = trial.run([(make_config(), folder)], deadlines, phases.append, command)
+        [result] = launcher.run([(make_config(), folder)], deadlines, phases.append, command)
         return result, folder, phases
 
     return run
@@ -73,7 +75,7 @@ def test_a_hang_is_a_timeout_that_names_phase_seconds_and_the_rank_behind_and_le
 
 
 def test_peers_that_hang_after_a_failure_are_ended_and_the_failure_is_the_status(launch, monkeypatch):
-    monkeypatch.setattr(trial, "FAILURE_GRACE_S", 0.3)
+    monkeypatch.setattr(launcher, "FAILURE_GRACE_S", 0.3)
     result, folder, _ = launch("failed_and_peers_hang")
     assert (result.status, result.columns["oom_site"]) == ("oom", "torch")
     assert result.columns["duration_s"] < 30
@@ -144,7 +146,9 @@ def test_an_interrupt_ends_the_trials_processes(make_config, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         next(
-            trial.run([(make_config(), folder)], LONG, interrupt, [sys.executable, str(STAND_IN), "hang", str(folder)])
+            launcher.run(
+                [(make_config(), folder)], LONG, interrupt, [sys.executable, str(STAND_IN), "hang", str(folder)]
+            )
         )
     assert not is_running(folder)
 
@@ -157,8 +161,8 @@ def test_a_torchrun_rank_that_segfaults_is_named_with_its_signal(make_config, tm
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "time.sleep(600)\n"
     )
-    command = [*trial.torchrun(2, [folder])[:-3], str(script)]
-    [result] = trial.run([(make_config(), folder)], LONG, lambda phase: None, command)
+    command = [*launcher.torchrun(2, [folder])[:-3], str(script)]
+    [result] = launcher.run([(make_config(), folder)], LONG, lambda phase: None, command)
     assert (result.status, result.columns["reason"]) == ("error", "rank 1 died with SIGSEGV in phase init")
 
 
@@ -166,21 +170,21 @@ def test_the_fabrics_variables_and_the_threads_reach_the_ranks_whatever_the_shel
     for name, value in (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "7"), ("OF_THE_SHELL", "kept")):
         monkeypatch.setenv(name, value)
     config = make_config(fabric__env={"GLOO_SOCKET_IFNAME": "lo"}, hardware__threads_per_rank=3)
-    variables = trial.environment(config)
+    variables = launcher.environment(config)
     assert variables["GLOO_SOCKET_IFNAME"] == "lo"
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["OF_THE_SHELL"] == "kept"
 
 
 def test_torchrun_never_restarts_and_meets_at_a_rendezvous_of_its_own(tmp_path):
-    first, second = (trial.torchrun(4, [tmp_path]) for _ in range(2))
+    first, second = (launcher.torchrun(4, [tmp_path]) for _ in range(2))
     assert "--max-restarts=0" in first
     assert "--nproc-per-node=4" in first
     assert first != second
 
 
 def clock(world_size=2, **seconds):
-    return trial.PhaseClock(
+    return launcher.PhaseClock(
         world_size, DeadlinesConfig(**{"init": 10, "correctness": 10, "warmup": 10, "measure": 10} | seconds)
     )
 
@@ -230,13 +234,13 @@ def summary(*failures):
 
 def test_the_root_cause_of_torchruns_summary_comes_first(tmp_path):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((0, 1), (3, -11)))
-    assert outcome.read_deaths(tmp_path) == [outcome.Death(3, -11), outcome.Death(0, 1)]
+    assert verdicts.read_deaths(tmp_path) == [verdicts.Death(3, -11), verdicts.Death(0, 1)]
 
 
 @pytest.mark.parametrize(("oom_killed", "status", "site"), [(True, "oom", "host"), (False, "error", None)])
 def test_a_sigkill_is_host_memory_only_if_the_kernel_counted_one(tmp_path, oom_killed, status, site):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((1, -signal.SIGKILL)))
-    verdict = outcome.classify(tmp_path, outcome.Ending(1, None, oom_killed))
+    verdict = verdicts.classify(tmp_path, verdicts.Ending(1, None, oom_killed))
     assert (verdict["status"], verdict.get("oom_site")) == (status, site)
     assert "rank 1 died with SIGKILL" in verdict["reason"]
 
@@ -244,7 +248,7 @@ def test_a_sigkill_is_host_memory_only_if_the_kernel_counted_one(tmp_path, oom_k
 def test_an_abort_that_follows_a_peers_error_does_not_hide_it(tmp_path):
     (tmp_path / logs.LAUNCHER_LOG).write_text(summary((0, 1), (1, -signal.SIGABRT)))
     handover.send_event(tmp_path, handover.Event(0, 1.0, "failed", "error", "rank 0: ValueError: the cause"))
-    assert outcome.classify(tmp_path, outcome.Ending(1, None, False))["reason"] == "rank 0: ValueError: the cause"
+    assert verdicts.classify(tmp_path, verdicts.Ending(1, None, False))["reason"] == "rank 0: ValueError: the cause"
 
 
 def ended(folder, *events, exit_code=1, expired=None, ended_at=math.inf):
@@ -256,7 +260,7 @@ def ended(folder, *events, exit_code=1, expired=None, ended_at=math.inf):
             {"exit_code": what} if isinstance(what, int) else {"status": what[0], "reason": f"rank {rank}: {what[1]}"}
         )
         handover.send_event(folder, handover.Event(rank, at, "exited" if isinstance(what, int) else "failed", **told))
-    verdict = outcome.classify(folder, outcome.Ending(exit_code, expired, False, ended_at))
+    verdict = verdicts.classify(folder, verdicts.Ending(exit_code, expired, False, ended_at))
     assert verdict["phase"] == "measure"
     return verdict["status"], verdict["reason"]
 
@@ -326,14 +330,14 @@ def test_a_rank_that_left_before_it_was_done_starts_the_clock_of_its_peers():
     watch = clock()
     left = [event(1, 5, "init"), handover.Event(1, 6, "exited", exit_code=0)]
     assert watch.expired(left, 6) is None
-    assert "did not end within 10 s of the first failure" in str(watch.expired(left, 6.1 + trial.FAILURE_GRACE_S))
+    assert "did not end within 10 s of the first failure" in str(watch.expired(left, 6.1 + launcher.FAILURE_GRACE_S))
     assert clock().expired([event(0, 6, "done"), handover.Event(0, 7, "exited", exit_code=0)], 9) is None
 
 
 def test_processes_that_end_after_an_ok_trial_end_the_group_without_a_word_on_the_next(make_config, tmp_path):
     folders = [tmp_path / "first", tmp_path / "second"]
     command = [sys.executable, str(STAND_IN), "ok", str(folders[0])]
-    results = list(trial.run([(make_config(), folder) for folder in folders], LONG, lambda phase: None, command))
+    results = list(launcher.run([(make_config(), folder) for folder in folders], LONG, lambda phase: None, command))
     assert [result.status for result in results] == ["ok"]
 
 
@@ -354,13 +358,13 @@ def test_an_event_that_is_still_being_written_is_left_for_later(tmp_path):
 def test_kill_all_spares_processes_without_the_token():
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     victim = subprocess.Popen(
-        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, trial.TOKEN: "test-token"}
+        [sys.executable, "-c", "import time; time.sleep(600)"], env={**os.environ, launcher.TOKEN: "test-token"}
     )
     try:
         deadline = time.monotonic() + 10
-        while psutil.Process(victim.pid).environ().get(trial.TOKEN) != "test-token":
+        while psutil.Process(victim.pid).environ().get(launcher.TOKEN) != "test-token":
             assert time.monotonic() < deadline
-        trial.kill_all("test-token")
+        launcher.kill_all("test-token")
         assert not psutil.pid_exists(victim.pid)
         victim.wait()
         assert bystander.poll() is None
@@ -372,6 +376,6 @@ def test_kill_all_spares_processes_without_the_token():
 def test_a_phase_that_is_entered_twice_has_the_seconds_of_both(tmp_path):
     for at, name in ((101.0, "warmup"), (103.0, "measure"), (110.0, "warmup"), (111.5, "measure"), (120.0, "done")):
         handover.send_event(tmp_path, handover.Event(0, at, name))
-    seconds = trial._phase_seconds(tmp_path, 100.0, 21.0)
+    seconds = launcher._phase_seconds(tmp_path, 100.0, 21.0)
     assert seconds == {"init": 1.0, "warmup": 3.5, "measure": 15.5, "done": 1.0}
     assert list(seconds) == ["init", "warmup", "measure", "done"]

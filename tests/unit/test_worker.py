@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from sp_bench import worker
-from sp_bench.workloads import Incorrect
+from sp_bench.measure.incorrect import Incorrect
 
 
 def raised(what) -> BaseException:

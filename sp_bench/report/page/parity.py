@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sp_bench.config import EngineConfig
+from sp_bench.config.trial import EngineConfig
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
 from sp_bench.report.page.parts import Line, Section, Table, ref

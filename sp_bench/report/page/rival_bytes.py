@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sp_bench import patterns
+from sp_bench.costs import patterns
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, counted, in_bytes, whole
 from sp_bench.report.page.parts import Line, Table, Words, listing, ref, say

@@ -1,0 +1,187 @@
+"""KV all-gather attention: every rank gathers all KV, and computes its own queries against it.
+
+B batch, S tokens, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source: the context parallelism of Llama 3
+(arXiv 2407.21783, section 3.3.2). KV is gathered again in the backward, and dK/dV are reduce-scattered. What needs this
+rank's own KV only is computed while the others' travels; so do the next group of heads and the last one's dK/dV.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from sp_bench.attention.exchange import Message, Transport
+from sp_bench.attention.head_exchange import by_rows
+from sp_bench.attention.layouts import SequenceLayout, head_groups
+from sp_bench.attention.merge import Part, merge, wide_dtype
+from sp_bench.kernels import Attention
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive tokens that this rank holds, and what they see."""
+
+    rows: slice  # among the local tokens
+    diagonal: bool  # they see each other, causally, in this rank's own KV
+    gathered: slice | None  # the global keys that they see wholly
+
+
+@dataclass(frozen=True)
+class Place:
+    """Consecutive tokens, all of one rank."""
+
+    tokens: slice  # global
+    rank: int
+    rows: slice  # among that rank's tokens
+
+
+@dataclass(frozen=True)
+class Gather:
+    """Attention of this rank's queries over the keys of all ranks; tokens in the order of `layout`."""
+
+    kernel: Attention
+    transport: Transport
+    layout: SequenceLayout  # contiguous or zigzag: runs of consecutive tokens
+    head_stride: int  # KV heads resident at a time
+    dkv_dtype: torch.dtype
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D], lse [B,Hq,s]."""
+
+        def attend(run: Run, heads: slice, keys: Tensor, causal: bool) -> Part:
+            part = self.kernel.forward(q[:, run.rows, heads], keys[0], keys[1], causal=causal, scale=scale)
+            return Part(*part, rows=run.rows)
+
+        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        out = torch.empty_like(q)
+        lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
+        groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
+        coming = self.start(kv[:, :, :, groups[0][1]])
+        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
+            own = kv[:, :, :, kv_heads]
+            parts = [attend(run, q_heads, own[:, :, run.rows], True) for run in runs if run.diagonal]
+            whole = coming()
+            coming = self.start(kv[:, :, :, following[1]]) if following else coming
+            parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
+            merge(parts, out[:, :, q_heads], lse[:, q_heads])
+            del parts, whole  # names would keep them during the next kernels; so below
+        return out, lse
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
+        kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
+        dq, dkv = None, torch.zeros_like(kv)
+
+        def differentiate(run: Run, heads: slice, keys: Tensor, causal: bool) -> tuple[Part, Tensor, Tensor]:
+            at = (slice(None), run.rows, heads)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, run.rows])
+            dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale)
+            return Part(dq_part, rows=run.rows), dk, dv
+
+        def in_own(run: Run, heads: slice, kv_heads: slice) -> Part:
+            """dq; dk and dv stay on this rank."""
+            part, *own = differentiate(run, heads, kv[:, :, run.rows, kv_heads], True)
+            dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
+            return part
+
+        diagonals = [run for run in runs if run.diagonal]
+        leaving: tuple[slice, Message] | None = None
+
+        def bring_home() -> None:
+            if leaving is not None:
+                dkv[:, :, :, leaving[0]] += leaving[1].wait()
+
+        groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
+        coming = self.start(kv[:, :, :, groups[0][1]])
+        for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
+            # the first run's diagonal while KV travels, the others' while dK/dV do
+            parts = [in_own(run, q_heads, kv_heads) for run in diagonals[:1]]
+            whole = coming()
+            coming = self.start(kv[:, :, :, following[1]]) if following else coming
+            found = [
+                (run.gathered, *differentiate(run, q_heads, whole[:, :, run.gathered], False))
+                for run in reversed(runs)  # the last run sees most
+                if run.gathered
+            ]
+            parts += [part for _, part, *_ in found]
+            shares = [(tokens, dk, dv) for tokens, _, dk, dv in found]
+            bring_home()
+            leaving = kv_heads, self._reduce(shares, kv[:, :, :, kv_heads])
+            del whole, found, shares
+            parts += [in_own(run, q_heads, kv_heads) for run in diagonals[1:]]
+            dq = torch.empty_like(q) if dq is None else dq
+            merge(parts, dq[:, :, q_heads])
+            del parts
+        bring_home()
+        assert dq is not None
+        return dq, dkv[0], dkv[1]
+
+    def places(self, seq_len: int) -> list[Place]:
+        """Which rank holds which tokens."""
+        return [
+            Place(slice(run.start, run.stop), rank, rows)
+            for rank in range(self.transport.group.size())
+            for rows, run in _runs(self.layout, rank, seq_len)
+        ]
+
+    def runs(self, seq_len: int, causal: bool) -> list[Run]:
+        """What this rank holds, in the order of tokens, and what it sees."""
+        mine = _runs(self.layout, self.transport.group.rank(), seq_len)
+        if not causal:
+            return [Run(rows, False, slice(0, seq_len)) for rows, _ in mine]
+        return [Run(rows, True, slice(0, run.start) if run.start else None) for rows, run in mine]
+
+    def start(self, kv: Tensor) -> Callable[[], Tensor]:
+        """Start gathering kv [2,B,s,h,D]; the result waits and gives [2,B,S,h,D], tokens in global order."""
+        message = self.transport.all_gather(kv.contiguous())
+        message.go_first()
+
+        def arrive() -> Tensor:
+            by_rank = message.wait().unflatten(0, (-1, 2))  # [P*2,B,s,h,D] -> [P,2,B,s,h,D]
+            seq_len = by_rank.shape[0] * kv.shape[2]
+            whole = kv.new_empty(2, kv.shape[1], seq_len, *kv.shape[3:])
+            to, source = by_rows(whole, by_rank)
+            for place in self.places(seq_len):
+                to[:, :, place.tokens].copy_(source[place.rank, :, :, place.rows])
+            return whole
+
+        return arrive
+
+    def _reduce(self, shares: list[tuple[slice, Tensor, Tensor]], like: Tensor) -> Message:
+        """Start summing over ranks, in `dkv_dtype`, what this rank found for all tokens' dk and dv: (tokens 0..n, their
+        dk and dv [B,n,h,D]), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
+        size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
+        sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
+        for place in self.places(size * local):
+            found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
+            for which in (0, 1):
+                slot = sent[place.rank, which, :, place.rows]
+                parts = [dkv[which][:, place.tokens] for dkv in found]
+                slot.copy_(parts[0]) if parts else slot.zero_()
+                for other in parts[1:]:
+                    slot += other
+        message = self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
+        message.go_first()
+        return message
+
+
+@cache
+def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> list[tuple[slice, range]]:
+    """(where among the rank's tokens, global tokens) of each run. Kept: a short step waits for the host."""
+    runs = layout.runs(rank, seq_len)
+    stops = list(accumulate(map(len, runs)))
+    return [(slice(stop - len(run), stop), run) for stop, run in zip(stops, runs, strict=True)]

@@ -1,0 +1,156 @@
+"""What runs here, and why the rest does not: machine, libraries, kernels, methods; and how fast its fabrics are."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from sp_bench import hardware, kernels
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape
+from sp_bench.driver.conf_files import choices, conf_file
+from sp_bench.driver.overrides import parse_overrides, read_arguments
+from sp_bench.driver.progress import console
+from sp_bench.driver.support import Support, all_methods
+from sp_bench.rows import store
+
+# In a process of its own: the driver imports no torch.
+_PROBE = """
+import json, torch, torch.distributed as dist
+cuda = torch.cuda.is_available()
+print(json.dumps({
+    "torch": torch.__version__,
+    "cuda": torch.version.cuda,
+    "cudnn": torch.backends.cudnn.version() if cuda else None,
+    "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda and dist.is_nccl_available() else None,
+    "backends": [b for b in ("gloo", "nccl", "mpi", "ucc") if getattr(dist, f"is_{b}_available")()],
+    "cuda_devices": torch.cuda.device_count(),
+}))
+"""
+
+
+def probe_torch() -> dict[str, Any]:
+    """What torch says of itself, or `error`: the last line of why it cannot be imported."""
+    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def kernel_support(device: str) -> dict[str, str | None]:
+    """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
+    shape = AttentionShape(1, 8192, 32, 8, 128, True, "bfloat16")
+    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.NAMES}
+
+
+def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
+    """Whether a method runs here on any of those kernels, or why not."""
+    runs_on = [name for name in supported.kernels if name in usable_kernels]
+    return supported.missing_library or (
+        f"usable on {', '.join(runs_on)}" if runs_on else f"takes {', '.join(supported.kernels)}; none is usable here"
+    )
+
+
+def show() -> None:
+    output = console()
+    found = hardware.gpus()
+    versions = hardware.package_versions()
+    torch = probe_torch()
+    output.print("[bold]machine[/]")
+    _pairs({"cpu": hardware.cpu_model(), "gpus": _gpu_text(found), "driver": found.driver if found else "none"})
+    output.print("[bold]torch[/]")
+    _pairs(torch)
+    output.print("[bold]libraries[/]")
+    _pairs({name: versions.get(name, "not installed") for name in hardware.PACKAGES})
+    usable: set[str] = set()
+    for device in ("cpu", "cuda"):
+        output.print(f"[bold]kernels on {device}[/]")
+        absent = "no CUDA device here" if device == "cuda" and not (found and found.devices) else None
+        reasons = {name: absent or reason for name, reason in kernel_support(device).items()}
+        _pairs({name: reason or "usable" for name, reason in reasons.items()})
+        usable.update(name for name, reason in reasons.items() if not reason)
+    output.print("[bold]methods[/] (sp-bench methods says which heads over how many ranks)")
+    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()})
+
+
+def _gpu_text(found: hardware.Gpus | None) -> str:
+    if not found or not found.devices:
+        return "none"
+    return ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(found.devices))
+
+
+def _pairs(pairs: dict[str, Any]) -> None:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(min_width=18)
+    table.add_column(overflow="fold")
+    for name, value in pairs.items():
+        table.add_row(f"  {name}", Text(str(value)))
+    console().print(table)
+
+
+def fabrics_here() -> list[str]:
+    """Overrides that turn sweep=fabrics into what this machine can run: NCCL on 2, 4, 8 ... of its GPUs, else gloo.
+
+    Raises:
+        ConfigError: GPUs that no file of conf/hardware describes.
+    """
+    found = hardware.gpus()
+    num_gpus = len(found.devices) if found else 0
+    if not found or num_gpus < 2:
+        gloo = ("fabric=gloo", "hardware=cpu", "dtype=float32", "sp_size=2", "workload.timed_steps=10")
+        return ["sweep=fabrics", *gloo, "workload.max_message_bytes=16777216"]
+    model = found.devices[0].name
+    kinds = [kind for kind in choices("hardware") if hardware.describes(kind, model)]
+    if not kinds:
+        raise ConfigError(f"conf/hardware has no file for {model}; add one with device: cuda, named as the device is")
+    sizes = [2**power for power in range(1, num_gpus.bit_length())]
+    return ["sweep=fabrics", f"hardware={kinds[0]}", f"sp_size={','.join(map(str, sizes))}"]
+
+
+CURVE_COLUMNS = (
+    *("env_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
+)
+
+
+def show_curves(arguments: Sequence[str]) -> None:
+    """A line for each curve that this machine and this code measured, of the campaign that `arguments` fill."""
+    folder = _campaign_folder(arguments)
+    rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
+    here = {hardware.env_id(device) for device in ("cpu", "cuda")}
+    rows = [row for row in rows if row["workload"] == "collective" and row["env_id"] in here]
+    table = Table(box=None, pad_edge=False)
+    for heading in ("fabric", "primitive", "dtype"):
+        table.add_column(heading, no_wrap=True)
+    for heading in ("ranks", "latency (us)", "bandwidth (GiB/s)", "largest (MiB)", "at the largest (GiB/s)"):
+        table.add_column(heading, justify="right")
+    table.add_column("status", overflow="fold")
+    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
+        table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
+    console().print(table)
+
+
+def _campaign_folder(arguments: Sequence[str]) -> Path:
+    """Where `run` with these overrides puts its rows."""
+    given = {o.key_or_group: o.value() for o in parse_overrides(read_arguments(arguments).campaign)}
+    chosen = {**conf_file("config"), **conf_file(f"sweep/{given['sweep']}"), **given}
+    return Path(str(chosen["results_root"])) / str(chosen["campaign"])
+
+
+def _curve_cells(row: dict[str, Any]) -> list[str | Text]:
+    """Bytes are those one rank sends off-rank; a dash where the curve cannot tell."""
+    if row["status"] != "ok":
+        return ["-", "-", "-", "-", Text(f"{row['status']}: {row['reason']}")]
+    latency, bandwidth, largest = row["latency_us"], row["bandwidth_bytes_per_s"], row["curve"][-1]
+    return [
+        "-" if latency is None else f"{latency:.1f}",
+        "-" if bandwidth is None else f"{bandwidth / 2**30:.2f}",
+        f"{largest['message_bytes'] / 2**20:.2f}",
+        f"{1e3 * largest['message_bytes'] / largest['ms'] / 2**30:.2f}",
+        "ok",
+    ]

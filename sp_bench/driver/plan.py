@@ -1,0 +1,183 @@
+"""From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from typing import Any
+
+from sp_bench import kernels, methods
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.costs import message_sizes
+from sp_bench.engines import requirements
+
+MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
+MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fresh multi-process job to run, or the reason why it cannot be run."""
+
+    config: TrialConfig
+    cell_id: str  # 12 hex digits, equal for the replicates of a cell
+    trial_id: str  # 12 hex digits, of cell and replicate
+    replicate: int
+    order_index: int
+    unsupported_reason: str | None
+
+
+# A later option of a method that had none comes as null or with a line here, or that method's cells change identity.
+UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
+
+
+def canonical(config: TrialConfig) -> str:
+    """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
+    optional field leaves old identities as they were. So are the only choices before there were others: fsdp2, one
+    micro-batch a step, and steps that are launched call by call."""
+    given = _given(config)
+    for option, only in UNWRITTEN.items():
+        group, _, name = option.partition(".")
+        if given[group].get(name) == only:
+            del given[group][name]
+    if config.engine == EngineConfig():
+        del given["engine"]
+    return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _given(value: Any) -> Any:
+    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: _given(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def cell_id(config: TrialConfig) -> str:
+    return _digest(canonical(config))
+
+
+def trial_id(cell: str, replicate: int) -> str:
+    return _digest(f"{cell}/{replicate}")
+
+
+def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
+    """Why this trial cannot run, naming what would work, or None.
+
+    num_gpus: CUDA devices of this machine; None without an NVIDIA driver.
+
+    Raises:
+        ConfigError: options of the method that no shape could make valid.
+    """
+    method = methods.get(config.method.name)
+    methods.primitive(config.method)
+    layout = method.layout(config.method, config.sp_size)
+    if reason := _peer_access_reason(config) or _graph_reason(config):
+        return reason
+    if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
+        return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
+    shape = config.attention_shape(config.seq_len)
+    if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
+        return reason
+    if config.workload.name == "attention":  # the other workloads pad
+        if reason := layout.unsupported_reason(config.seq_len):
+            return reason
+    else:
+        if reason := requirements.unsupported_reason(config):
+            return reason
+        shape = config.attention_shape(layout.padded(config.seq_len))
+    kernel = kernels.get(config.kernel.name)
+    return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
+
+
+def _peer_access_reason(config: TrialConfig) -> str | None:
+    """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
+    fabric = config.fabric
+    limits = fabric.env.keys() & {"NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS"}
+    if config.method.exchange != "copy_engines" or (fabric.backend == "nccl" and not limits):
+        return None
+    return (
+        f"method.exchange=copy_engines goes from GPU to GPU by peer access, not over fabric={fabric.name}; "
+        "use fabric=nvlink, or method.exchange=collectives"
+    )
+
+
+def _graph_reason(config: TrialConfig) -> str | None:
+    """What a CUDA graph cannot hold, or not safely."""
+    if config.workload.launch != "cuda_graph":
+        return None
+    if config.fabric.backend != "nccl":
+        return (
+            f"workload.launch=cuda_graph needs CUDA devices and NCCL, not fabric={config.fabric.name}; use "
+            "fabric=nvlink with hardware=h200 or h100, or workload.launch=eager"
+        )
+    if config.method.exchange == "copy_engines":
+        return (  # of three messages of a size, the last of one replay and the first of the next would share a buffer
+            "method.exchange=copy_engines fills its buffers in turn, which a replay does not; use "
+            "workload.launch=eager, or method.exchange=collectives"
+        )
+    return None
+
+
+def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
+    needed = config.world_size
+    if config.hardware.device == "cpu":
+        return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
+    if num_gpus is None:
+        return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here"
+    if num_gpus < needed:
+        return (
+            f"{needed} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "
+            f"dp_shard_size={config.dp_shard_size}) need {needed} CUDA devices; {num_gpus} here"
+        )
+    return None
+
+
+def process_key(config: TrialConfig) -> tuple[str, ...]:
+    """Trials in a row of one replicate with an equal key share one warm process group; empty: fresh processes.
+
+    In it is whatever processes are started with (trial.environment).
+    """
+    if config.isolation == "trial":
+        return ()
+    started_with = (str(config.hardware.threads_per_rank), repr(sorted(config.fabric.env.items())))
+    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
+
+
+def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:
+    """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
+
+    Equal configs are one cell, whatever the blocks of the sweep that they come from.
+
+    Raises:
+        ConfigError: more than MAX_TRIALS trials, or options of a method that no shape could make valid.
+    """
+    cells: dict[str, tuple[TrialConfig, str | None]] = {}
+    for config in configs:
+        cell = cell_id(config)
+        if cell not in cells:
+            cells[cell] = (config, unsupported_reason(config, num_gpus))
+    if len(cells) * replicates > MAX_TRIALS:
+        raise ConfigError(
+            f"replicates={replicates} of {len(cells)} cells are {len(cells) * replicates:,} trials, more than "
+            f"{MAX_TRIALS:,}; use fewer replicates, or several campaigns"
+        )
+    order = random.Random(order_seed)
+    trials: list[Trial] = []
+    for replicate in range(replicates):
+        block = list(cells)
+        order.shuffle(block)
+        block.sort(key=lambda cell: process_key(cells[cell][0]))  # stable: random within each process group
+        for cell in block:
+            config, reason = cells[cell]
+            trials.append(Trial(config, cell, trial_id(cell, replicate), replicate, len(trials), reason))
+    return trials

@@ -1,0 +1,259 @@
+"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.text import Text
+
+from sp_bench.driver.labels import distinguishing, label, layout, workload
+from sp_bench.driver.plan import Trial
+
+FAILURES = ("timeout", "incorrect", "error", "preempted")
+STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
+REASON_WIDTH = 200  # characters of a trial's reason; its row has all of it
+LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
+
+
+def console() -> Console:
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=LINES_WIDTH)
+
+
+def composing(points: Sequence[Any]) -> Iterator[Any]:
+    """The points, with a count on stderr while Hydra composes them."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield from points
+        return
+    with stderr.status("") as status:
+        for index, point in enumerate(points, 1):
+            status.update(f"composing {index}/{len(points)}")
+            yield point
+
+
+@contextmanager
+def working() -> Iterator[Callable[[str], None]]:
+    """A function that says on stderr what is being done; nothing where no person watches."""
+    stderr = Console(stderr=True)
+    if not stderr.is_terminal:
+        yield lambda words: None
+        return
+    with stderr.status("") as status:
+        yield status.update
+
+
+def counts_text(counts: Counter[str]) -> str:
+    failed = sum(counts[status] for status in FAILURES)
+    parts = [f"{counts['ok']} ok", f"{counts['unsupported']} unsupported", f"{counts['oom']} oom", f"{failed} failed"]
+    return ", ".join(parts)
+
+
+def number_of(trials: int) -> str:
+    return "1 trial" if trials == 1 else f"{trials:,} trials"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+class Progress:
+    """Counts the trials of one run as they end. `before`: the statuses of those that are left as they are committed."""
+
+    def __init__(self, left: Sequence[Trial], before: Sequence[str] = ()) -> None:
+        self.planned, self.before = len(left) + len(before), Counter(before)
+        self.counts: Counter[str] = Counter()
+        self.elsewhere = 0  # of these, by other runs
+        self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
+        self._launched_s: list[float] = []
+        self._current: Trial | None = None
+        self._phase, self._since = "", 0.0
+        self._noted: set[str] = set()
+        self._options = distinguishing(left)
+        self._console = console()
+        self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> "Progress":
+        if self._console.is_terminal:
+            self._live.start()
+        if self.before:
+            self.note(f"{self.before.total()} of {self.planned} trials are committed already")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    @property
+    def done(self) -> int:
+        return self.before.total() + self.counts.total()
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds left, if the remaining trials take as long as those before; None before the first."""
+        if not self._launched_s:
+            return None
+        mean = sum(self._launched_s) / len(self._launched_s)
+        return mean * (self._to_launch - len(self._launched_s))
+
+    def start(self, trial: Trial) -> None:
+        self._current, self._phase, self._since = trial, "init", time.monotonic()
+
+    def enter_phase(self, phase: str) -> None:
+        self._phase = phase
+
+    def finish(self, trial: Trial, status: str, reason: str | None, median_step_ms: float | None = None) -> None:
+        elapsed = None
+        if trial is self._current:
+            elapsed = time.monotonic() - self._since
+            self._launched_s.append(elapsed)
+            self._current = None
+        self.counts[status] += 1
+        took = f" {duration(elapsed)}" if elapsed is not None else ""
+        said = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
+        if median_step_ms is not None and status == "ok":
+            said = f": {median_step_ms:,.3f} ms a step"
+        self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
+
+    def finish_elsewhere(self, trial: Trial, status: str) -> None:
+        """Another run has committed the trial's row."""
+        self.counts[status] += 1
+        self.elsewhere += 1
+        self._to_launch -= not trial.unsupported_reason
+        self._tell(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
+
+    def refuse(self, trial: Trial) -> None:
+        """The row of the trial that ran was not taken."""
+        self._current = None
+        self.note(
+            "another run took this trial over while this one stood still, so its row is refused here: "
+            f"{self._label(trial)}"
+        )
+
+    def _label(self, trial: Trial) -> str:
+        return label(trial, self._options)
+
+    def note(self, words: str) -> None:
+        """A line for what is said once a run, however often it happens."""
+        if words in self._noted:
+            return
+        self._noted.add(words)
+        if self._console.is_terminal:
+            self._console.print(Text(words, "dim"))
+        else:
+            print(words, flush=True)
+
+    def _tell(self, words: str, style: str) -> None:
+        line = f"[{self.done}/{self.planned}] {words}"
+        if self._console.is_terminal:
+            self._console.print(Text(line, style))
+        else:
+            eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
+            print(f"{line} ({counts_text(self.counts)}, {self.planned - self.done} left{eta})", flush=True)
+
+    def _panel(self) -> Group:
+        eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
+        left = self.planned - self.done
+        head = f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {left} left{eta}"
+        now = ""
+        if self._current:
+            now = f"{self._phase} {duration(time.monotonic() - self._since)}: {self._label(self._current)}"
+        return Group(ProgressBar(total=self.planned, completed=self.done), Text(head), Text(now, "dim"))
+
+
+def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool) -> str:
+    """The one line that a run ends with. `effort`: how much of the time was measurement, or nothing."""
+    ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
+    before = f"{_before(progress.before)}; " if progress.before else ""
+    others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
+    stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
+    spent = f"{effort}; " if effort else ""
+    return f"{number_of(progress.planned)}: {ran}{others}{before}{stop}{spent}rows: {folder}"
+
+
+def _before(statuses: Counter[str]) -> str:
+    """31 committed before, of them 1 unsupported, 1 preempted."""
+    kinds = ", ".join(f"{count} {status}" for status, count in sorted(statuses.items()) if status != "ok")
+    return f"{statuses.total()} committed before{f', of them {kinds}' if kinds else ''}"
+
+
+PLAN_HEADINGS = (
+    "#",
+    "method",
+    "layout",
+    "kernel",
+    "workload",
+    "fabric",
+    "model",
+    "dtype",
+    "seq_len",
+    "sp",
+    "dp",
+    "rep",
+    "options",  # that tell apart what else would read alike
+)
+PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
+
+
+def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
+    """Every trial in the order of the run: to run, done, or unsupported and why; then the counts.
+
+    Without rich's table, which takes a minute for 20,000 trials.
+    """
+    output = console()
+    states = [_state(trial, status) for trial, status in zip(trials, statuses, strict=True)]
+    kinds = Counter(state.partition(":")[0] for state in states)
+    paint = {kind: _painter(output, STYLES.get(kind, "dim")) for kind in kinds}
+    options = distinguishing(trials)
+    rows = [PLAN_HEADINGS, *(_plan_cells(trial, options) for trial in trials)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    aligned = [
+        "  ".join(
+            cell.rjust(width) if heading in PLAN_NUMBERS else cell.ljust(width)
+            for heading, cell, width in zip(PLAN_HEADINGS, cells, widths, strict=True)
+        )
+        for cells in rows
+    ]
+    print(f"{aligned[0]}  state")
+    for cells, state in zip(aligned[1:], states, strict=True):
+        print(f"{cells}  {paint[state.partition(':')[0]](state)}")
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    print(f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}; nothing was launched")
+
+
+def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
+    config = trial.config
+    kernel, model, seq_len = config.kernel.name, config.model.name, str(config.seq_len)
+    if config.workload.name == "collective":  # it has none of them
+        kernel = model = seq_len = "-"
+    return (
+        *(str(trial.order_index), config.method.name, layout(config), kernel, workload(config)),
+        *(config.fabric.name, model, config.dtype, seq_len, str(config.sp_size)),
+        *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
+        options.get(trial.cell_id, ""),
+    )
+
+
+def _painter(output: Console, style: str) -> Callable[[str], str]:
+    """Text in that style, where the output has any; rendered once."""
+    with output.capture() as captured:
+        output.print(Text("x", style), end="")
+    before, _, after = captured.get().partition("x")
+    return lambda text: f"{before}{text}{after}"
+
+
+def _state(trial: Trial, status: str | None) -> str:
+    if status is not None:
+        return f"done: {status}"
+    return f"unsupported: {trial.unsupported_reason}" if trial.unsupported_reason else "to run"

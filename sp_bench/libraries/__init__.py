@@ -1,1 +1,0 @@
-"""What the adapters of one library share: how it is imported here, and what of it is put back afterwards."""

@@ -1,0 +1,1 @@
+"""Timing, counting and recording of one step."""

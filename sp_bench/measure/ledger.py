@@ -1,0 +1,228 @@
+"""Bytes counted from the collectives that one step really issued, by phase and op.
+
+`Ledger` is a dispatch mode: it sees every c10d call of the process, backward included. Payload that leaves the rank is
+counted (a rank's own slice is not), as numel * element_size, never storage. An op without a size rule is an error, so
+that nothing goes uncounted.
+
+Code that issues traffic says what it is for: `phase(...)` around the parts of a step, `attention()` around the
+sequence-parallel collectives, because FSDP issues the same ops. Untagged traffic of the forward and backward is FSDP's.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from fractions import Fraction
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch._library.custom_ops import OPDEFS
+from torch.autograd.graph import Node
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss", "other")
+Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls, bytes this rank sent off-rank
+
+# Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
+_current = {"phase": "forward", "attention": False}
+_active: list["Ledger"] = []
+
+
+@contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Attribute the collectives inside to `name`, one of PHASES."""
+    if name not in PHASES:
+        raise ValueError(f"phase {name!r}; use one of {', '.join(PHASES)}")
+    before = _current["phase"]
+    _current["phase"] = name
+    try:
+        yield
+    finally:
+        _current["phase"] = before
+
+
+@contextmanager
+def attention() -> Iterator[None]:
+    """Mark the collectives inside as sequence-parallel attention traffic."""
+    before = _current["attention"]
+    _current["attention"] = True
+    try:
+        yield
+    finally:
+        _current["attention"] = before
+
+
+def mark_backward_as_attention(*results: torch.Tensor) -> None:
+    """Mark the collectives that the autograd function behind each result issues in its backward as attention traffic,
+    for functions of libraries, which do not say so themselves. A result without gradients is left alone."""
+    for result in results:
+        if result.grad_fn is not None:
+            mark_node_as_attention(result.grad_fn)
+
+
+def mark_node_as_attention(node: Node) -> None:
+    """The same for an autograd function that is not the last behind a result."""
+    node.register_prehook(lambda grads: _current.update(attention=True))
+    node.register_hook(lambda *grads: _current.update(attention=False))
+
+
+def count(op: str, off_rank_bytes: int) -> None:
+    """Tell the active ledger, if there is one, of a message that no collective of torch carries."""
+    for book in _active:
+        book.add(op, Fraction(off_rank_bytes))
+
+
+def _attribution(op: str) -> str:
+    # No engine shards its parameters by all-to-alls, and a library's autograd functions do not say what they are for.
+    name = _current["phase"]
+    if name in ("forward", "recompute", "backward") and not _current["attention"] and op != "all_to_all":
+        return "parameters" if op in ("all_gather", "broadcast") else "gradients"
+    return name
+
+
+def payload(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _total(tensors: Any) -> int:
+    """Bytes of a tensor or of nested lists of tensors."""
+    if isinstance(tensors, torch.Tensor):
+        return payload(tensors)
+    return sum(_total(t) for t in tensors)
+
+
+def _group(args: tuple[Any, ...]) -> dist.ProcessGroup:
+    """The process group among an op's arguments: a boxed one in c10d, a name in _c10d_functional."""
+    for value in args:
+        if isinstance(value, torch.ScriptObject):
+            return dist.ProcessGroup.unbox(value)
+        if isinstance(value, dist.ProcessGroup):
+            return value
+    name = next(value for value in reversed(args) if isinstance(value, str))
+    return _resolve_process_group(name)  # pyright: ignore[reportArgumentType]
+
+
+def _others(args: tuple[Any, ...]) -> Fraction:
+    size = _group(args).size()
+    return Fraction(size - 1, size)
+
+
+def _all_to_all_single(source: torch.Tensor, splits: list[int], args: tuple[Any, ...]) -> Fraction:
+    group = _group(args)
+    if not splits:
+        return payload(source) * _others(args)
+    row = payload(source) // max(sum(splits), 1)
+    return Fraction(row * (sum(splits) - splits[group.rank()]))
+
+
+def _slices_of_others(slices: list[torch.Tensor], args: tuple[Any, ...]) -> Fraction:
+    """Of a list of one tensor a rank, of any sizes."""
+    return Fraction(_total(slices) - payload(slices[_group(args).rank()]))
+
+
+# (op name, bytes sent off-rank); `a` are the call's positional arguments
+RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
+    "c10d::send": ("send", lambda a: Fraction(0 if a[2] == _group(a).rank() else _total(a[0]))),
+    "c10d::recv_": ("recv", lambda a: Fraction(0)),
+    "c10d::recv_any_source_": ("recv", lambda a: Fraction(0)),
+    "c10d::barrier": ("barrier", lambda a: Fraction(0)),
+    "c10d::alltoall_base_": ("all_to_all", lambda a: _all_to_all_single(a[1], a[4], a)),
+    "c10d::alltoall_": ("all_to_all", lambda a: _slices_of_others(a[1], a)),
+    "c10d::_allgather_base_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
+    "c10d::allgather_": ("all_gather", lambda a: Fraction(_total(a[1]) * (_group(a).size() - 1))),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", lambda a: _total(a[0]) * _others(a)),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
+    "c10d::reduce_scatter_": ("reduce_scatter", lambda a: sum((_slices_of_others(s, a) for s in a[1]), Fraction())),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", lambda a: _total(a[1]) * _others(a)),
+    "c10d::scatter_": ("scatter", lambda a: _total(a[1]) * _others(a)),  # only the root has tensors to send
+    "c10d::allreduce_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
+    "c10d::allreduce_coalesced_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
+    # A broadcast tree sends the payload on at most once a rank; the root sends it once.
+    "c10d::broadcast_": ("broadcast", lambda a: _total(a[0]) * _others(a)),
+    "_c10d_functional::all_reduce": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
+    "_c10d_functional::all_reduce_": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
+    "_c10d_functional::all_reduce_coalesced": ("all_reduce", lambda a: 2 * _total(a[0]) * _others(a)),
+    # Functional gathers take the small tensor: (P-1)/P of the large one is (P-1) times the small one.
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", lambda a: Fraction(_total(a[0]) * (a[1] - 1))),
+    "_c10d_functional::all_gather_into_tensor_coalesced": ("all_gather", lambda a: Fraction(_total(a[0]) * (a[1] - 1))),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", lambda a: _total(a[0]) * _others(a)),
+    "_c10d_functional::reduce_scatter_tensor_coalesced": ("reduce_scatter", lambda a: _total(a[0]) * _others(a)),
+    "_c10d_functional::all_to_all_single": ("all_to_all", lambda a: _all_to_all_single(a[0], a[2], a)),
+    "_c10d_functional::broadcast": ("broadcast", lambda a: _total(a[0]) * _others(a)),
+    "_c10d_functional::wait_tensor": ("wait", lambda a: Fraction(0)),
+    "_c10d_functional::_wrap_tensor_autograd": ("wait", lambda a: Fraction(0)),  # torch 2.13: a view that waits on use
+}
+_WITHOUT_TRAFFIC = ("recv", "wait")  # the other side of a send, and waiting for any: not calls of their own
+
+
+class Ledger(TorchDispatchMode):
+    """Counts while entered; read `counts` afterwards.
+
+    Raises (from inside the step):
+        NotImplementedError: a collective without a size rule.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # skipping would import torch's whole compiler first, which takes each rank seconds
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: dict[tuple[str, str], int] = {}
+        self._bytes: dict[tuple[str, str], Fraction] = {}
+
+    def __enter__(self) -> "Ledger":
+        _active.append(self)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        _active.remove(self)
+        super().__exit__(*error)
+
+    @property
+    def counts(self) -> Counts:
+        return {key: (self._calls[key], self._bytes[key]) for key in sorted(self._calls)}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        tensor = sys.modules.get("torch.distributed.tensor")  # importing it costs each rank seconds
+        if tensor is not None and any(issubclass(t, tensor.DTensor) for t in types):
+            return NotImplemented  # DTensor first turns itself into the plain collectives that we count
+        namespace = func.namespace
+        if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
+            self._record(f"{namespace}::{func._opname}", self._positional(func, args, kwargs or {}))
+        elif func._schema.name in OPDEFS:
+            return self._look_inside(func, args, kwargs or {})
+        return func(*args, **(kwargs or {}))
+
+    def _look_inside(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a library's custom operator, written in Python, with this mode on: while it handles an op it is off, and
+        what the operator sends would go uncounted."""
+        device = next((a.device.type for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)), "cpu")
+        backend = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device))
+        assert backend is not None
+        super().__enter__()
+        try:
+            return func.redispatch(
+                torch._C.DispatchKeySet(backend), *args, **kwargs
+            )  # past this mode, or it came again
+        finally:
+            super().__exit__(None, None, None)
+
+    @staticmethod
+    def _positional(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        rest = func._schema.arguments[len(args) :]
+        return args + tuple(kwargs.get(argument.name, argument.default_value) for argument in rest)
+
+    def _record(self, name: str, args: tuple[Any, ...]) -> None:
+        if name not in RULES:
+            raise NotImplementedError(f"the ledger has no size rule for {name}; add one to sp_bench/measure/ledger.py")
+        op, size = RULES[name]
+        if op not in _WITHOUT_TRAFFIC:
+            self.add(op, size(args))
+
+    def add(self, op: str, size: Fraction) -> None:
+        key = (_attribution(op), op)
+        self._calls[key] = self._calls.get(key, 0) + 1
+        self._bytes[key] = self._bytes.get(key, Fraction(0)) + size

@@ -1,0 +1,42 @@
+"""What one trial does to its process, kept from the next trial that runs in it."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from sp_bench.measure import ledger
+
+
+class Setting(NamedTuple):
+    """Something that any library may set for the whole process."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+SETTINGS = (
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    # None and not the device that was read: even the same device, once set, slows down every call of torch
+    Setting("default device", torch.get_default_device, lambda device: torch.set_default_device(None)),
+    Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    Setting("deterministic mode", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    Setting("ledger attribution", lambda: dict(ledger._current), ledger._current.update),
+)
+
+
+@contextmanager
+def of_one_trial(device: torch.device) -> Iterator[None]:
+    """Random states and SETTINGS are afterwards as they were before. A setting that had to be put back is named in the
+    rank's log. (The allocator's statistics begin anew with each trial's timed steps.)"""
+    before = [(setting, setting.read()) for setting in SETTINGS]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for setting, value in before:
+        if (left := setting.read()) != value:
+            print(f"the trial left the {setting.name} at {left}; put back to {value}", flush=True)
+            setting.write(value)

@@ -1,0 +1,68 @@
+"""The same training on one process, without sharding, sequence parallelism or FSDP: what a trial is compared with."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.func import functional_call
+
+from sp_bench import kernels
+from sp_bench.attention.autograd import differentiable
+from sp_bench.config.trial import TrialConfig
+from sp_bench.training import cross_entropy, train
+from sp_bench.training.model import Decoder, initialise
+
+
+def broadcast_steps(
+    config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Loss and gradient norm of every step [num_steps,2], and each token's loss [num_steps,m*D*B,S], in fp64.
+
+    Rank 0 computes them; every rank gets them.
+    """
+    num_sequences, seq_len = batches[0].shape[0], batches[0].shape[1] - 1
+    packed = torch.zeros(len(batches), 2 + num_sequences * seq_len, dtype=torch.float64, device=device)
+    if dist.get_rank() == 0:
+        for row, result in zip(packed, run_steps(config, batches, compute_dtype, device), strict=True):
+            assert result.token_losses is not None  # `step` always gives them
+            row.copy_(torch.cat([result.loss[None], result.grad_norm[None], result.token_losses.flatten()]))
+    dist.broadcast(packed, 0)
+    return packed[:, :2], packed[:, 2:].view(-1, num_sequences, seq_len)
+
+
+def run_steps(
+    config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
+) -> list[train.StepResult]:
+    """Train on `batches`, each a step's sequences [m*D*B, S+1]; the attention is the `math` kernel."""
+    attention = differentiable(kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5)
+    decoder = train.build_decoder(config.model, attention, config.dtype)
+    decoder.to_empty(device=device)
+    initialise(decoder, config.seed)
+    optimizer = train.make_optimizer(decoder, config.workload)
+    return [
+        step(decoder, optimizer, sequences.to(device), compute_dtype, config.workload.max_grad_norm)
+        for sequences in batches
+    ]
+
+
+def step(
+    decoder: Decoder,
+    optimizer: torch.optim.Optimizer,
+    sequences: Tensor,
+    compute_dtype: torch.dtype,
+    max_grad_norm: float | None,
+) -> train.StepResult:
+    """One step on `sequences` [m*D*B, S+1], one at a time: memory does not grow with ranks or micro-batches."""
+    num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
+    positions = torch.arange(seq_len, device=sequences.device)
+    parts = []
+    for sequence in sequences.split(1):
+        # Casting inside the graph is what FSDP's mixed precision does: gradients arrive at the stored parameters.
+        parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
+        logits = functional_call(decoder, parameters, (sequence[:, :-1], positions))
+        losses = cross_entropy.of_tokens(logits, sequence[:, 1:])
+        (losses.sum() / (num_sequences * seq_len)).backward()
+        parts.append(losses.detach())
+    token_losses = torch.cat(parts)
+    return train.StepResult(token_losses.mean(), train.update(decoder, optimizer, max_grad_norm), token_losses)

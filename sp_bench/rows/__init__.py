@@ -1,0 +1,1 @@
+"""The row of an attempt: its schema, how it is written and read. No torch."""

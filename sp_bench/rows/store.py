@@ -1,0 +1,298 @@
+"""The row (schema.py has its columns): atomic write, listing by name, and read.
+
+One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Whatever is not a row
+lies under results/<campaign>/_work/, which pandas and this reader ignore.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sp_bench.config.parsing import shown
+from sp_bench.rows.containment import WORK as WORK
+from sp_bench.rows.containment import stays
+from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
+from sp_bench.testing.kill_points import reach
+
+UNCOMMITTED = "row.parquet"  # a row's file inside its claim
+STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preempted")
+
+IDENTITY = ("status", "trial_id", "env_id", "attempt")  # what a file's name says of its row
+PART = 200  # files that are read as one piece
+FOREIGN = "not a row (its name has another form)"
+LEADS_OUT = "a link that leads out of the results"
+NO_FILE = "not a file"
+MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
+MOST_KEPT_BYTES = 2**18  # of a file that stays open until its part is read
+MAX_VALUES = 2**22  # in one column of a row
+MARK = b"sp_bench.schema_version"  # of every file that `write` made
+# With any status: those of a newer schema are read too.
+_FILE = re.compile(
+    r"(?P<trial_id>[0-9a-f]{12})-(?P<env_id>[0-9a-f]{8})-(?P<attempt>0|[1-9][0-9]{0,8})-(?P<status>[a-z_]+)\.parquet"
+)
+
+
+@dataclass(frozen=True)
+class RowName:
+    """What a row's file name says, so that status, plan and resume need not open it."""
+
+    trial_id: str  # 12 hex digits
+    env_id: str  # 8 hex digits
+    attempt: int
+    status: str
+
+    @property
+    def file_name(self) -> str:
+        return f"{self.trial_id}-{self.env_id}-{self.attempt}-{self.status}.parquet"
+
+
+def committed(folder: Path) -> Iterator[RowName]:
+    """The rows of a campaign, from file names alone; other files are passed over."""
+    return (row for _, row in _listing(folder) if isinstance(row, RowName))
+
+
+def latest(rows: Iterable[RowName]) -> dict[tuple[str, str], RowName]:
+    """The last attempt at each trial in each environment."""
+    return {(row.trial_id, row.env_id): row for row in sorted(rows, key=lambda row: row.attempt)}
+
+
+def passed_over(folder: Path) -> Iterator[str]:
+    """One line for each file among the rows that is none by its name, or leads elsewhere; none is opened."""
+    return (f"{shown(name)}: {problem}; skipped" for name, problem in _listing(folder) if isinstance(problem, str))
+
+
+def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
+    """(file name, what it says of its row or why it is none). Nothing for a folder that is not there."""
+    if not folder.is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name[0] in "._":
+                continue
+            row = _row_name(entry.name)
+            if row is None:
+                yield entry.name, FOREIGN
+            elif row.status not in STATUSES:
+                yield entry.name, f"not a row that this version knows (status {row.status})"
+            elif entry.is_symlink() and not stays(Path(entry), folder.parent):
+                yield entry.name, LEADS_OUT
+            elif not (entry.is_file(follow_symlinks=False) or os.path.isfile(entry)):  # asks the disk for links only
+                yield entry.name, NO_FILE
+            else:
+                yield entry.name, row
+
+
+def _row_name(file_name: str) -> RowName | None:
+    match = _FILE.fullmatch(file_name)
+    return RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"]) if match else None
+
+
+def is_committed(folder: Path, trial_id: str, env_id: str, attempt: int) -> bool:
+    """Whether `committed` would list a row of that attempt, without listing thousands of names.
+
+    The folder is opened for that: an NFS client then forgets which files it thought absent.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        names = (RowName(trial_id, env_id, attempt, status).file_name for status in STATUSES)
+        return any(_is_row(folder, name, descriptor) for name in names)
+    finally:
+        os.close(descriptor)
+
+
+def _is_row(folder: Path, name: str, descriptor: int) -> bool:
+    try:
+        mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return False
+    if stat.S_ISLNK(mode):
+        return stays(folder / name, folder.parent) and (folder / name).is_file()
+    return stat.S_ISREG(mode)
+
+
+def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> Path:
+    """Commit one row atomically: temp file, fsync, rename, fsync of the folder.
+
+    `within`: a directory of the same file system for the temp file; while it is there the row may be committed
+    (see claims.py).
+
+    Raises:
+        ValueError: unknown column, unknown status, or a status and reason that do not fit each other.
+        FileNotFoundError: `within` is gone, or `folder`; nothing is committed.
+        OSError: the folder cannot be written; a row that is there is whole.
+    """
+    unknown = sorted(set(row) - set(SCHEMA.names))
+    if unknown:
+        raise ValueError(f"no such columns: {', '.join(unknown)}")
+    if row["status"] not in STATUSES:
+        raise ValueError(f"status {row['status']!r}; use one of {', '.join(STATUSES)}")
+    if (row["status"] == "ok") != (row.get("reason") is None):
+        raise ValueError(f"status {row['status']} with reason {row.get('reason')!r}: a reason is given when not ok")
+    table = _table(row)
+    name = RowName(row["trial_id"], row["env_id"], row["attempt"], row["status"])
+    target = folder / name.file_name
+    temporary = within / UNCOMMITTED if within else folder / f".{name.file_name}.{os.getpid()}"
+    try:
+        with open(temporary, "wb") as file:
+            # dictionaries and statistics of a single value are larger than the value
+            pq.write_table(table, file, use_dictionary=False, write_statistics=False)
+            file.flush()
+            reach("row_written")
+            os.fsync(file.fileno())
+        reach("row_synced")
+        os.replace(temporary, target)
+        reach("row_replaced")
+    except BaseException:
+        with suppress(OSError):  # what stopped the writing counts; the file is in nobody's way
+            os.unlink(temporary)
+        raise
+    descriptor = os.open(folder, os.O_RDONLY)  # not `within`: at worst a crash brings back a file that nobody commits
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    reach("row_committed")
+    return target
+
+
+def _table(row: Mapping[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION}], schema=SCHEMA)
+
+
+def read(
+    folder: Path,
+    columns: Sequence[str] = SCHEMA.names,
+    *,
+    executor: Executor | None = None,
+    progress: Callable[[int], None] = lambda num_files: None,
+) -> tuple[pa.Table, list[str]]:
+    """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
+
+    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named. Only
+    `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
+
+    Raises:
+        OSError: `folder` is missing, not a folder or not readable.
+    """
+    schema = pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
+    paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
+    parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
+    tables, problems = [schema.empty_table()], []
+    read_parts = (executor.map if executor else map)(partial(_read_part, schema), parts)
+    for part, (table, lines) in zip(parts, read_parts, strict=True):
+        tables.append(table)
+        problems += lines
+        progress(len(part))
+    return pa.concat_tables(tables), problems
+
+
+def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
+    """The rows of some files as one table: as many small ones take ten times its memory."""
+    tables, problems = [schema.empty_table()], []
+    opened: list[pq.ParquetFile] = []  # freed together: one by one among the tables it takes a quarter more time
+    for path in paths:
+        try:
+            table, unknown = _read_file(path, schema, opened)
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            problems.append(f"{shown(path.name)}: {shown((reason or type(error).__name__).splitlines()[0])}; skipped")
+        else:
+            tables.append(table)
+            left_out = shown(", ".join(unknown))
+            problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
+    return pa.concat_tables(tables).combine_chunks(), problems
+
+
+def _read_file(path: Path, schema: pa.Schema, opened: list[pq.ParquetFile]) -> tuple[pa.Table, list[str]]:
+    """The row of a file, which joins `opened` unless it is large, and columns that it has and we do not know."""
+    name = _row_name(path.name)
+    if name is None:
+        raise ValueError(FOREIGN)
+    content = _bytes(path)
+    file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+    if len(content) <= MOST_KEPT_BYTES:
+        opened.append(file)
+    columns = set(file.schema_arrow.names)
+    if absent := [column for column in IDENTITY if column not in columns]:
+        raise ValueError(f"not a row (it has no {', '.join(absent)})")
+    _check_claims(file)
+    wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
+    table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
+    table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
+    says = RowName(*(table[column][0].as_py() for column in ("trial_id", "env_id", "attempt", "status")))
+    if says != name:
+        raise ValueError(f"not a row of this name (its columns say {shown(says.file_name)})")
+    return _conform(table, schema), sorted(columns - set(SCHEMA.names))
+
+
+def _bytes(path: Path) -> bytes:
+    """A row's file, opened without waiting for the other end of a pipe, and only as large as a row can be."""
+    if path.is_symlink() and not stays(path, path.parent.parent):
+        raise ValueError(LEADS_OUT)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    found = os.fstat(descriptor)
+    if not stat.S_ISREG(found.st_mode):
+        os.close(descriptor)
+        raise ValueError(NO_FILE)
+    with open(descriptor, "rb") as file:
+        if found.st_size > MAX_ROW_BYTES:
+            raise ValueError(f"not a row ({found.st_size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
+        return file.read(found.st_size)
+
+
+def _check_claims(file: pq.ParquetFile) -> None:
+    """What the file says of itself, before anything is made room for."""
+    metadata = file.metadata
+    if (metadata.num_rows, metadata.num_row_groups) != (1, 1):
+        raise ValueError(f"not a row (it has {metadata.num_rows:,} of them in {metadata.num_row_groups:,} groups)")
+    group = metadata.row_group(0)
+    if group.total_byte_size > MAX_ROW_BYTES:
+        raise ValueError(f"not a row (it unpacks to {group.total_byte_size:,} bytes; at most {MAX_ROW_BYTES:,})")
+    if MARK in (metadata.metadata or {}):
+        return
+    # Of another tool: a few bytes of it may stand for a billion values. Read through first, in little memory, which
+    # raises an error where a column's metadata is damaged; pyarrow 26 ends the process when asked for such metadata.
+    file.scan_contents()
+    largest = max(group.column(i).num_values for i in range(group.num_columns))
+    if largest > MAX_VALUES:
+        raise ValueError(f"not a row (it has {largest:,} values in a column; at most {MAX_VALUES:,})")
+
+
+def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    if table.schema.equals(schema):  # casting column by column takes longer than reading the file
+        return table
+    columns = []
+    for field in schema:
+        if field.name not in table.column_names:
+            columns.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table[field.name]
+        if column.type != field.type and not _same_kind(column.type, field.type):
+            raise ValueError(f"not a row (its {field.name} is {shown(column.type)}, not {field.type})")
+        columns.append(column.cast(field.type))
+    return pa.table(columns, schema=schema)
+
+
+def _same_kind(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning: of a number's width or a time's unit, and of what a newer schema adds."""
+    kinds = (
+        pa.types.is_integer,
+        pa.types.is_floating,
+        pa.types.is_boolean,
+        pa.types.is_timestamp,
+        pa.types.is_map,
+        pa.types.is_struct,
+        lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
+        lambda kind: pa.types.is_list(kind) or pa.types.is_large_list(kind),
+    )
+    return pa.types.is_null(found) or any(of_kind(found) and of_kind(wanted) for of_kind in kinds)

@@ -1,0 +1,1 @@
+"""A decoder, its loss and its optimizer step, sharded over ranks."""
