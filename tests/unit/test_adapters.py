@@ -54,7 +54,8 @@ def test_an_adapter_that_needs_transformers_says_so(libraries, name):
 def test_planning_an_adapter_imports_no_library(make_config, name):
     code = (
         "import sys\n"
-        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
+        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "from sp_bench.config.parsing import parse\n"
         "import json\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'deepspeed', 'ring_flash_attn', 'transformers', 'flash_attn'} & set(sys.modules))\n"

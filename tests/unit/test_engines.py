@@ -174,7 +174,8 @@ def test_a_row_of_attention_alone_has_no_engine(make_config):
 def test_planning_an_engine_imports_no_library(make, name):
     code = (
         "import json, sys\n"
-        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\nfrom sp_bench.config.parsing import parse\n"
+        "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
+        "from sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
         "print(*{'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets'} & set(sys.modules))\n"
     )
