@@ -684,6 +684,6 @@ def test_files_of_one_kind_are_named_by_what_tells_their_settings_apart_and_else
     capped = [("a", {"device_memory_gib": gib}) for gib in (None, 80.0)]
     assert stems(capped) == ["a", "a-device_memory_gib=80"]
     variables = [("a", {"fabric.env.NCCL_X": value}) for value in ("1/..", "2")]
-    assert stems(variables) == ["a-NCCL_X=1_", "a-NCCL_X=2"]
+    assert stems(variables) == ["a-NCCL_X=1", "a-NCCL_X=2"]
     assert stems([of_7b, of_7b, of_7b]) == [f"step_time-attention-forward{number}" for number in ("", "-2", "-3")]
     assert [len(stem) for stem in stems([("a", {"model": f"{n}{'b' * 300}"}) for n in (1, 2)])] == [160, 160]

@@ -456,7 +456,7 @@ def test_none_is_ahead_of_what_it_is_not_told_apart_from(tmp_path: Path) -> None
 
 def test_the_second_may_be_proven_slower_and_a_third_not() -> None:
     (place,) = places(_contest([1.0] * 6, [1.1] * 6, [0.9, 0.9, 1.3, 1.3, 1.3, 1.3]))
-    assert _text(place, 7.0, "") == "a\n1.10x ahead of b, not proven against c"
+    assert _text(place, 7.0, lambda cell: cell.series) == "a\n1.10x ahead of b, not proven against c"
 
 
 # gradient errors
