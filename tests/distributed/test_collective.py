@@ -19,7 +19,8 @@ from sp_bench.config.trial import (
     WorkloadConfig,
 )
 from sp_bench.costs import message_sizes
-from sp_bench.measure.incorrect import Incorrect, collective
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.workloads import collective
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 METHODS = ("ulysses", "ring", "all_gather")

@@ -27,9 +27,10 @@ from sp_bench.config.trial import (
     WorkloadConfig,
 )
 from sp_bench.kernels import cpu_flash
-from sp_bench.measure.incorrect import Incorrect, train_step
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention, ulysses
 from sp_bench.oracle import reduced_length
+from sp_bench.workloads import train_step
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 PROOF_LEN, SEQ_LEN = 64, 128

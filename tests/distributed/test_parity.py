@@ -10,7 +10,8 @@ from trials import PARITY, TINY, job, trial
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import MethodConfig, TrialConfig
-from sp_bench.measure.incorrect import Incorrect, parity
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.workloads import parity
 
 
 def cases(world_size: int) -> list[TrialConfig]:

@@ -17,9 +17,10 @@ from trials import ODD, TINY, TRAIN, job, trial
 
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.engines import fsdp2
-from sp_bench.measure.incorrect import Incorrect, train_step
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import one_process
 from sp_bench.training import text, train
+from sp_bench.workloads import train_step
 
 ULYSSES = MethodConfig("ulysses")
 GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
