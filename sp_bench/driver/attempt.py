@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sp_bench import handover, hardware, methods
+from sp_bench.config.options import canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import patterns
 from sp_bench.driver import launcher
 from sp_bench.driver.claims import Claim, Claims, LostClaim
-from sp_bench.driver.plan import Trial, canonical
+from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals

@@ -1,15 +1,14 @@
 """From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
 
 import hashlib
-import json
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sp_bench import kernels, methods
+from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
 from sp_bench.engines import requirements
 
@@ -27,35 +26,6 @@ class Trial:
     replicate: int
     order_index: int
     unsupported_reason: str | None
-
-
-# A later option of a method that had none comes as null or with a line here, or that method's cells change identity.
-UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
-
-
-def canonical(config: TrialConfig) -> str:
-    """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
-    optional field leaves old identities as they were. So are the only choices before there were others: fsdp2, one
-    micro-batch a step, and steps that are launched call by call."""
-    given = _given(config)
-    for option, only in UNWRITTEN.items():
-        group, _, name = option.partition(".")
-        if given[group].get(name) == only:
-            del given[group][name]
-    if config.engine == EngineConfig():
-        del given["engine"]
-    return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _given(value: Any) -> Any:
-    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {key: _given(item) for key, item in value.items() if item is not None}
-    return value
 
 
 def _digest(text: str) -> str:
