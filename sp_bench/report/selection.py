@@ -20,7 +20,18 @@ from sp_bench.rows import store
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
+    *(
+        "replicate",
+        "attempt",
+        "method",
+        "implementation",
+        "primitive",
+        "exchange",
+        "layout",
+        "variant",
+        "placement",
+        "dkv_dtype",
+    ),
     *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
     *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
     *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),

@@ -49,7 +49,7 @@ class Resolved:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of an attempt. The fields are columns, but for `measured`, which maps further columns to their values."""
+    """What came of an attempt. The fields are columns; `measured` maps further columns to their values."""
 
     status: str
     phase: str
@@ -76,9 +76,7 @@ class Row:
 
     def columns(self) -> dict[str, Any]:
         """All that the row has, by column; absent columns are null."""
-        outcome = {
-            name: value for name, value in vars(self.outcome).items() if name != "measured" and value is not None
-        }
+        outcome = {name: value for name, value in vars(self.outcome).items() if name != "measured"}
         return asked_for(self.config, self.resolved) | dict(self.outcome.measured) | outcome | vars(self.identity)
 
 

@@ -180,7 +180,8 @@ def read(
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
     Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
-    schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
+    schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
+    files; threads do not help. `progress` hears of files read.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
