@@ -14,11 +14,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, TrialConfig
 from sp_bench.costs import attention as attention_costs
+from sp_bench.driver.plan import resolve
 from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.selection import COLUMNS, Selection, select
+from sp_bench.rows import row as row_module
 from sp_bench.rows import store
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -53,6 +55,11 @@ ENVIRONMENT = {
     "process_group": "gloo",
     "env": [("OMP_NUM_THREADS", "1")],
 }
+
+
+def asked_for(config: TrialConfig) -> dict[str, Any]:
+    """The columns of a row that say what was asked for."""
+    return row_module.asked_for(config, resolve(config))
 
 
 def _hash(value: Any, digits: int) -> str:

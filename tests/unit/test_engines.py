@@ -16,6 +16,8 @@ from sp_bench.driver.conf_files import choices
 from sp_bench.engines import requirements
 from sp_bench.training import model
 
+from .rows import asked_for
+
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
 VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"}
