@@ -97,8 +97,7 @@ def processors(cell: Cell) -> str:
 
 def with_kernel(cell: Cell) -> str:
     """Its series, and the kernel unless the series says it."""
-    kernel = str(cell.asked["kernel"])
-    return cell.series if kernel in cell.series.split() else f"{cell.series} with {kernel}"
+    return cell.series if cell.name.says_kernel else f"{cell.series} with {cell.asked['kernel']}"
 
 
 # Also what turns the direction of the text after it: a name must not rewrite its sentence.

@@ -7,7 +7,6 @@ from sp_bench.report.formats import MISSING, whole
 from sp_bench.report.limits import limits, out_of_memory
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import fastest
-from sp_bench.report.series import config_leaves
 from sp_bench.report.tables.metrics import LONGEST, METRICS
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, significant, words_of
 from sp_bench.report.tables.sources import Figure, figures
@@ -159,7 +158,7 @@ def _devices(cell: Cell) -> list[str]:
 
 def _named(figure: Figure, cell: Cell) -> str:
     kernel = str(cell.asked["kernel"])
-    series = cell.series if kernel in cell.series.split() else f"{cell.series}, {kernel}"
+    series = cell.series if cell.name.says_kernel else f"{cell.series}, {kernel}"
     offload = cell.asked["optimizer_offload"]
     place = f"optimizer offloaded ({offload})" if offload else "no offload" if figure.our_offloads else None
     parts = (cell.asked["engine"], place, cell.micro_batches_note)
@@ -188,7 +187,7 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
         different.append("offload (not said)")
     elif _offloads(cell) != bool(figure.our_offloads):
         different.append("offload")
-    checkpointing = config_leaves(asked["config"]).get("workload.activation_checkpointing")
+    checkpointing = cell.options.get("workload.activation_checkpointing")
     if figure.activation_checkpointing and checkpointing not in (None, figure.activation_checkpointing):
         different.append("checkpointing")
     if cell.launch_note:
