@@ -119,7 +119,7 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) 
     leaves = [x.clone().requires_grad_() for x in qkv]
     out = attention(*leaves)
     if out.shape != leaves[0].shape:
-        raise Incorrect(f"output has shape {tuple(out.shape)}, its queries {tuple(leaves[0].shape)}")
+        raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
