@@ -12,7 +12,7 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, Name, config_leaves, name_cells
+from sp_bench.report.series import EXCHANGE, REPLAYED, Name, config_leaves, library, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -103,7 +103,7 @@ class Cell:
     @property
     def is_library(self) -> bool:
         """Whether the attention is code of others."""
-        return self.asked["implementation"] not in (None, OWN_CODE)
+        return library(self.asked["implementation"]) is not None
 
     @property
     def micro_batches(self) -> int:

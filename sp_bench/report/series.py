@@ -92,6 +92,16 @@ def option_words(name: str, value: Any) -> str:
     return f"{shown} not set" if value is None else f"{shown}={_text(value)}"
 
 
+def library(implementation: str | None) -> tuple[str, str] | None:
+    """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
+
+    The version is empty where it was not known. None: the code is ours, or nobody's."""
+    if implementation in (None, OWN_CODE):
+        return None
+    name, _, version = implementation.partition("==")
+    return name, version
+
+
 def config_leaves(config: Any) -> dict[str, Any]:
     """The config's values by dotted name; nothing for a row without a readable config."""
     try:
@@ -197,8 +207,9 @@ class _Series:
         for cell in cells:
             method = cell["primitive"] if cell["workload"] == EXCHANGE else cell["method"]
             layout = cell["layout"] if method in with_ring else None
-            code = None if cell["implementation"] in (None, OWN_CODE) else cell["implementation"].replace("==", " ")
-            parts = (_text(method), cell["variant"], layout, cell["placement"], code and f"({code})")
+            whose = library(cell["implementation"])
+            code = whose and f"({' '.join(filter(None, whose))})"
+            parts = (_text(method), cell["variant"], layout, cell["placement"], code)
             self.said.append([("method", " ".join(str(part) for part in parts if part is not None))])
 
     def name(self, i: int, leave_out: str = "") -> str:
