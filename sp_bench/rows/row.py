@@ -24,6 +24,7 @@ class Identity:
     cell_id: str
     trial_id: str
     env_id: str
+    core_id: str
     replicate: int
     attempt: int
     order_index: int
@@ -87,7 +88,7 @@ def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
 
 def needed_to_read(columns: Sequence[str]) -> list[str]:
     """`columns`, and those that say what their nulls mean in old rows."""
-    more = {"exchange": ["primitive"], "primitive": ["exchange"]}
+    more = {"exchange": ["primitive"], "primitive": ["exchange"], "core_id": ["env_id"]}
     needed = [*columns, *(other for name in columns for other in more.get(name, []))]
     if any(option.old_rows is not None and option.of for name in columns if (option := BY_COLUMN.get(name))):
         needed.append("workload")
@@ -98,12 +99,15 @@ def as_written_today(table: pa.Table) -> pa.Table:
     """Old rows as they would be written today: an option that came later has the value that their null means, and what
     moved the tensors is no part of `primitive` but the column `exchange`."""
     later = [o for o in OPTIONS if o.column in table.column_names and o.old_rows is not None]
-    known = {name: table[name].to_pylist() for name in ("primitive", "workload") if name in table.column_names}
+    beside = ("primitive", "workload", "env_id", "core_id")
+    known = {name: table[name].to_pylist() for name in beside if name in table.column_names}
     known |= {option.column: table[option.column].to_pylist() for option in later}
     for i, primitive in enumerate(known.get("primitive", [])):
         if primitive and primitive.endswith(BY_COPY_ENGINES):
             known["primitive"][i] = primitive.removesuffix(BY_COPY_ENGINES)
             known["exchange"][i] = "copy_engines"
+    for i, core_id in enumerate(known.get("core_id", [])):
+        known["core_id"][i] = core_id or known["env_id"][i]  # which covered all code
     for option in later:
         for i, value in enumerate(known[option.column]):
             if value is None and (not option.of or known["workload"][i] in option.of):
