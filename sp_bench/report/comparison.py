@@ -283,7 +283,6 @@ def _contents(side: Side) -> str:
 def _option_values(side: Side) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for cell in side.cells.values():
-        given = {"workload.launch": cell.asked["launch"], **cell.options}
-        for option, value in given.items():
+        for option, value in cell.options.items():
             found.setdefault(option, set()).add(str(value))
     return found
