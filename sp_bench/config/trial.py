@@ -78,8 +78,9 @@ class MethodConfig:
     exchange: Annotated[
         Literal["collectives", "copy_engines"] | None,
         Declared(
-            "what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels",
-            column=None,
+            "what moves the tensors: collectives of the group | copy_engines, which leave all SMs to the kernels; null "
+            "in old rows: what their primitive says, else collectives",
+            old_rows="collectives",
         ),
     ] = None
 

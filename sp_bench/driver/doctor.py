@@ -13,6 +13,7 @@ from rich.text import Text
 from sp_bench import hardware, kernels
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver.conf_files import choices, conf_file
 from sp_bench.driver.overrides import parse_overrides, read_arguments
 from sp_bench.driver.progress import console
@@ -113,7 +114,7 @@ def fabrics_here() -> list[str]:
 
 
 CURVE_COLUMNS = (
-    *("env_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("env_id", "fabric", "primitive", "exchange", "sp_size", "dtype", "status", "reason", "started_at"),
     *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
 )
 
@@ -130,8 +131,9 @@ def show_curves(arguments: Sequence[str]) -> None:
     for heading in ("ranks", "latency (us)", "bandwidth (GiB/s)", "largest (MiB)", "at the largest (GiB/s)"):
         table.add_column(heading, justify="right")
     table.add_column("status", overflow="fold")
-    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
-        table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
+    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["exchange"], r["sp_size"], r["started_at"])):
+        primitive = transport_name(row["primitive"], row["exchange"])
+        table.add_row(row["fabric"], primitive, row["dtype"], str(row["sp_size"]), *_curve_cells(row))
     console().print(table)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from sp_bench import kernels, methods
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import message_sizes
+from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.costs import message_sizes, patterns
 from sp_bench.engines import requirements
+from sp_bench.rows.row import Resolved
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
 MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
@@ -67,6 +68,23 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
     return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
+
+
+def resolve(config: TrialConfig) -> Resolved:
+    """What the method and the engine make of the config; known without running it."""
+    method, workload = methods.get(config.method.name), config.workload.name
+    layout = method.layout(config.method, config.sp_size)
+    dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
+    lengths = {"attention": config.seq_len, "collective": None}  # the other workloads pad
+    return Resolved(
+        implementation=method.IMPLEMENTATION,
+        primitive=methods.primitive(config.method),
+        dkv_dtype=None if workload == "collective" else config.method.dkv_dtype or dkv_dtype,
+        ulysses_degree=layout.ulysses_degree,
+        ring_degree=layout.ring_degree,
+        padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
+        engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
+    )
 
 
 def _peer_access_reason(config: TrialConfig) -> str | None:

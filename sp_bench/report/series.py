@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from sp_bench.config.dotted import dotted
 from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
@@ -210,7 +211,9 @@ class _Series:
         }
         self.said: list[list[tuple[str, str]]] = []
         for cell in cells:
-            method = cell["primitive"] if cell["workload.name"] == EXCHANGE else cell["method.name"]
+            method = cell["method.name"]
+            if cell["workload.name"] == EXCHANGE:
+                method = transport_name(cell["primitive"], cell[_TRANSPORT])
             layout = cell["method.layout"] if method in with_ring else None
             whose = library(cell["implementation"])
             code = whose and f"({' '.join(filter(None, whose))})"
@@ -232,7 +235,7 @@ class _Series:
                 said += [] if kernel is None else [("kernel.name", kernel)]
 
     def say_transport(self) -> None:
-        """Copy engines after method and layout, before the options; the primitive of an exchange names them itself."""
+        """Copy engines after method and layout, before the options; the exchange alone has them in its primitive."""
         for cell, said in zip(self.cells, self.said, strict=True):
             if cell[_TRANSPORT] == "copy_engines" and cell["workload.name"] != EXCHANGE:
                 said.insert(1, (_TRANSPORT, "by copy engines"))
