@@ -3,7 +3,7 @@
 import os
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sp_bench import handover, hardware
-from sp_bench.driver import launcher
+from sp_bench.driver import identity, launcher
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.plan import Trial, resolve
 from sp_bench.driver.progress import Progress
@@ -29,7 +29,6 @@ class Campaign:
 
     settings: CampaignConfig
     folder: Path
-    env_ids: Mapping[str, str]  # by kind of device: cpu, cuda
     git_sha: str | None
     git_dirty: bool | None
 
@@ -39,7 +38,7 @@ class Campaign:
         return self.folder / store.WORK
 
     def env_id(self, planned: Trial) -> str:
-        return self.env_ids[planned.config.hardware.device]
+        return identity.env_id(planned.config)
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,8 @@ class Driver:
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""
-        identity = (attempt.planned.trial_id, attempt.env_id, attempt.number)
-        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *identity))
+        key = (attempt.planned.trial_id, attempt.env_id, attempt.number)
+        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
 
 
 class Ended(NamedTuple):
@@ -179,11 +178,12 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) ->
 
 def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
     planned = attempt.planned
-    identity = Identity(
+    named = Identity(
         campaign=campaign.settings.campaign,
         cell_id=planned.cell_id,
         trial_id=planned.trial_id,
         env_id=attempt.env_id,
+        core_id=identity.core_id(planned.config.hardware.device),
         replicate=planned.replicate,
         attempt=attempt.number,
         order_index=planned.order_index,
@@ -191,4 +191,4 @@ def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
         git_sha=campaign.git_sha,
         git_dirty=campaign.git_dirty,
     )
-    return Row(identity, planned.config, resolve(planned.config), outcome)
+    return Row(named, planned.config, resolve(planned.config), outcome)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.compute as pc  # its functions are made at import, where no type checker sees them
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
 from sp_bench.config.trial import TrialConfig
@@ -25,6 +25,7 @@ class Identity:
     cell_id: str
     trial_id: str
     env_id: str
+    core_id: str
     replicate: int
     attempt: int
     order_index: int
@@ -88,7 +89,7 @@ def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
 
 def needed_to_read(columns: Sequence[str]) -> list[str]:
     """`columns`, and those that say what their nulls mean in old rows."""
-    more = {"exchange": ["primitive"], "primitive": ["exchange"]}
+    more = {"exchange": ["primitive"], "primitive": ["exchange"], "core_id": ["env_id"]}
     needed = [*columns, *(other for name in columns for other in more.get(name, []))]
     if any(option.old_rows is not None and option.of for name in columns if (option := BY_COLUMN.get(name))):
         needed.append("workload")
@@ -106,6 +107,8 @@ def as_written_today(table: pa.Table) -> pa.Table:
         table = table.set_column(names.index("primitive"), "primitive", alone)
         exchange = pc.if_else(by_engines, "copy_engines", table["exchange"])
         table = table.set_column(names.index("exchange"), "exchange", exchange)
+    if "core_id" in names:  # the env_id of old rows covered all code
+        table = table.set_column(names.index("core_id"), "core_id", pc.coalesce(table["core_id"], table["env_id"]))
     for name in names:
         option = BY_COLUMN.get(name)
         if option is None or option.old_rows is None:

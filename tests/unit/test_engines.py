@@ -12,9 +12,11 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan
-from sp_bench.driver.conf_files import choices
+from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements
 from sp_bench.training import model
+
+from .rows import asked_for
 
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]

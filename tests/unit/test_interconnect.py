@@ -12,7 +12,7 @@ from sp_bench.report.page import interconnect
 from sp_bench.report.selection import select
 from sp_bench.rows import store
 
-from .rows import row
+from .rows import asked_for, row
 
 NO_ATTENTION = dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "rel_error_output", "correctness_seq_len"))
 

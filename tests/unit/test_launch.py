@@ -24,7 +24,7 @@ from sp_bench.report.page.parts import plain
 from sp_bench.report.page.rivals import summary as rivals_summary
 from sp_bench.report.time_parts import kernel_alone
 
-from .rows import cells_of, row
+from .rows import asked_for, cells_of, row
 
 ON_GPUS = {"fabric": "nvlink", "hardware": "h200", "kernel": "math", "workload__launch": "cuda_graph"}
 RING = {"method": "ring", "layout": "zigzag"}

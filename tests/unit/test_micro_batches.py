@@ -22,7 +22,7 @@ from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.tables import paper_tables
 from sp_bench.training import text, train
 
-from .rows import cells_of, hf_step, row
+from .rows import asked_for, cells_of, hf_step, row
 
 ADAM = "deepspeed_cpu_adam"
 CAP = {"device_memory_gib": 80.0}

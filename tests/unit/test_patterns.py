@@ -16,6 +16,8 @@ from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
 from sp_bench.driver import support
 from sp_bench.driver.support import Question
 
+from .rows import asked_for
+
 DOC = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text()
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
 MIB = 2**20

@@ -14,6 +14,8 @@ from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Signals
 from sp_bench.rows import schema, store
 
+from .rows import asked_for
+
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
 
 
