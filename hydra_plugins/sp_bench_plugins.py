@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, local, progress, sweep
+from sp_bench.driver import campaign, progress, sweep
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.rows import store
 
@@ -69,7 +69,7 @@ class LocalLauncher(Launcher):
             for trial in composed:  # one: --cfg takes no sweeps
                 _show(trial, self.config)
             return []
-        campaign.run([parse(TrialConfig, each) for each in composed], _settings(self.config), local.launch, Reporter())
+        campaign.run([parse(TrialConfig, each) for each in composed], _settings(self.config), Reporter())
         return []
 
     def _compose(self, overrides: Sequence[str]) -> dict[str, Any]:

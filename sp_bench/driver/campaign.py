@@ -4,7 +4,7 @@ import itertools
 import random
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,18 +12,15 @@ from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import attempt, plan
-from sp_bench.driver.attempt import Attempt, Campaign, Driver
+from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, number_of, show_plan, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.driver.storage import StorageError
 from sp_bench.rows import store
 from sp_bench.rows.containment import require_contained
 from sp_bench.rows.store import RowName
-
-Launch = Callable[[Sequence[Attempt], Driver], Sequence[Attempt]]
 
 
 class Built(Protocol):
@@ -59,7 +56,7 @@ POLL_S = 0.5  # between looks at what other runs have committed
 REPORT = "report"  # claimed by the run that makes it
 
 
-def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch, reporter: Reporter) -> None:
+def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter) -> None:
     """Every trial that is not committed under this environment yet leaves one row; other runs of the campaign may share
     the work. With `resume`, some that are committed are tried again. With `plan_only`, show it instead.
 
@@ -88,7 +85,7 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, launch: Launch
     _make_writable(campaign)
     try:
         with Claims(campaign.work / FOLDER) as claims:
-            interrupted = _run(left, before, campaign, claims, devices, launch, reporter)
+            interrupted = _run(left, before, campaign, claims, devices, reporter)
             if hint := _hint(trials, campaign):
                 print(hint)
             if interrupted:
@@ -168,14 +165,13 @@ def _run(
     campaign: Campaign,
     claims: Claims,
     devices: tuple[str, ...],
-    launch: Launch,
     reporter: Reporter,
 ) -> bool:
     """Give every attempt its row and say what came of it; whether a signal ended that early."""
     with Signals() as signals, Progress([a.planned for a in left], [row.status for row in before]) as progress:
         interrupted = False
         try:
-            _fill(left, Driver(campaign, claims, signals, progress, devices), launch)
+            _fill(left, Driver(campaign, claims, signals, progress, devices))
         except Interrupted:
             interrupted = True
         except KeyboardInterrupt:  # the second Ctrl-C: at once
@@ -184,7 +180,7 @@ def _run(
     return interrupted
 
 
-def _fill(attempts: Sequence[Attempt], driver: Driver, launch: Launch) -> None:
+def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
     """What nobody has claimed is run here, for what others have claimed their rows are waited for."""
     left = {each.key: each for each in attempts}
     while left:
@@ -195,7 +191,7 @@ def _fill(attempts: Sequence[Attempt], driver: Driver, launch: Launch) -> None:
             if ended := attempt.refuse(each, driver):
                 driver.progress.finish(each.planned, *ended)
                 del left[each.key]
-        for each in launch([a for a in left.values() if not a.planned.unsupported_reason], driver):
+        for each in attempt.run_next([a for a in left.values() if not a.planned.unsupported_reason], driver):
             del left[each.key]
         for row in store.committed(driver.campaign.folder) if left else ():
             if each := left.pop(f"{row.trial_id}-{row.env_id}-{row.attempt}", None):

@@ -1,16 +1,17 @@
 """Trials by ranks that misbehave: nothing of one shows in the next of its processes, nor passes for a result."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sp_bench import handover, worker
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import launcher
+from sp_bench.driver.launch import launch as launch_trials
 from sp_bench.driver.settings import DeadlinesConfig
-from sp_bench.measure import library_state
 
 CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)
@@ -18,14 +19,11 @@ SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "work
 NAMES = ("large", "small", "small_again")
 
 
-def launch(configs: dict[str, TrialConfig], root: Path, worker: Path) -> dict[str, dict[str, Any]]:
+def launch(configs: dict[str, TrialConfig], root: Path, script: Path) -> dict[str, dict[str, Any]]:
     """Columns of each trial, run one after another in the processes of one launch, by ranks that are this script."""
     folders = {name: root / name for name in configs}
-    world_size = next(iter(configs.values())).world_size
-    official = launcher.torchrun(world_size, [*folders.values()])
-    module = official.index("sp_bench.worker")
-    command = [*official[: module - 1], str(worker), *official[module + 1 :]]
-    results = launcher.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
+    command = [sys.executable, str(script), *(str(folder / handover.TRIAL) for folder in folders.values())]
+    results = launch_trials([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
     return {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
 
 
@@ -81,7 +79,7 @@ def test_what_had_to_be_put_back_is_named_in_the_ranks_log(group):
     _, root = group
     for name in NAMES:
         log = (root / name / "rank1.log").read_text()
-        for setting in library_state.SETTINGS:
+        for setting in worker.SETTINGS:
             assert f"the trial left the {setting.name} at" in log
 
 
