@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend
+from torch._C._distributed_c10d import Backend, TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench import handover, methods, workloads
@@ -45,14 +45,14 @@ def _prove_and_measure(trial: Path, rank: int) -> None:
     _log_to(handover.log_path(folder, rank))
     try:
         _enter_phase(folder, rank, "init")
-        record = _run(handover.read_trial(trial), folder, rank)
+        columns = _run(handover.read_trial(trial), folder, rank)
     except BaseException as error:
         failed_at = time.time()
         traceback.print_exc()
         handover.send_event(folder, _failure(rank, failed_at, error))
         _leave(1)
     if rank == 0:
-        handover.write_record(folder, record)
+        handover.write_record(folder, columns)
     handover.enter_phase(folder, rank, "done")
 
 
@@ -101,10 +101,10 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
 
 def _join(backend: str, device: torch.device) -> None:
     """Meet the other ranks at MASTER_ADDR:MASTER_PORT."""
-    if handover.LISTEN_FD in os.environ:  # rank 0 of our driver, which listens at that port already
+    if handover.LISTEN_FD in os.environ:  # rank 0, if whoever started it listens at that port already
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        # init_process_group finds this server by its port, since both allow several tenants, and keeps it
-        server = dist.TCPStore(
+        # init_process_group finds this server by its port, because both are multi-tenant, and keeps it
+        server = TCPStore(
             address,
             port,
             is_master=True,

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def launch(
     ranks = Ranks()
     started_at, start = datetime.now(UTC), time.monotonic()
     try:
-        start_ranks(ranks, command or worker(folders), trials[0][0], folders[0], token)
+        ranks.start(command or worker(folders), trials[0][0], folders[0], token)
         for config, folder in trials:
             is_last = folder == folders[-1]
             oom_before = oom_kills()
@@ -101,60 +101,34 @@ def worker(folders: Sequence[Path]) -> list[str]:
     return [sys.executable, "-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)]
 
 
-@dataclass
 class Ranks:
-    """The processes of one launch, and those that have ended, in the order in which they did."""
+    """The processes of one launch."""
 
-    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
-    exits: list[Exit] = field(default_factory=list)
-    _waiting: list[threading.Thread] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.exits: list[Exit] = []  # of those that have ended, in the order in which they did
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._waiting: list[threading.Thread] = []
 
-    def add(self, process: subprocess.Popen[bytes]) -> None:
-        rank = len(self.processes)
+    def start(self, command: Sequence[str], config: TrialConfig, folder: Path, token: str) -> None:
+        """Start `command` once per rank on this machine. Each rank writes to its log in `folder` from the start.
 
-        def wait() -> None:  # in a thread per rank: the time of an exit tells a failure from its echo on the peers
-            exit_code = process.wait()
-            self.exits.append(Exit(rank, exit_code, time.time()))
-
-        self.processes.append(process)
-        self._waiting.append(threading.Thread(target=wait, name=f"rank {rank}", daemon=True))
-        self._waiting[-1].start()
-
-    def terminate(self) -> None:
-        """Ask those that still run to end."""
-        ended = {each.rank for each in self.exits}
-        for rank, process in enumerate(self.processes):
-            if rank not in ended:
-                process.terminate()
-
-    def join(self) -> None:
-        """Wait until all have ended."""
-        for thread in self._waiting:
-            thread.join()
-
-
-def start_ranks(ranks: Ranks, command: Sequence[str], config: TrialConfig, folder: Path, token: str) -> None:
-    """Start `command` once per rank on this machine. Each rank writes to its log in `folder` from the start.
-
-    Rank 0 inherits a socket that listens already, so no other process can take the port before the ranks meet there.
-    """
-    with socket.create_server(("127.0.0.1", 0), backlog=config.world_size) as listening:
-        address, port = listening.getsockname()
-        for rank in range(config.world_size):
-            variables = environment(config) | {
+        Rank 0 inherits a socket that listens already, so no other process can take the port before the ranks meet.
+        """
+        with socket.create_server(("127.0.0.1", 0), backlog=config.world_size) as listening:
+            address, port = listening.getsockname()
+            shared = environment(config) | {
                 devices.TOKEN: token,
-                "RANK": str(rank),
-                "LOCAL_RANK": str(rank),
                 "WORLD_SIZE": str(config.world_size),
                 "LOCAL_WORLD_SIZE": str(config.world_size),
                 "MASTER_ADDR": address,
                 "MASTER_PORT": str(port),
             }
-            if rank == 0:
-                variables[handover.LISTEN_FD] = str(listening.fileno())
-            with open(handover.log_path(folder, rank), "ab") as log:
-                ranks.add(
-                    subprocess.Popen(
+            for rank in range(config.world_size):
+                variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if rank == 0:
+                    variables[handover.LISTEN_FD] = str(listening.fileno())
+                with open(handover.log_path(folder, rank), "ab") as log:
+                    process = subprocess.Popen(
                         command,
                         cwd=folder,
                         env=variables,
@@ -164,7 +138,25 @@ def start_ranks(ranks: Ranks, command: Sequence[str], config: TrialConfig, folde
                         start_new_session=True,  # a Ctrl-C reaches the driver only
                         pass_fds=[listening.fileno()] if rank == 0 else [],
                     )
-                )
+                # a thread for each, so that the time of an exit tells a failure from its echo on the peers
+                waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)
+                waiting.start()
+                self._processes.append(process)
+                self._waiting.append(waiting)
+
+    def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        exit_code = process.wait()
+        self.exits.append(Exit(rank, exit_code, time.time()))
+
+    def terminate(self) -> None:
+        """Ask those that still run to end."""
+        for process in self._processes:
+            process.terminate()  # does nothing to a process that has ended
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for thread in self._waiting:
+            thread.join()
 
 
 def environment(config: TrialConfig) -> dict[str, str]:

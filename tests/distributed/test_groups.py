@@ -1,6 +1,7 @@
 """Trials by ranks that misbehave: nothing of one shows in the next of its processes, nor passes for a result."""
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,15 @@ def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config
     columns = launch({"chatty": config}, tmp_path, CHATTY)["chatty"]
     assert columns["status"] == "incorrect", columns
     assert "bytes sent by rank 0 differ from the closed form: backward all_to_all: counted" in columns["reason"]
+
+
+def test_torchrun_can_start_the_worker(make_config, tmp_path):
+    """As anything can that sets the same variables, on several machines too: a rank does not know who started it."""
+    trial = handover.write_trial(tmp_path, make_config(method="ring", kernel="math", sp_size=2, seq_len=64, **SHORT))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
+    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    done = subprocess.run([*torchrun, *meet, "-m", "sp_bench.worker", str(trial)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    columns = handover.read_record(tmp_path)
+    assert columns is not None
+    assert len(columns["peak_host_bytes"]) == 2

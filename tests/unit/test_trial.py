@@ -182,7 +182,7 @@ def test_each_rank_is_told_who_it_is_and_only_rank_0_has_the_socket_where_they_m
 def test_every_exit_is_known_with_its_code_and_its_time(make_config, tmp_path, code):
     script = f"import os, time; time.sleep(0.2 * int(os.environ['RANK'])); print(time.time()); {_end(code)}"
     ranks = launching.Ranks()
-    launching.start_ranks(ranks, [sys.executable, "-uc", script], make_config(), tmp_path, devices.new_token())
+    ranks.start([sys.executable, "-uc", script], make_config(), tmp_path, devices.new_token())
     ranks.join()
     assert [(each.rank, each.code) for each in ranks.exits] == [(0, code), (1, code)]
     for each in ranks.exits:
