@@ -199,7 +199,7 @@ def _library_state_restored(device: torch.device) -> Iterator[None]:
         yield
     for setting, value in before:
         if (left := setting.read()) != value:
-            print(f"the trial left the {setting.name} at {left}; put back to {value}", flush=True)
+            print(f"the trial left the {setting.name} at {left}; restored to {value}", flush=True)
             setting.write(value)
 
 

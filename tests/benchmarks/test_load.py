@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench.driver import attempt, campaign
+from sp_bench.driver import campaign
 
 from ..unit.test_load import ROWS, full, settings
 
@@ -41,7 +41,7 @@ def test_plan_of_20_000_rows(timed):
 
 def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full, monkeypatch):
     root, configs = full
-    monkeypatch.setattr(attempt, "run_next", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(campaign.attempt, "run_next", Mock(side_effect=KeyboardInterrupt))
 
     def resume():
         with pytest.raises(SystemExit):

@@ -7,9 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import campaign, devices, plan
+from sp_bench.driver import campaign, devices, identity, plan
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Interrupted, Signals
@@ -59,12 +58,12 @@ def test_the_hardware_that_rows_name_is_what_the_machine_has(make_config, kind, 
     config = make_config(hardware=kind, fabric="nvlink", dtype="bfloat16", kernel="cudnn")
     found = None if names is None else Gpus("580", tuple(Gpu(name, f"GPU-{n}") for n, name in enumerate(names)))
     with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
-        campaign._require_devices([config], found, settings(plan_only=plan_only))
+        campaign.require_devices([config], found, settings(plan_only=plan_only))
 
 
 def test_a_plan_for_the_cpu_and_gpus_runs_where_there_are_none(make_config):
     gpu = make_config(hardware="h200", fabric="nvlink", dtype="bfloat16", kernel="cudnn")
-    assert campaign._require_devices([make_config(), gpu], None, settings()) is None
+    assert campaign.require_devices([make_config(), gpu], None, settings()) is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -80,11 +79,11 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
     (tmp_path / "c").mkdir()
     first = plan.plan(configs, 1, 0, None)[0].trial_id
     second = plan.plan(configs, 1, 0, None)[1].trial_id
-    (tmp_path / "c" / RowName(second, hardware.env_id("cpu"), 0, "ok").file_name).touch()
+    (tmp_path / "c" / RowName(second, identity.env_id(configs[0]), 0, "ok").file_name).touch()
     for env_id in ("0" * 8, "1" * 8):
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
     campaign.run(configs, asked, reporter=Mock())
-    here = hardware.env_id("cpu")
+    here = identity.env_id(configs[0])
     expected = f"1 of 1 trial without a row of this environment (env_id {here}) have one of 00000000, 11111111: other"
     assert expected in capsys.readouterr().out
 

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import cli, hardware
-from sp_bench.driver import campaign, plan
+from sp_bench import cli
+from sp_bench.driver import campaign, identity, plan
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import store
 
@@ -26,7 +26,7 @@ def full(tmp_path_factory, make_config):
     garbage.write_bytes(b"no parquet")
     base = make_config(method="ring", kernel="math")
     configs = [replace(base, seq_len=8 * n) for n in range(1, ROWS // 10 + 1)]
-    env_id = hardware.env_id("cpu")
+    env_id = identity.env_id(base)
     for index, trial in enumerate(plan.plan(configs, 10, 0, None)):
         name = store.RowName(trial.trial_id, env_id, 0, STATUSES[index % len(STATUSES)])
         os.link(garbage, folder / name.file_name)
@@ -51,7 +51,7 @@ def unopened(monkeypatch):
 
 def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root), never, Mock())
+    campaign.run(configs, settings(root), Mock())
     *lines, counts = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + ROWS
     assert counts == "20000 trials: 20000 done; nothing was launched"
@@ -60,12 +60,12 @@ def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unope
 
 def test_a_plan_to_resume_them_has_those_again_that_may_end_otherwise(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root, resume=True), never, Mock())
+    campaign.run(configs, settings(root, resume=True), Mock())
     counts = capsys.readouterr().out.splitlines()[-1]
     assert counts == "20000 trials: 12000 done, 8000 to run; nothing was launched"
 
 
-def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unopened, capsys):
+def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unopened, capsys, monkeypatch):
     root, configs = full
     attempts = []
 
@@ -73,8 +73,9 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
         attempts.extend(left)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(campaign.local, "launch", launch)
     with pytest.raises(SystemExit, match="130"):
-        campaign.run(configs, settings(root, resume=True, plan_only=False), launch, Mock())
+        campaign.run(configs, settings(root, resume=True, plan_only=False), Mock())
     assert len(attempts) == 8000
     assert {attempt.number for attempt in attempts} == {1}
     assert "12000 of 20000 trials are committed already" in capsys.readouterr().out
