@@ -1,4 +1,4 @@
-"""An attention and its backward as one differentiable function."""
+"""Makes the forward and the backward of an attention one differentiable function."""
 
 from collections.abc import Callable
 
@@ -22,5 +22,8 @@ class _Differentiable(torch.autograd.Function):
 
 
 def differentiable(attention: Attention, *, causal: bool, scale: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """(q [B,Sq,Hq,D], k and v [B,Sk,Hkv,D]) -> [B,Sq,Hq,D]."""
+    """A differentiable function: q [B,Sq,Hq,D], k and v [B,Sk,Hkv,D] -> output [B,Sq,Hq,D].
+
+    `attention` is a kernel, or a ring or a gather over several ranks. Saved for the backward: q, k, v, output and lse.
+    """
     return lambda q, k, v: _Differentiable.apply(attention, causal, scale, q, k, v)  # pyright: ignore[reportReturnType]

@@ -1,9 +1,15 @@
-"""The primitives of exchange.py by copy engines: each rank pulls its peers' slices out of symmetric memory with
-contiguous device-to-device copies, which the GPU's DMA engines carry out. Meanwhile no SM is taken from the kernels, as
-NCCL does, but for a barrier of one small block. One host, peer access between all GPUs.
+"""The primitives of exchange.py, carried by the GPU's copy engines instead of NCCL.
 
-A message: its tensors are copied into a slot that the peers can read, and what stays on this rank to its place; a
-barrier says that every rank has done so; the pulls. What is received is ordinary memory.
+Each rank pulls its peers' slices out of symmetric memory with contiguous device-to-device copies. The GPU's DMA engines
+carry these out, so that the attention kernels keep all SMs; NCCL's kernels would take some of them. Only a barrier runs
+on an SM, as one small block. All ranks must be on one host, with peer access between all GPUs.
+
+A message has three parts:
+1. The rank copies its tensors into a slot that its peers can read, and copies what stays on this rank to its place.
+2. A barrier waits until every rank has done so.
+3. The rank pulls what is meant for it out of its peers' slots, into ordinary memory.
+
+P ranks in the group.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,23 +25,23 @@ from torch import Tensor
 from sp_bench.attention.exchange import Collectives, Message, StreamEvent, Transport, side_stream, start
 from sp_bench.measure import ledger
 
-# Of each size, used in turn. Who has passed the barrier of one message knows that all peers have pulled the message
-# before it, whose slot the next message may then fill.
+# Slots of each size, used in turn. A rank that has passed the barrier of one message knows that all peers have pulled
+# the message before it. So the next message may overwrite the slot of that earlier one.
 SLOTS = 2
 
 
 @dataclass
 class _Slot:
-    """A buffer of symmetric memory, the same on every rank of the group."""
+    """A buffer of symmetric memory. Every rank of the group has one of this size and can read the others'."""
 
-    buffer: Tensor  # keeps the memory
-    handle: Any
-    views: dict[Any, list[Tensor]] = field(default_factory=dict)
+    buffer: Tensor  # this rank's; held so that its memory is not freed
+    handle: Any  # of torch's symmetric memory: gives the peers' buffers, and the barrier
+    views: dict[Any, list[Tensor]] = field(default_factory=dict)  # what `parts` has returned
 
     def parts(self, rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The buffer on `rank`, cut into contiguous tensors like `tensors`, one after the other."""
+        """The buffer of `rank`, cut into contiguous tensors that have the shapes and dtypes of `tensors`."""
         key = (rank, *((t.shape, t.dtype) for t in tensors))
-        if key not in self.views:  # making a view of a peer's memory takes the host a while
+        if key not in self.views:  # kept, because the host takes a while to make a view of a peer's memory
             starts = accumulate(map(_aligned_bytes, tensors), initial=0)
             self.views[key] = [
                 self.handle.get_buffer(rank, tuple(t.shape), t.dtype, start // t.element_size())
@@ -45,17 +51,17 @@ class _Slot:
 
 
 def _aligned_bytes(tensor: Tensor) -> int:
-    """What a tensor takes of a slot: the next one may be of any dtype."""
+    """Bytes that a tensor takes in a slot: rounded up to 16, since the tensor behind it may have any dtype."""
     return -(-ledger.payload(tensor) // 16) * 16
 
 
 @dataclass(frozen=True)
 class CopyEngines:
-    """A Transport. Slots are made at the first message of a size, by all ranks of the group together."""
+    """A `Transport`. All ranks of the group together make the slots of a size, at the first messages of that size."""
 
     group: dist.ProcessGroup
-    lane: int = 0  # of its stream: groups of different lanes do not wait for each other's pulls
-    _slots: dict[int, list[_Slot]] = field(default_factory=dict)
+    lane: int = 0  # each lane has its own stream: groups of different lanes do not wait for each other's pulls
+    _slots: dict[int, list[_Slot]] = field(default_factory=dict)  # by bytes
 
     def all_to_all(self, sent: Sequence[Tensor]) -> Message:
         received = [torch.empty_like(t) for t in sent]
@@ -64,7 +70,7 @@ class CopyEngines:
         def pull(slot: _Slot) -> None:
             for peer in self._peers():
                 for part, to in zip(slot.parts(peer, sent), received, strict=True):
-                    to[peer].copy_(part[rank])
+                    to[peer].copy_(part[rank])  # of the peer's P slices, the one for this rank
 
         off_rank = sum(map(ledger.payload, sent)) // size * (size - 1)
         stays = [(to[rank], t[rank]) for to, t in zip(received, sent, strict=True)]
@@ -83,7 +89,7 @@ class CopyEngines:
         return self._start("all_gather", ledger.payload(tensor) * (size - 1), [tensor], [gathered], stays, pull)
 
     def reduce_scatter(self, tensor: Tensor) -> Message:
-        """By NCCL: copy engines cannot add."""
+        """Carried by NCCL, because copy engines cannot add."""
         return Collectives(self.group).reduce_scatter(tensor)
 
     def shift(self, sent: Sequence[Tensor]) -> Message:
@@ -97,7 +103,7 @@ class CopyEngines:
         return self._start("send", sum(map(ledger.payload, sent)), sent, received, [], pull)
 
     def _peers(self) -> list[int]:
-        """The others, one after the other, so that no two ranks pull from one at a time."""
+        """The other ranks, beginning with the next one, so that no two ranks pull from the same peer at once."""
         rank, size = self.group.rank(), self.group.size()
         return [(rank + step) % size for step in range(1, size)]
 
@@ -110,6 +116,12 @@ class CopyEngines:
         stays: Sequence[tuple[Tensor, Tensor]],
         pull: Callable[[_Slot], None],
     ) -> Message:
+        """Start a message of `sent` that fills `received`.
+
+        stays: (destination, source) of what does not leave this rank.
+        pull: copies what is meant for this rank out of the peers' slots into `received`.
+        """
+
         def issue() -> Message:
             ledger.count(op, off_rank_bytes)
             slot = self._next_slot(sum(map(_aligned_bytes, sent)), sent[0].device)
@@ -117,7 +129,8 @@ class CopyEngines:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 mine = zip(slot.parts(self.group.rank(), sent), sent, strict=True)
-                # copies within a device may take its SMs: all of them before the pulls, or a kernel would hold up both
+                # Copies within a device may run on its SMs, where a kernel can hold them up. All of them come before
+                # the pulls, which would otherwise have to wait as well.
                 for to, tensor in (*mine, *stays):
                     to.copy_(tensor)
                 packed = StreamEvent.record()
@@ -126,17 +139,19 @@ class CopyEngines:
                 return Message(sent, received, [StreamEvent.record()], packed)
 
         copies = list(zip(received, sent, strict=True))
+        # what an all-gather receives: [P*n, ...] -> [P, n, ...], so that a local copy fills every rank's place
         whole = [(to, t) if to.shape == t.shape else (to.unflatten(0, (-1, len(t))), t) for to, t in copies]
         return start(sent, received, issue, lambda: [to.copy_(t) for to, t in whole])
 
     def _next_slot(self, num_bytes: int, device: torch.device) -> _Slot:
-        """The slots of a size take turns."""
+        """The next slot of this size; the slots of a size take turns."""
         import torch.distributed._symmetric_memory as symmetric_memory
 
         slots = self._slots.setdefault(num_bytes, [])
         if len(slots) < SLOTS:
             buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-            # its signals are zeroed on the default stream: behind a kernel, that would wipe a faster peer's signal
+            # `empty` zeroes the barrier's signals on the default stream. If a kernel delayed that, the zeroing would
+            # wipe the signal of a faster peer. So wait for it before the peers learn of the buffer.
             torch.cuda.synchronize(device)
             slots.append(_Slot(buffer, symmetric_memory.rendezvous(buffer, self.group)))
         else:
@@ -144,9 +159,9 @@ class CopyEngines:
         return slots[-1]
 
 
-@cache  # slots are dear: one transport for all that a process opens on a group
+@cache  # slots take device memory: whatever a process opens on a group shares one transport
 def transport(exchange: str | None, group: dist.ProcessGroup) -> Transport:
-    """What `method.exchange` asks for."""
+    """The transport that `method.exchange` asks for; the group's collectives unless it is "copy_engines"."""
     if exchange == "copy_engines":
         return CopyEngines(group, lane=transport.cache_info().currsize)
     return Collectives(group)

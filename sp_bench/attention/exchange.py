@@ -1,8 +1,12 @@
-"""The messages of sequence-parallel attention: each primitive issued in one place and marked as attention traffic.
+"""The messages of sequence-parallel attention. Each primitive is issued in one place, which marks it as attention
+traffic for the ledger.
 
-Each starts at once and returns a `Message`; the caller waits for it where it needs the result. `Collectives` issues the
-process group's collectives; copy_engines.py has the same primitives over symmetric memory. Inside `local_copies`
-nothing travels: every message is a copy of the same shape on this device, which leaves the compute-only arm of a step.
+A primitive starts its message at once and returns a `Message`; the caller waits for it where it needs the result.
+`Collectives` issues the process group's collectives; copy_engines.py has the same primitives over symmetric memory.
+Inside `local_copies` nothing travels: every message becomes a copy of the same shape on this device. That is how a step
+is timed without communication.
+
+P ranks in the group.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,14 +21,14 @@ from torch import Tensor
 
 from sp_bench.measure import ledger
 
-# torch 2.13 renamed both and deprecates the old names; 2.11 has only those.
+# torch 2.13 renamed both functions and deprecates the old names; torch 2.11 has only the old names.
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Callable = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-HEAD_START_CYCLES = 20_000  # 10 us: a message behind an event starts within 5
+HEAD_START_CYCLES = 20_000  # about 10 us; a message that waits for an event starts within 5 us of it
 
-_BESIDE = dist.AllToAllOptions()
-_BESIDE.asyncOp = True  # else NCCL's kernel would go behind the attention kernels, on their stream
+_ON_NCCLS_STREAM = dist.AllToAllOptions()
+_ON_NCCLS_STREAM.asyncOp = True  # otherwise NCCL's kernel would run on the attention kernels' stream, behind them
 
 
 class Waitable(Protocol):
@@ -33,29 +37,33 @@ class Waitable(Protocol):
 
 @dataclass
 class Message:
-    """What is under way, to be waited for once. Keeps its tensors alive until then, and no longer: who holds on to a
-    message that has arrived does not hold memory."""
+    """A message under way, to be waited for once. It keeps its tensors alive until then and no longer: a message that
+    has arrived holds no memory."""
 
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
     works: Sequence[Waitable]
-    packed: Waitable | None = None  # when its own copies on this device are done, which kernels make; None: it has none
+    packed: Waitable | None = None  # its copies on this device, which may run as kernels; None: it needs none
 
     def wait_all(self) -> Sequence[Tensor]:
-        """On CUDA the current stream waits and the host goes on."""
+        """Wait, and return the received tensors. On CUDA the current stream waits and the host goes on."""
         for work in self.works:
             work.wait()
         received, self.sent, self.received, self.works = self.received, (), (), ()
         return received
 
     def wait(self) -> Tensor:
-        """The same for a message of one tensor."""
+        """`wait_all` for a message of one tensor, which it returns."""
         (received,) = self.wait_all()
         return received
 
     def go_first(self) -> None:
-        """What is launched from here on starts behind this message, unless that waits for another. An attention kernel
-        fills the device and stays to its end: what is ready at the same moment would travel after it, not beside."""
+        """Let this message start before the kernels that are launched from here on. It cannot if it has to wait for
+        another message first.
+
+        An attention kernel fills the device until it ends. A message that became ready at the same moment would travel
+        after the kernel and not beside it.
+        """
         if self.packed is not None:
             self.packed.wait()
         if any(tensor.is_cuda for tensor in self.sent):
@@ -63,13 +71,13 @@ class Message:
 
 
 class Transport(Protocol):
-    """The primitives over one group of ranks."""
+    """The primitives over one group of P ranks. Each starts a message and returns at once."""
 
     @property
     def group(self) -> dist.ProcessGroup: ...
 
     def all_to_all(self, sent: Sequence[Tensor]) -> Message:
-        """Slice p of each tensor's first axis goes to rank p; slice p of each result came from it."""
+        """[P, ...] each -> [P, ...] each: slice p goes to rank p; slice p of the result came from rank p."""
         ...
 
     def all_gather(self, tensor: Tensor) -> Message:
@@ -77,17 +85,17 @@ class Transport(Protocol):
         ...
 
     def reduce_scatter(self, tensor: Tensor) -> Message:
-        """[P*n, ...] on each rank -> [n, ...]: slice r summed over the ranks, on rank r."""
+        """[P*n, ...] on each rank -> [n, ...]: rank r receives slice r, summed over the ranks."""
         ...
 
     def shift(self, sent: Sequence[Tensor]) -> Message:
-        """The tensors go to the next rank of the ring; the results are the previous rank's."""
+        """The tensors go to the next rank of the ring; the results came from the previous rank."""
         ...
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """The process group's own collectives: NCCL, gloo."""
+    """A `Transport` by the process group's own collectives (NCCL or gloo)."""
 
     group: dist.ProcessGroup
 
@@ -95,7 +103,7 @@ class Collectives:
         """NCCL moves all tensors in one launch."""
         received = [torch.empty_like(t) for t in sent]
         pairs = list(zip(received, sent, strict=True))
-        calls = [partial(self.group.alltoall_base, to, t, [], [], _BESIDE) for to, t in pairs]
+        calls = [partial(self.group.alltoall_base, to, t, [], [], _ON_NCCLS_STREAM) for to, t in pairs]
         return start(
             sent,
             received,
@@ -109,7 +117,7 @@ class Collectives:
             [tensor],
             [gathered],
             lambda: Message([tensor], [gathered], [_all_gather(gathered, tensor, group=self.group, async_op=True)]),
-            lambda: gathered.unflatten(0, (self.group.size(), -1)).copy_(tensor),
+            lambda: gathered.unflatten(0, (self.group.size(), -1)).copy_(tensor),  # [P*n, ...] -> [P, n, ...]
         )
 
     def reduce_scatter(self, tensor: Tensor) -> Message:
@@ -143,8 +151,10 @@ class Collectives:
         )
 
     def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
-        """In one launch where the backend can. As torch's own functions do it, but for their checks of each operation:
-        a short step waits for the host."""
+        """Issue the calls, in one launch where the backend can coalesce them.
+
+        torch's own functions also check each operation. In a short step the device would wait for the host to do so.
+        """
         if len(calls) == 1 or not self._coalesces(like):
             return [call() for call in calls]
         self.group._start_coalescing(like.device)
@@ -157,13 +167,13 @@ class Collectives:
         return type(group) is dist.ProcessGroup and group._get_backend(tensor.device).supports_coalescing
 
 
-# Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
+# Process-wide and not thread-local, because autograd runs a CUDA backward in a thread of its own.
 _local = {"copies": False}
 
 
 @contextmanager
 def local_copies() -> Iterator[None]:
-    """Messages inside are local copies of what this rank itself sends: same shapes, no traffic, wrong values."""
+    """Inside, each message is a local copy of what this rank itself sends: same shapes, no traffic, wrong values."""
     before = _local["copies"]
     _local["copies"] = True
     try:
@@ -178,29 +188,29 @@ def start(
     issue: Callable[[], Message],
     copy: Callable[[], object],
 ) -> Message:
-    """`issue` the message, or make its local `copy` inside `local_copies`."""
+    """Start a message of `sent` that fills `received`: by `issue`, or by `copy` inside `local_copies`."""
     if not _local["copies"]:
         with ledger.attention():
             return issue()
     if not sent[0].is_cuda:
         copy()
         return Message(sent, received, [])
-    stream = side_stream(sent[0].device)  # beside the kernels, as the real message would be
+    stream = side_stream(sent[0].device)  # so that the copy runs beside the kernels, as the real message would
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         copy()
         return Message(sent, received, [StreamEvent.record()])
 
 
-@cache  # torch hands out a few in turn, NCCL's among them: a new one each time would sooner or later be one of those
+@cache  # torch takes new streams from a small pool that NCCL uses too: sooner or later a new one would be NCCL's
 def side_stream(device: torch.device, lane: int = 0) -> torch.cuda.Stream:
-    """For messages that are copies: urgent, as what they bring is waited for."""
+    """The stream for messages that are copies. Its priority is high, because kernels wait for what it brings."""
     return torch.cuda.Stream(device, priority=-1)
 
 
 @dataclass(frozen=True)
 class StreamEvent:
-    """All that the stream it was recorded on had to do until then."""
+    """The work that the recording stream had been given until then. `wait` makes the current stream wait for it."""
 
     event: torch.cuda.Event
 

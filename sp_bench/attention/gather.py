@@ -1,8 +1,11 @@
-"""KV all-gather attention: every rank gathers all KV, and computes its own queries against it.
+"""KV all-gather attention: every rank gathers all keys and values, and computes its own queries against them.
 
-B batch, S tokens, s = S/P tokens a rank, Hq and Hkv heads, D head size. Source: the context parallelism of Llama 3
-(arXiv 2407.21783, section 3.3.2). KV is gathered again in the backward, and dK/dV are reduce-scattered. What needs this
-rank's own KV only is computed while the others' travels; so do the next group of heads and the last one's dK/dV.
+B batch, S tokens, P ranks, s = S/P tokens a rank, Hq and Hkv heads, h KV heads gathered at a time, D head size.
+Source: the context parallelism of Llama 3 (arXiv 2407.21783, section 3.3.2). The backward gathers KV again, and
+reduce-scatters dK/dV.
+
+Messages overlap kernels. While the others' KV travels, a rank computes the part that needs only its own KV. While it
+computes one group of heads, the KV of the next group arrives and the dK/dV of the last group leave.
 """
 
 from collections.abc import Callable
@@ -22,39 +25,40 @@ from sp_bench.kernels import Attention
 
 @dataclass(frozen=True)
 class Run:
-    """Consecutive tokens that this rank holds, and what they see."""
+    """Consecutive tokens that this rank holds, and the keys that they see."""
 
-    rows: slice  # among the local tokens
-    diagonal: bool  # they see each other, causally, in this rank's own KV
-    gathered: slice | None  # the global keys that they see wholly
+    rows: slice  # where they are among the local tokens
+    diagonal: bool  # True: they see each other, causally; this needs only the rank's own KV
+    gathered: slice | None  # global positions of further keys, all of which each of them sees; None: no such keys
 
 
 @dataclass(frozen=True)
 class Place:
-    """Consecutive tokens, all of one rank."""
+    """Consecutive tokens that one rank holds."""
 
-    tokens: slice  # global
+    tokens: slice  # global positions
     rank: int
-    rows: slice  # among that rank's tokens
+    rows: slice  # where they are among that rank's tokens
 
 
 @dataclass(frozen=True)
 class Gather:
-    """Attention of this rank's queries over the keys of all ranks; tokens in the order of `layout`."""
+    """An `Attention` of this rank's queries over the keys of all ranks; tokens are in the order of `layout`."""
 
     kernel: Attention
     transport: Transport
-    layout: SequenceLayout  # contiguous or zigzag: runs of consecutive tokens
-    head_stride: int  # KV heads resident at a time
-    dkv_dtype: torch.dtype
+    layout: SequenceLayout  # contiguous or zigzag: each rank holds runs of consecutive tokens
+    head_stride: int  # KV heads gathered at a time
+    dkv_dtype: torch.dtype  # in which dK/dV travel
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D], lse [B,Hq,s]."""
+        """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D] in q's dtype, lse [B,Hq,s] in fp32 (fp64 when q is)."""
 
         def attend(run: Run, heads: slice, keys: Tensor, causal: bool) -> Part:
             part = self.kernel.forward(q[:, run.rows, heads], keys[0], keys[1], causal=causal, scale=scale)
             return Part(*part, rows=run.rows)
 
+        # [B,s,Hkv,D] twice -> [2,B,s,Hkv,D]: K and V travel as one message
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
         out = torch.empty_like(q)
         lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
@@ -67,7 +71,7 @@ class Gather:
             coming = self.start(kv[:, :, :, following[1]]) if following else coming
             parts += [attend(run, q_heads, whole[:, :, run.gathered], False) for run in runs if run.gathered]
             merge(parts, out[:, :, q_heads], lse[:, q_heads])
-            del parts, whole  # names would keep them during the next kernels; so below
+            del parts, whole  # otherwise they would live on during the next group's kernels; likewise below
         return out, lse
 
     def backward(
@@ -82,7 +86,7 @@ class Gather:
         causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D]."""
+        """dq [B,s,Hq,D], dk and dv [B,s,Hkv,D], in the inputs' dtype."""
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
         dq, dkv = None, torch.zeros_like(kv)
 
@@ -93,7 +97,7 @@ class Gather:
             return Part(dq_part, rows=run.rows), dk, dv
 
         def in_own(run: Run, heads: slice, kv_heads: slice) -> Part:
-            """dq; dk and dv stay on this rank."""
+            """The run's dq from this rank's own keys. Its dk and dv stay on this rank, so they are stored at once."""
             part, *own = differentiate(run, heads, kv[:, :, run.rows, kv_heads], True)
             dkv[0, :, run.rows, kv_heads], dkv[1, :, run.rows, kv_heads] = own
             return part
@@ -102,19 +106,20 @@ class Gather:
         leaving: tuple[slice, Message] | None = None
 
         def bring_home() -> None:
+            """Add what the message that is under way brings to this rank's own dk and dv."""
             if leaving is not None:
                 dkv[:, :, :, leaving[0]] += leaving[1].wait()
 
         groups = head_groups(q.shape[2], k.shape[2], self.head_stride)
         coming = self.start(kv[:, :, :, groups[0][1]])
         for (q_heads, kv_heads), following in zip(groups, [*groups[1:], None], strict=True):
-            # the first run's diagonal while KV travels, the others' while dK/dV do
+            # the first run's diagonal block is computed while KV travels, those of the others while dK/dV travel
             parts = [in_own(run, q_heads, kv_heads) for run in diagonals[:1]]
             whole = coming()
             coming = self.start(kv[:, :, :, following[1]]) if following else coming
             found = [
                 (run.gathered, *differentiate(run, q_heads, whole[:, :, run.gathered], False))
-                for run in reversed(runs)  # the last run sees most
+                for run in reversed(runs)  # the last run sees most keys, and `_reduce` takes the longest first
                 if run.gathered
             ]
             parts += [part for _, part, *_ in found]
@@ -131,7 +136,7 @@ class Gather:
         return dq, dkv[0], dkv[1]
 
     def places(self, seq_len: int) -> list[Place]:
-        """Which rank holds which tokens."""
+        """Which rank holds which tokens, as one entry for each run of each rank."""
         return [
             Place(slice(run.start, run.stop), rank, rows)
             for rank in range(self.transport.group.size())
@@ -139,14 +144,14 @@ class Gather:
         ]
 
     def runs(self, seq_len: int, causal: bool) -> list[Run]:
-        """What this rank holds, in the order of tokens, and what it sees."""
+        """The runs of tokens that this rank holds, in order, with the keys that they see."""
         mine = _runs(self.layout, self.transport.group.rank(), seq_len)
         if not causal:
             return [Run(rows, False, slice(0, seq_len)) for rows, _ in mine]
         return [Run(rows, True, slice(0, run.start) if run.start else None) for rows, run in mine]
 
     def start(self, kv: Tensor) -> Callable[[], Tensor]:
-        """Start gathering kv [2,B,s,h,D]; the result waits and gives [2,B,S,h,D], tokens in global order."""
+        """Start to gather kv [2,B,s,h,D]. Returns a function that waits and gives [2,B,S,h,D] in global token order."""
         message = self.transport.all_gather(kv.contiguous())
         message.go_first()
 
@@ -155,6 +160,7 @@ class Gather:
             seq_len = by_rank.shape[0] * kv.shape[2]
             whole = kv.new_empty(2, kv.shape[1], seq_len, *kv.shape[3:])
             to, source = by_rows(whole, by_rank)
+            # [P,2,B,s,h,D] -> [2,B,S,h,D]: each run of tokens to its global positions
             for place in self.places(seq_len):
                 to[:, :, place.tokens].copy_(source[place.rank, :, :, place.rows])
             return whole
@@ -162,10 +168,14 @@ class Gather:
         return arrive
 
     def _reduce(self, shares: list[tuple[slice, Tensor, Tensor]], like: Tensor) -> Message:
-        """Start summing over ranks, in `dkv_dtype`, what this rank found for all tokens' dk and dv: (tokens 0..n, their
-        dk and dv [B,n,h,D]), the longest first. Each rank receives its own tokens', as [2,B,s,h,D] like `like`."""
+        """Start to sum over the ranks, in `dkv_dtype`, the dk and dv that each found for the keys of all ranks.
+
+        shares: (tokens, dk [B,n,h,D], dv [B,n,h,D]), where `tokens` is the global slice 0..n; the longest share first.
+        The message gives each rank the sums for its own tokens, [2,B,s,h,D] as `like`.
+        """
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
         sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
+        # sums of [B,n,h,D] -> [P,2,B,s,h,D]: each run of tokens to the rank that holds it; rank axis first
         for place in self.places(size * local):
             found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
             for which in (0, 1):
@@ -174,14 +184,18 @@ class Gather:
                 slot.copy_(parts[0]) if parts else slot.zero_()
                 for other in parts[1:]:
                     slot += other
-        message = self.transport.reduce_scatter(sent.flatten(0, 1))  # [P,2,...] -> [P*2,...]: two slices for each rank
+        # [P,2,B,s,h,D] -> [P*2,B,s,h,D]: rank p receives slices 2p and 2p+1, its dk and dv
+        message = self.transport.reduce_scatter(sent.flatten(0, 1))
         message.go_first()
         return message
 
 
 @cache
 def _runs(layout: SequenceLayout, rank: int, seq_len: int) -> list[tuple[slice, range]]:
-    """(where among the rank's tokens, global tokens) of each run. Kept: a short step waits for the host."""
+    """(where among the rank's tokens, global tokens) of each run of `rank`.
+
+    Cached, because in a short step the device waits for the host.
+    """
     runs = layout.runs(rank, seq_len)
     stops = list(accumulate(map(len, runs)))
     return [(slice(stop - len(run), stop), run) for stop, run in zip(stops, runs, strict=True)]

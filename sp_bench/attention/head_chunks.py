@@ -1,8 +1,12 @@
-"""Ulysses in chunks of heads: while the kernel computes one chunk, the next one's Q, K, V and the last one's output
-travel.
+"""Ulysses in chunks of heads: while the kernel computes one chunk, the next chunk's Q, K and V and the last chunk's
+output travel.
 
-B batch, S tokens, P ranks, D head size; a rank computes Hq/P query and Hkv*/P key/value heads, Hkv* = max(Hkv, P). One
-chunk is plain Ulysses. Source: DeepSpeed-Ulysses, arXiv 2309.14509; heads are independent, so any cut of them is exact.
+B batch, S tokens, P ranks, Hq and Hkv heads, h heads of a rank in one chunk, D head size. A rank computes Hq/P query
+and Hkv*/P key/value heads, where Hkv* = max(Hkv, P) counts replicated ones. Heads are independent, so any cut of them
+is exact; one chunk is plain Ulysses. Source: DeepSpeed-Ulysses, arXiv 2309.14509.
+
+"By heads" a tensor has all tokens of this rank's heads, [B,S,h,D]. "By tokens" it has this rank's tokens of all heads,
+[B,S/P,P,h,D].
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,25 +25,26 @@ from sp_bench.kernels import Attention
 
 @dataclass(frozen=True)
 class Chunk:
-    """The heads of one chunk, within those of one rank."""
+    """The heads of one chunk, as slices of the heads that one rank computes."""
 
     queries: slice
     kv: slice
-    brings_kv: bool  # False: the chunk before reads the same key/value heads
+    brings_kv: bool  # False: it reads the same key/value heads as the chunk before, which are here already
 
 
 @dataclass(frozen=True)
 class HeadChunks:
-    """What all calls share. `num_chunks` divides Hq/P, and it divides Hkv*/P or is a multiple of it."""
+    """How Ulysses attention is computed in chunks. `num_chunks` must divide Hq/P. It must also divide Hkv*/P, or be a
+    multiple of it; chunks then share KV heads."""
 
-    attention: Attention  # a kernel, or the ring that the ulysses ranks are part of
+    attention: Attention  # on all tokens of some heads: a kernel, or a ring of such ranks
     transport: Transport
     causal: bool
     scale: float
     num_chunks: int
 
     def parts(self, num_heads: int, num_kv_heads: int) -> list[Chunk]:
-        """`num_heads` query and `num_kv_heads` key/value heads of one rank, in chunks."""
+        """The chunks of one rank's `num_heads` query heads and `num_kv_heads` key/value heads."""
         queries = num_heads // self.num_chunks
         kv = max(num_kv_heads // self.num_chunks, 1)
         parts: list[Chunk] = []
@@ -53,16 +58,20 @@ class HeadChunks:
     def computed(
         self, to_heads: Sequence[Sequence[Tensor]], compute: Callable[[list[Tensor]], Sequence[Tensor]]
     ) -> Iterator[list[Tensor]]:
-        """`compute` of each chunk's tensors, by heads; gives the results, by tokens, as they come home.
+        """Exchange and compute one chunk after the other; yields each chunk's results.
 
-        While a chunk is computed, the next one's tensors and the last one's results travel as one message: a second,
-        behind it, would find the device full."""
+        to_heads: the tensors of each chunk, by tokens. `compute` takes them by heads and returns its results by heads.
+        The yielded results are by tokens.
+
+        While a chunk is computed, the next chunk's tensors and the last chunk's results travel as one message. A second
+        message, behind the first, would find the device filled by the kernel.
+        """
         results: Sequence[Tensor] = []
         home: list[list[Tensor]] = []
         coming = exchange_heads(to_heads[0], [], self.transport)
         for following in [*to_heads[1:], []]:
             beside = exchange_heads(following, results, self.transport) if following or results else None
-            results = []  # the message has them
+            results = []  # from here on the message holds them, and lets go of them when they have arrived
             arrived, returned = coming.arrive()
             home += [returned] if returned else []
             if beside:
@@ -71,20 +80,23 @@ class HeadChunks:
             del arrived
             coming = beside or coming
         last = exchange_heads([], results, self.transport)
-        under_way = [coming, last] if len(to_heads) > 1 else [last]
+        under_way = [coming, last] if len(to_heads) > 1 else [last]  # they bring the results of the last two chunks
         return chain(home, (exchange.arrive()[1] for exchange in under_way))
 
 
 class ChunkedAttention(torch.autograd.Function):
-    """q [B,S/P,Hq,D], k and v [B,S/P,Hkv*,D] -> [B,S/P,Hq,D]. What is saved is [B,S,h,D] of this rank's heads."""
+    """q [B,S/P,Hq,D], k and v [B,S/P,Hkv*,D] -> output [B,S/P,Hq,D].
+
+    Saved for the backward, of each chunk: q, k, v and output by heads [B,S,h,D], and lse [B,h,S].
+    """
 
     @staticmethod
     def forward(ctx, chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
         size = chunks.transport.group.size()
-        q, k, v = (by_rank(t, size) for t in (q, k, v))
+        q, k, v = (by_rank(t, size) for t in (q, k, v))  # [B,S/P,H,D] -> [B,S/P,P,H/P,D]
         parts = chunks.parts(q.shape[3], k.shape[3])
         saved: list[Tensor] = []
-        kv_at_hand: list[Tensor] = []
+        kv_at_hand: list[Tensor] = []  # of the last chunk that brought any
 
         def attend(arrived: list[Tensor]) -> Sequence[Tensor]:
             q_part, *kv = arrived
@@ -102,21 +114,21 @@ class ChunkedAttention(torch.autograd.Function):
             copy_rows(out[:, :, :, part.queries], part_out)
         ctx.chunks, ctx.parts, ctx.kv_shape = chunks, parts, k.shape
         ctx.save_for_backward(*saved)
-        return out.flatten(2, 3)
+        return out.flatten(2, 3)  # [B,S/P,P,Hq/P,D] -> [B,S/P,Hq,D]
 
     @staticmethod
     def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
         parts: list[Chunk] = ctx.parts
         saved, followings = iter(ctx.saved_tensors), iter([*parts[1:], None])
-        shared: list[Tensor] = []  # dk and dv, in fp32, of heads that the next part reads too
+        shared: list[Tensor] = []  # dk and dv so far, in fp32 (fp64), of KV heads that the next chunk reads too
 
         def differentiate(arrived: list[Tensor]) -> Sequence[Tensor]:
             tensors, following = islice(saved, 5), next(followings)
             dq, *dkv = chunks.attention.backward(*arrived, *tensors, causal=chunks.causal, scale=chunks.scale)
             if shared:
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
-            ends_kv = following is None or following.brings_kv
+            ends_kv = following is None or following.brings_kv  # no later chunk reads these KV heads
             shared[:] = [] if ends_kv else [t.to(wide_dtype(dq)) for t in dkv]
             return [dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq]
 
@@ -127,11 +139,12 @@ class ChunkedAttention(torch.autograd.Function):
             copy_rows(dq[:, :, :, part.queries], dq_part)
             for whole, share in zip((dk, dv), dkv, strict=False):
                 copy_rows(whole[:, :, :, part.kv], share)
+        # [B,S/P,P,H/P,D] -> [B,S/P,H,D]
         return None, dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3)
 
 
 def chunked(chunks: HeadChunks) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """(q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D]) -> [B,S/P,Hq,D], differentiable."""
+    """A differentiable function: q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> output [B,S/P,Hq,D]."""
     size = chunks.transport.group.size()
     if size == 1:
         return differentiable(chunks.attention, causal=chunks.causal, scale=chunks.scale)

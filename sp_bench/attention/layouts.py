@@ -26,7 +26,7 @@ class SequenceLayout:
     ring_degree: int = 1
     ulysses_degree: int = 1
     ulysses_inner: bool = True  # True: adjacent ranks exchange heads; False: adjacent ranks are ring neighbours
-    over_all_ranks: bool = False  # True: cut as over a ring of all R * U ranks, whichever of them exchange heads
+    over_all_ranks: bool = False  # True: tokens lie as in a ring of all R * U ranks, although some exchange heads
 
     @property
     def sp_size(self) -> int:
@@ -45,6 +45,7 @@ class SequenceLayout:
         return -(-seq_len // self.multiple) * self.multiple
 
     def unsupported_reason(self, seq_len: int) -> str | None:
+        """Why this layout cannot cut `seq_len` tokens, naming the nearest lengths that it can cut, or None."""
         if seq_len % self.multiple == 0:
             return None
         above = self.padded(seq_len)
@@ -63,7 +64,7 @@ class SequenceLayout:
         return ring_rank, ulysses_rank
 
     def runs(self, rank: int, seq_len: int) -> Sequence[range]:
-        """The global positions of the rank's tokens, in local order, as one range a run of equal stride."""
+        """The global positions of the tokens of `rank`, in local order, as one range for each run of equal stride."""
         if self.over_all_ranks:
             return SequenceLayout(self.kind, self.sp_size).runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
@@ -85,6 +86,7 @@ class SequenceLayout:
 
 
 def _slice_runs(parts: Sequence[range], start: int, stop: int) -> list[range]:
+    """Elements `start` to `stop` of the ranges laid end to end, as ranges."""
     sliced = []
     for part in parts:
         run = part[max(start, 0) : max(stop, 0)]
@@ -124,8 +126,8 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
         return Block(ALL, ALL, causal=False) if later else None
     if kind == "zigzag":
         half = shard_len // 2
-        # A later rank's queries all see the other's early chunk and none of its late one; and the other way round
-        # only the late queries see anything, which is then everything.
+        # Of an earlier rank's shard, all queries see all of the early chunk and none of the late one.
+        # Of a later rank's shard, only the late queries see anything, and they see all of it.
         return Block(ALL, slice(0, half), causal=False) if later else Block(slice(half, None), ALL, causal=False)
     # striped: query i sits at i*R + q_rank and key j at j*R + kv_rank, so j <= i is visible if kv_rank <= q_rank,
     # else j < i.
@@ -135,7 +137,8 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
 
 
 def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:
-    """(query heads, the KV heads that they read) of each group of `stride` KV heads; the last may have fewer."""
+    """Cut the heads into groups of `stride` KV heads; the last may have fewer. Gives of each group the query heads, and
+    the KV heads that they read."""
     per_kv_head = num_heads // num_kv_heads
     cuts = [(first, min(first + stride, num_kv_heads)) for first in range(0, num_kv_heads, stride)]
     return [(slice(first * per_kv_head, end * per_kv_head), slice(first, end)) for first, end in cuts]

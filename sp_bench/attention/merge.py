@@ -1,7 +1,10 @@
-"""Attention over parts of the keys becomes attention over all of them: merged by log-sum-exp, in fp32 (fp64).
+"""Merges attention over parts of the keys into attention over all of them, by log-sum-exp.
 
-exp(lse) is a part's softmax denominator, so each part's output is weighted by its share of the sum of denominators. A
-gradient of the queries is the plain sum of its parts.
+exp(lse) is the softmax denominator of a part. So the merged output is the sum of the parts' outputs, each weighted by
+its share of the sum of all denominators. A gradient of the queries is the plain sum of its parts. Source: the online
+softmax of FlashAttention, arXiv 2205.14135, section 3.1.
+
+B batch, n queries and H heads in all; r queries and h heads of one part; D head size. "Wide" is fp32, or fp64 for fp64.
 """
 
 from collections.abc import Sequence
@@ -15,22 +18,25 @@ from sp_bench.attention.layouts import ALL
 
 
 class Part(NamedTuple):
-    """What some queries have of some keys: an output with its lse, or a gradient without."""
+    """What some queries get from some keys: an output with its lse, or a query gradient without one."""
 
-    values: Tensor  # [B,r,h,D], D of stride 1
-    lse: Tensor | None = None  # [B,h,r], wide
-    rows: slice = ALL  # which of all n queries
-    heads: slice = ALL  # which of all H heads
+    values: Tensor  # [B,r,h,D], with stride 1 along D
+    lse: Tensor | None = None  # [B,h,r], wide; None: `values` is a gradient
+    rows: slice = ALL  # which of the n queries
+    heads: slice = ALL  # which of the H heads
 
 
 def wide_dtype(tensor: Tensor) -> torch.dtype:
-    """What partial results are merged in."""
+    """The dtype in which partial results of `tensor`'s dtype are merged: fp32, or fp64 for fp64."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def merge(parts: Sequence[Part], out: Tensor, lse: Tensor | None = None) -> None:
-    """Into `out` [B,n,H,D], D of stride 1, and `lse` [B,H,n] wide, which may be the first part's; rounded once. Each
-    query needs a part that it sees a key of. A gradient has no lse, and is 0 where no part has it."""
+    """Merge `parts` into `out` [B,n,H,D], with stride 1 along D, and `lse` [B,H,n], wide. Both may be the first part's
+    own tensors. The result is computed wide and rounded once, to the dtype of `out`.
+
+    Outputs: each query must see a key in at least one part. Gradients: `lse` is None, and `out` is 0 where no part is.
+    """
     if out.is_cuda:
         _merge_fused(parts, out, lse)
     else:
@@ -48,7 +54,7 @@ def _merge_by_ops(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> Non
         values = part.values.to(total.dtype)
         if total_lse is not None and part.lse is not None:
             share = torch.exp(part.lse - total_lse[:, part.heads, part.rows])
-            values = values * share.transpose(1, 2).unsqueeze(-1)  # [B,h,r] -> [B,r,h,1]
+            values = values * share.transpose(1, 2).unsqueeze(-1)  # share: [B,h,r] -> [B,r,h,1]
         total[:, part.rows, part.heads] += values
     out.copy_(total)
     if lse is not None and total_lse is not None:
@@ -56,8 +62,10 @@ def _merge_by_ops(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> Non
 
 
 def _merge_fused(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None:
-    """The same in one pass: the ops above read and write the wide output for each part. A program reads what it merges
-    before it writes."""
+    """The same in one Triton kernel, where `_merge_by_ops` reads and writes the wide output once for each part.
+
+    `out` may be a part's own tensor, because each program reads all that it merges before it writes.
+    """
     batch, length, heads, dim = out.shape
     rows = 64
     grid = (-(-length // rows), heads, batch)
@@ -80,7 +88,7 @@ def _merge_fused(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None
 
 @cache
 def _kernel() -> Any:
-    """Compiled at first use: triton comes with CUDA builds of torch only."""
+    """The Triton kernel. It is imported at its first use, because only CUDA builds of torch come with triton."""
     import triton  # pyright: ignore[reportMissingImports]
 
     from sp_bench.attention.merge_triton import merge_rows

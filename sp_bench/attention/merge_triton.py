@@ -1,4 +1,7 @@
-"""The fused merge of sp_bench/attention/merge.py as a Triton kernel: one program a block of rows of one head."""
+"""The Triton kernel of sp_bench/attention/merge.py. One program merges a block of rows of one head.
+
+B batch, n rows (queries) and H heads in all; r rows and h heads of one part; D head size. Strides are in elements.
+"""
 
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
@@ -6,28 +9,30 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 def merge_rows(
     out,  # [B,n,H,D]
     lse,  # [B,H,n] fp32 (fp64)
-    parts,  # of each part: [B,r,h,D]
+    # five tuples with an entry for each part:
+    parts,  # [B,r,h,D]
     part_lses,  # [B,h,r] fp32 (fp64)
-    bounds,  # (first row, row after the last, first head, head after the last) among those of `out`
-    part_strides,  # (b, n, h)
-    part_lse_strides,  # (b, h, n)
-    length,
-    out_b,
+    bounds,  # (first row, row after the last, first head, head after the last): the part's place in `out`
+    part_strides,  # of the axes (B, r, h)
+    part_lse_strides,  # of the axes (B, h, r)
+    length,  # n
+    out_b,  # strides of `out` and `lse`
     out_n,
     out_h,
     lse_b,
     lse_h,
     lse_n,
-    WEIGHTED: tl.constexpr,  # by lse; else summed up, and no lse is touched
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    PADDED: tl.constexpr,  # DIM or the power of two above
+    WEIGHTED: tl.constexpr,  # True: merge outputs by lse; False: add up gradients, and touch no lse
+    ROWS: tl.constexpr,  # of one program
+    DIM: tl.constexpr,  # D
+    PADDED: tl.constexpr,  # the power of two that is DIM or above it
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1).to(tl.int64)
     batch = tl.program_id(2).to(tl.int64)  # 64-bit offsets: 512K tokens x 32 heads x 128 pass 2^31 elements
     wide = tl.float64 if part_lses[0].dtype.element_ty == tl.float64 else tl.float32
     dim = tl.arange(0, PADDED)
+    # the largest lse of each row: subtracted before exp, so that nothing overflows
     top = tl.full((ROWS,), float("-inf"), wide)
     if WEIGHTED:
         for i in tl.static_range(len(parts)):
@@ -44,7 +49,7 @@ def merge_rows(
         inside = (row >= first_row) & (row < end_row) & (head >= first_head) & (head < end_head)
         part_row, part_head = (row - first_row).to(tl.int64), head - first_head
         present = inside[:, None]
-        if PADDED > DIM:  # known to the compiler: whole rows keep their plain mask
+        if PADDED > DIM:  # decided at compile time: where DIM is a power of two, the mask stays a plain one
             present &= (dim < DIM)[None, :]
         at = batch * step_b + part_head * step_h + part_row[:, None] * step_n + dim[None, :]
         values = tl.load(parts[i] + at, mask=present, other=0.0).to(wide)

@@ -1,7 +1,8 @@
-"""Ring Attention: KV shards travel point to point around the group while each rank computes on the one it holds.
+"""Ring Attention: KV shards travel point to point around the group, while each rank computes on the one that it holds.
 
-B batch, n = S/R tokens of a ring rank's shard, Hq and Hkv heads, D head size. Source: Ring Attention, arXiv 2310.01889;
-zigzag and striped shards balance the causal mask (arXiv 2311.09431). KV is never expanded to all query heads.
+B batch, S tokens, R ring ranks, n = S/R tokens of a ring rank's shard, Hq and Hkv heads, D head size. Source: Ring
+Attention, arXiv 2310.01889. Zigzag and striped shards balance the causal mask (striped: arXiv 2311.09431). KV is never
+expanded to all query heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,32 +16,34 @@ from sp_bench.attention.layouts import ALL, Block, LayoutKind, head_groups, visi
 from sp_bench.attention.merge import Part, merge
 from sp_bench.kernels import Attention
 
-UNMERGED = 3  # times the memory of the queries, as a wide sum and the part that is added to it have: held until then
+# Partial results are merged once they take this many times the memory of the queries. In bfloat16 a wide sum takes 2 of
+# it, and the part that is next added to it 1.
+UNMERGED = 3
 
 
 @dataclass(frozen=True)
 class Ring:
-    """Attention of this rank's queries over the keys of the whole ring; tokens in the order of `layout`. At every step
-    the next shard travels while the one at hand is computed."""
+    """An `Attention` of this rank's queries over the keys of the whole ring; tokens are in the order of `layout`. At
+    each step the next shard travels while the one at hand is computed."""
 
     kernel: Attention
     transport: Transport
     layout: LayoutKind
-    dkv_dtype: torch.dtype  # what dK/dV travel in
-    merge_dtype: torch.dtype  # what partial outputs and dQ are kept in between merges
+    dkv_dtype: torch.dtype  # in which dK/dV travel
+    merge_dtype: torch.dtype  # in which merged outputs and dQ are kept until the next merge
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D], lse [B,Hq,n]."""
+        """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
 
         def attend(kv: Tensor, block: Block) -> Part:
             keys = kv[:, :, block.kv]
             part = self.kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
             return Part(*part, rows=block.q)
 
-        held = torch.stack((k, v))  # K and V travel as one message: [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
+        held = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: K and V travel as one message
         own, others = self._blocks(q.shape[1], causal)
         hop = self._shift([held] if others else [])
-        parts = [attend(held, own)]  # every query sees at least itself
+        parts = [attend(held, own)]  # covers all queries: each sees at least itself
         for left, block in _countdown(others):
             (held,) = hop.wait_all()
             hop = self._shift([held] if left else [])
@@ -64,7 +67,7 @@ class Ring:
         causal: bool,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D]."""
+        """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
 
         def differentiate(
             kv: Tensor, block: Block, heads: slice = ALL, kv_heads: slice = ALL
@@ -74,19 +77,19 @@ class Ring:
             dq, dk, dv = self.kernel.backward(*given, causal=block.causal, scale=scale)
             return Part(dq, rows=block.q, heads=heads), dk, dv
 
-        kv = torch.stack((k, v))
+        kv = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
         hop = self._shift([kv] if others else [])
-        # some heads of the own block while the first KV travels, the others while the last dK/dV do
+        # Half of the own block's heads are computed while the first KV travels, the other half while the last dK/dV do.
         kv_heads = k.shape[2]
         early, *late = head_groups(q.shape[2], kv_heads, -(-kv_heads // 2) if others else kv_heads)
         dq_part, *dkv = differentiate(kv, own, *early)
         dq_parts, own_dkv = [dq_part], [dkv]
-        del dq_part, dkv  # names would keep them during the next kernel, where memory peaks; so below
+        del dq_part, dkv  # otherwise they would live on during the next kernel, where memory peaks; likewise below
         held = list(hop.wait_all())
-        shares: list[Tensor] = []  # dK/dV of the shard at hand: what the ranks before this one found, and this one
+        shares: list[Tensor] = []  # dK/dV of the shard at hand [2,B,n,Hkv,D]: the sum over the ranks that computed it
         for left, block in _countdown(others):
-            # as one message: behind the first, a second would find the device filled by the kernel
+            # KV and dK/dV travel as one message: a second one would find the device filled by the kernel
             hop = self._shift([*(held if left else []), *shares])
             found = differentiate(held[0], block) if block is not None else None
             *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
@@ -104,7 +107,7 @@ class Ring:
             dq_parts.append(dq_part)
             own_dkv.append(dkv)
         dq, _ = _merged(dq_parts, q, q.dtype)
-        # the own block's dK/dV never travel: R-1 hops bring the others' shares home
+        # The own block's dK/dV never travel: R-1 hops bring the others' shares home.
         dk, dv = (torch.cat(shares, dim=2) if late else shares[0] for shares in zip(*own_dkv, strict=True))
         for arrived in hop.wait_all():
             dk += arrived[0]
@@ -112,7 +115,7 @@ class Ring:
         return dq, dk, dv
 
     def _shift(self, tensors: list[Tensor]) -> Message:
-        """On their way before the kernel that is launched next; nothing sends nothing."""
+        """Start to send `tensors` to the next rank, before the kernel that is launched next. No tensors, no message."""
         if not tensors:
             return Message((), (), ())
         hop = self.transport.shift(tensors)
@@ -120,12 +123,13 @@ class Ring:
         return hop
 
     def _merged_in_between(self, parts: list[Part], like: Tensor) -> list[Part]:
-        """One part instead of several, once these are many."""
+        """The parts, merged into one if they take UNMERGED times the memory of `like`."""
         held = sum(part.values.nbytes for part in parts)
         return [Part(*_merged(parts, like, self.merge_dtype))] if held >= UNMERGED * like.nbytes else parts
 
     def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[Block | None]]:
-        """What this rank computes of its own shard, and at each step t of that of rank (rank - t) mod R."""
+        """The block that this rank computes against its own KV shard, and those against the others' shards. At step t
+        it holds the shard of rank (rank - t) mod R; None: the causal mask hides all of that shard."""
         rank, size = self.transport.group.rank(), self.transport.group.size()
         own, *others = (
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=causal) for step in range(size)
@@ -135,16 +139,17 @@ class Ring:
 
 
 def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
-    """(blocks left after this one, block)."""
+    """Each block with the number of blocks after it, which comes first."""
     return zip(range(len(blocks) - 1, -1, -1), blocks, strict=True)
 
 
 def _merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Of all rows and heads, as `like` [B,n,H,D]; in the first part's memory where that is one of them."""
+    """The parts merged into values for all rows and heads, shaped as `like` [B,n,H,D], in `dtype`, and their lse. Uses
+    the first part's memory where that has this shape and dtype already."""
     first, *others = parts
     whole = first.values.dtype == dtype and first.values.shape == like.shape
     out = first.values if whole else torch.empty_like(like, dtype=dtype)
-    lse = first.lse  # of all queries, where there is one: the own block's
+    lse = first.lse  # the first part's keys are this rank's own: each query sees one, so its lse covers all queries
     if others or not whole:
         merge(parts, out, lse)
     return out, lse

@@ -1,8 +1,10 @@
-"""Analytic costs of one attention layer: FLOPs, and bytes that one rank sends off-rank. Pure functions, no torch.
+"""Closed forms for one attention layer: FLOPs, and the bytes that one rank sends off-rank.
 
 B batch, S global tokens, P = R * U ranks (ring x ulysses), s = S / P, Hq query and Hkv key/value heads, D head size,
-e bytes an element. Payload only: what a rank keeps for itself is not traffic, and protocol overhead is not payload.
-Byte counts are exact fractions, so that they can be compared for equality with counted ones.
+e bytes an element.
+
+Only payload counts: not what a rank keeps for itself, and no protocol overhead. Byte counts are exact fractions, so
+that they can be compared for equality with the counted bytes of the ledger.
 """
 
 from collections.abc import Mapping
@@ -11,30 +13,31 @@ from fractions import Fraction
 from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
-FLASH_BACKWARD = Fraction(5, 2)  # in forwards of matmul: it recomputes QK^T, where the mathematics needs 2
+FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward: 5 matmuls, since it computes QK^T again
 
 
 def score_pairs(shape: AttentionShape) -> int:
-    """Visible (query, key) pairs of one head: B * S(S+1)/2 when causal, exactly, else B * S^2."""
+    """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2."""
     s = shape.seq_len
     return shape.batch_size * (s * (s + 1) // 2 if shape.causal else s * s)
 
 
 def attention_forward_flops(shape: AttentionShape) -> int:
-    """FLOPs of one attention forward over all ranks: two matmuls of 2 * D FLOPs a pair a head."""
+    """FLOPs of one attention forward over all ranks: two matmuls, each of 2 * D FLOPs for each pair and head."""
     return 4 * score_pairs(shape) * shape.num_heads * shape.head_dim
 
 
 def replicated_kv_heads(num_kv_heads: int, ulysses_degree: int) -> int:
-    """KV heads that travel in the head exchange: each is replicated until every ulysses rank holds one."""
+    """Hkv*: the KV heads that travel in the head exchange, replicated until every ulysses rank holds one."""
     return max(num_kv_heads, ulysses_degree)
 
 
 def head_exchange_bytes(shape: AttentionShape, ulysses_degree: int, sp_size: int) -> Fraction:
-    """Q, K, V to heads and the output back to tokens; the backward sends dO, dQ, dK, dV and as much.
+    """Bytes one rank sends in the forward of a head exchange: Q, K, V and the output. The backward sends as much: dO,
+    dQ, dK and dV.
 
-    (U-1)/U * B * s * D * e * (2 Hq + 2 Hkv*). Source: arXiv 2309.14509, section 3.2, with GQA, KV replication
-    (Hkv* = max(Hkv, U)) and the rank's own slice left out.
+    (U-1)/U * B * s * D * e * (2 Hq + 2 Hkv*). Source: arXiv 2309.14509, section 3.2. Here with GQA, with KV replication
+    (Hkv* = max(Hkv, U)), and without the rank's own slice.
     """
     heads = 2 * shape.num_heads + 2 * replicated_kv_heads(shape.num_kv_heads, ulysses_degree)
     local_elements = Fraction(shape.batch_size * shape.seq_len * shape.head_dim * heads, sp_size)
@@ -42,25 +45,25 @@ def head_exchange_bytes(shape: AttentionShape, ulysses_degree: int, sp_size: int
 
 
 def kv_shard_elements(shape: AttentionShape, ring_degree: int, ulysses_degree: int = 1) -> Fraction:
-    """n: elements of the K and V that one ring rank holds, B * S/R * 2 Hkv*/U * D."""
+    """n: elements of K and V together that one ring rank holds, B * S/R * 2 Hkv*/U * D."""
     heads = Fraction(2 * replicated_kv_heads(shape.num_kv_heads, ulysses_degree), ulysses_degree)
     return shape.batch_size * Fraction(shape.seq_len, ring_degree) * heads * shape.head_dim
 
 
 def travelling_dkv_dtype(shape: AttentionShape, dkv_dtype: str | None) -> str:
-    """The dtype that dK/dV travel in; fp64 trials stay fp64."""
+    """The dtype in which dK/dV travel: the trial's, unless `dkv_dtype` names another. fp64 trials stay fp64."""
     return shape.dtype if dkv_dtype in (None, "input") or shape.dtype == "float64" else dkv_dtype
 
 
 def merging_dtype(shape: AttentionShape, merge_dtype: str | None) -> str:
-    """The dtype of outputs and dQ between merges: fp32 unless told otherwise; fp64 trials stay fp64."""
+    """The dtype of outputs and dQ between merges: fp32, or the trial's for "input". fp64 trials stay fp64."""
     return shape.dtype if merge_dtype == "input" or shape.dtype == "float64" else "float32"
 
 
 def head_split_reason(shape: AttentionShape, degree: int, field: str, method: str) -> str | None:
     """Why `degree` ranks cannot exchange heads, naming the degrees that work, or None.
 
-    The degree must divide Hq, and it must divide Hkv or be a multiple of it (KV heads are then replicated).
+    The degree must divide Hq. It must also divide Hkv, or be a multiple of it; KV heads are then replicated.
     """
     hq, hkv = shape.num_heads, shape.num_kv_heads
     valid = [n for n in range(1, hq + 1) if hq % n == 0 and (hkv % n == 0 or n % hkv == 0)]
@@ -74,7 +77,8 @@ def head_split_reason(shape: AttentionShape, degree: int, field: str, method: st
 def head_chunks_reason(shape: AttentionShape, degree: int, chunks: int | None, *, may_share_kv: bool) -> str | None:
     """Why the heads of one of `degree` ranks cannot be cut into `chunks` parts, naming the numbers that work, or None.
 
-    They must divide the query heads, and the key/value heads; or be a multiple of those, if parts may share one.
+    The number of parts must divide the rank's query heads. It must also divide its key/value heads, or be a multiple of
+    them if parts may share a KV head.
     """
     heads, kv_heads = shape.num_heads // degree, replicated_kv_heads(shape.num_kv_heads, degree) // degree
     valid = [
@@ -90,6 +94,7 @@ def head_chunks_reason(shape: AttentionShape, degree: int, chunks: int | None, *
 
 
 def add_traffic(*parts: Traffic) -> Traffic:
+    """The sum by phase and op, without those of 0 bytes."""
     total: dict[tuple[str, str], Fraction] = {}
     for part in parts:
         for key, value in part.items():
@@ -98,11 +103,12 @@ def add_traffic(*parts: Traffic) -> Traffic:
 
 
 def scale_traffic(traffic: Traffic, factor: int) -> Traffic:
+    """`factor` times the bytes of each phase and op."""
     return {key: value * factor for key, value in traffic.items()}
 
 
 def ulysses_traffic(shape: AttentionShape, ulysses_degree: int, sp_size: int) -> Traffic:
-    """Pattern of the head exchange (DeepSpeed-Ulysses)."""
+    """Bytes of the head exchange (DeepSpeed-Ulysses, arXiv 2309.14509); see `head_exchange_bytes`."""
     one_way = head_exchange_bytes(shape, ulysses_degree, sp_size)
     return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): one_way})
 
@@ -115,8 +121,11 @@ def ring_traffic(
     *,
     dkv_hops: int | None = None,
 ) -> Traffic:
-    """Pattern of the point-to-point ring (arXiv 2310.01889): KV travels R-1 hops in the forward and again in the
-    backward, where dK/dV travel `dkv_hops` too. None: R-1, a rank's own contribution stays at home."""
+    """Bytes of the point-to-point ring (Ring Attention, arXiv 2310.01889).
+
+    KV travels R-1 hops in the forward, and again in the backward. dK/dV travel `dkv_hops` hops in the backward. None:
+    R-1 hops, because a rank's own contribution stays where it is.
+    """
     n, hops = kv_shard_elements(shape, ring_degree, ulysses_degree), ring_degree - 1
     kv = hops * n * shape.element_bytes
     dkv = (hops if dkv_hops is None else dkv_hops) * n * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
@@ -124,8 +133,10 @@ def ring_traffic(
 
 
 def all_gather_traffic(shape: AttentionShape, sp_size: int, dkv_dtype: str | None) -> Traffic:
-    """Pattern of the KV all-gather (Llama 3, arXiv 2407.21783, section 3.3.2): gathered again in the backward, where
-    dK/dV are reduce-scattered."""
+    """Bytes of the KV all-gather (Llama 3, arXiv 2407.21783, section 3.3.2).
+
+    KV is gathered in the forward, and again in the backward, where dK/dV are reduce-scattered.
+    """
     n, others = kv_shard_elements(shape, sp_size), sp_size - 1
     gather = others * n * shape.element_bytes
     return add_traffic(

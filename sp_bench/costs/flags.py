@@ -1,15 +1,19 @@
-"""Doubts about the times of an ok row that its columns tell: for the row that is written, and for the reader of rows of
-before there were these flags."""
+"""Flags: doubts about the times of an ok row, computed from its columns.
+
+They are computed when a row is written, and when a report reads an old row that has no flags yet.
+"""
 
 import statistics
 from collections.abc import Sequence
 
-MAX_UNSETTLED_SHARE = 0.03  # of the median: what the second half of the timed steps may be off it
+MAX_UNSETTLED_SHARE = 0.03  # how far the second half's median may be from the median of all timed steps, relative to it
 
 
 def flags_of_steps(step_ms: Sequence[float]) -> list[str]:
-    """Flags: did the steps become shorter, or longer, while they were timed? A device at its power limit slows down a
-    second after its load begins."""
+    """["unsettled"] if the steps became shorter or longer while they were timed, otherwise [].
+
+    A device at its power limit slows down about a second after its load begins.
+    """
     if len(step_ms) < 2:
         return []
     settled, median = statistics.median(step_ms[-(len(step_ms) // 2) :]), statistics.median(step_ms)
@@ -21,7 +25,10 @@ def flags_of_memory(
     device_used_bytes: Sequence[float | None] | None,
     allocator_retries: Sequence[float | None] | None,
 ) -> list[str]:
-    """Flags; both sequences have a value for each rank, and are None where it is not known."""
+    """Any of "allocator_retried" and "above_device_memory" that apply.
+
+    Both sequences have a value for each rank. A value, or a whole sequence, is None where it is not known.
+    """
     flags = []
     if any(allocator_retries if allocator_retries is not None else ()):
         flags.append("allocator_retried")

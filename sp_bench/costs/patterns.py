@@ -1,7 +1,7 @@
-"""Of which of our methods' kind a library's is, and what it does otherwise: the only place that says so. No torch.
+"""Declares for each library which communication pattern it has, and what it sends in addition. Only this file says so.
 
-A pattern is one of our methods with its default options. What a library sends beyond its closed form is declared here,
-in the terms of docs/METHODS.md; tests hold the adapters' own `traffic` to it, and reports show it.
+A pattern is one of our methods with its default options. Tests compare the `traffic` of each adapter with what is
+declared here, and reports show the differences. docs/METHODS.md uses the same terms.
 
 B batch, S global tokens, P = R * U ranks (ring x ulysses), Hq query heads, D head size, e bytes an element, n elements
 of the K and V that one ring rank holds.
@@ -25,14 +25,14 @@ from sp_bench.costs.attention import (
 
 Kind = Literal["ulysses", "ring", "all_gather", "usp"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-Bytes = Mapping[str, Fraction]  # forward | backward -> bytes one rank sends off-rank in one attention call
+Bytes = Mapping[str, Fraction]  # "forward" | "backward" -> bytes one rank sends off-rank in one attention call
 
-POSITION_BYTES = 8  # int64, as transformers makes position_ids
+POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
 @dataclass(frozen=True)
 class Degrees:
-    """How the P ranks of one sequence are split: U exchange heads, R exchange KV."""
+    """How the P = U * R ranks of one sequence are split: groups of U exchange heads, groups of R exchange KV."""
 
     ulysses: int
     ring: int
@@ -44,14 +44,15 @@ class Degrees:
 
 @dataclass(frozen=True)
 class Library:
-    """What one variant of a library's method does where ours of its kind has a choice. The defaults are ours."""
+    """How one variant of a library's method differs from our method of its kind. The defaults are what ours does, but
+    for `replicates_kv`."""
 
     kind: Kind
-    dkv_dtype: Literal["input", "float32"] = "input"  # that dK/dV travel in from ring rank to ring rank
-    own_dkv_travels: bool = False  # a rank's own dK/dV go all the way round: R hops, not R-1
-    replicates_kv: bool = False  # KV heads, where fewer than the ranks that exchange heads; otherwise: unsupported
-    exchanges_output_again: bool = False  # the output travels again in the backward of the head exchange
-    gathers_positions: bool = False  # position_ids, in each call
+    dkv_dtype: Literal["input", "float32"] = "input"  # in which dK/dV travel between ring ranks
+    own_dkv_travels: bool = False  # True: a rank's own dK/dV go all the way round, R hops instead of R-1
+    replicates_kv: bool = False  # False: fewer KV heads than ranks that exchange heads are unsupported
+    exchanges_output_again: bool = False  # True: the backward of the head exchange sends the output once more
+    gathers_positions: bool = False  # True: each call gathers position_ids
 
 
 _FP32_ALL_THE_WAY = Library("ring", dkv_dtype="float32", own_dkv_travels=True)
@@ -73,8 +74,8 @@ LIBRARIES: Mapping[tuple[str, str | None], Library] = {  # (method, variant)
 
 
 def kind(method: str, variant: str | None, degrees: Degrees) -> Kind | None:
-    """Our method that does the same: a library's usp of one ring rank is Ulysses, of one ulysses rank a ring. None: not
-    a method that splits a sequence, or none known here."""
+    """The method of ours with the same pattern. With one ring rank a library's usp is Ulysses; with one ulysses rank it
+    is a ring. None: the method does not split sequences, or is not known here."""
     if (method, variant) not in LIBRARIES:
         return next((own for own in KINDS if own == method), None)
     declared = LIBRARIES[method, variant].kind
@@ -84,8 +85,8 @@ def kind(method: str, variant: str | None, degrees: Degrees) -> Kind | None:
 
 
 def dkv_dtype(method: str, variant: str | None, ring_degree: int) -> str | None:
-    """What a library's dK/dV travel in, as `MethodConfig.dkv_dtype` has it; None: not a library's method. Where heads
-    alone are exchanged that is the input's dtype."""
+    """The dtype in which a library's dK/dV travel, in the words of `MethodConfig.dkv_dtype`. Without a ring it is the
+    input's. None: not a library's method."""
     library = LIBRARIES.get((method, variant))
     if library is None:
         return None
@@ -93,7 +94,8 @@ def dkv_dtype(method: str, variant: str | None, ring_degree: int) -> str | None:
 
 
 def closed_form(pattern: Kind, shape: AttentionShape, degrees: Degrees) -> Bytes:
-    """What our method sends with its default options; also where it could not split the heads evenly: the mean."""
+    """Bytes of our method of this pattern, with its default options. Where heads cannot be split evenly, the mean over
+    the ranks."""
     ulysses = ulysses_traffic(shape, degrees.ulysses, degrees.sp_size)
     if pattern == "all_gather":
         return _by_phase(all_gather_traffic(shape, degrees.ring, "input"))
@@ -101,6 +103,7 @@ def closed_form(pattern: Kind, shape: AttentionShape, degrees: Degrees) -> Bytes
 
 
 def _by_phase(traffic: Traffic) -> Bytes:
+    """The bytes of each phase, summed over ops."""
     phases = {"forward": Fraction(0), "backward": Fraction(0)}
     for (phase, _), size in traffic.items():
         phases[phase] += size
@@ -108,10 +111,11 @@ def _by_phase(traffic: Traffic) -> Bytes:
 
 
 def differences(library: Library, shape: AttentionShape, degrees: Degrees) -> Mapping[str, Bytes]:
-    """Why a library sends other bytes than the closed form of its pattern, in words -> how many more."""
+    """How many bytes more than the closed form of its pattern a library sends, by reason. Reasons are in words, for
+    readers."""
     n, element = kv_shard_elements(shape, degrees.ring, degrees.ulysses), shape.element_bytes
     travelling = ELEMENT_BYTES[travelling_dkv_dtype(shape, library.dkv_dtype)]
-    in_a_ring = degrees.ring > 1  # what one rank sends to itself does not leave it
+    in_a_ring = degrees.ring > 1  # a single ring rank sends to itself, which is not traffic
     found = {
         f"dK/dV travel in {library.dkv_dtype}": {"backward": (degrees.ring - 1) * n * (travelling - element)},
         "a rank's own dK/dV travel too, one hop more": {
@@ -128,11 +132,11 @@ def differences(library: Library, shape: AttentionShape, degrees: Degrees) -> Ma
 
 
 def _output_exchange_bytes(shape: AttentionShape, degrees: Degrees) -> Fraction:
-    """(U-1)/U * B * S/P * Hq * D * e."""
+    """Bytes of one exchange of the output: (U-1)/U * B * S/P * Hq * D * e."""
     local = Fraction(shape.batch_size * shape.seq_len * shape.num_heads * shape.head_dim, degrees.sp_size)
     return local * shape.element_bytes * Fraction(degrees.ulysses - 1, degrees.ulysses)
 
 
 def _positions_bytes(shape: AttentionShape, sp_size: int) -> Fraction:
-    """(P-1) * B * S/P * 8: each rank's positions to all others."""
+    """Bytes of each rank's position_ids to all others: (P-1) * B * S/P * 8."""
     return Fraction(shape.batch_size * shape.seq_len * (sp_size - 1), sp_size) * POSITION_BYTES

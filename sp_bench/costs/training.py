@@ -1,7 +1,7 @@
-"""Analytic costs of one training step: parameters, FLOPs, and bytes that one rank sends. Pure functions, no torch.
+"""Closed forms for one training step: parameters, FLOPs, and the bytes that one rank sends off-rank.
 
-N = dp_shard_size * sp_size ranks share the parameters, R = dp_replicate_size replicas of them, P = N * R ranks. A step
-is an optimizer step, with all its micro-batches.
+N = dp_shard_size * sp_size ranks share one replica of the parameters. There are R = dp_replicate_size replicas, and
+N * R ranks in all. A step is an optimizer step with all its micro-batches.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the deco
 
 
 def block_shapes(model: ModelConfig) -> ParameterShapes:
-    """The parameters of one decoder layer: one FSDP group."""
+    """The parameters of one decoder layer, which is one FSDP group."""
     hidden, q_size, kv_size = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     shapes: dict[str, tuple[int, ...]] = {
         "attention_norm.weight": (hidden,),
@@ -37,51 +37,53 @@ def block_shapes(model: ModelConfig) -> ParameterShapes:
 
 
 def root_shapes(model: ModelConfig) -> ParameterShapes:
-    """The parameters outside the layers: the root FSDP group."""
+    """The parameters outside the layers, which are the root FSDP group."""
     shapes = {"embedding.weight": (model.vocab_size, model.hidden_size), "norm.weight": (model.hidden_size,)}
     return shapes if model.tie_embeddings else shapes | {"head.weight": (model.vocab_size, model.hidden_size)}
 
 
 def num_parameters(model: ModelConfig) -> int:
+    """Elements of all parameters."""
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     return root + model.num_layers * block
 
 
 def block_matmul_parameters(model: ModelConfig) -> int:
-    """Elements of one layer's matrices: each costs 2 FLOPs a token in the forward."""
+    """Elements of one layer's matrices. Each element costs 2 FLOPs a token in the forward."""
     return sum(prod(shape) for shape in block_shapes(model).values() if len(shape) == 2)
 
 
 def matmul_parameters(model: ModelConfig) -> int:
-    """All matrices that multiply: the head counts, tied or not; the embedding lookup does not."""
+    """Elements of all matrices that are multiplied by. The head counts, tied or not; the embedding lookup does not."""
     return model.num_layers * block_matmul_parameters(model) + model.vocab_size * model.hidden_size
 
 
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
-    """Attention forward of all layers and all sequences."""
+    """FLOPs of the attention forwards of one step: of all layers and all sequences."""
     one_sequence = replace(config.attention_shape(seq_len), batch_size=1)
     return config.model.num_layers * config.num_sequences * attention_forward_flops(one_sequence)
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:
+    """Tokens of one step over all ranks, at `seq_len` tokens a sequence."""
     return config.num_sequences * seq_len
 
 
 def model_flops(config: TrialConfig) -> int:
-    """FLOPs of one step over all ranks that training needs: valid tokens, backward 2x the forward, no recompute.
+    """FLOPs that one step needs, over all ranks: valid tokens only, backward 2x the forward, no recomputation.
 
-    Source: arXiv 2204.02311, appendix B, with the attention mask counted exactly.
+    Source: arXiv 2204.02311, appendix B. Here the causal mask is counted exactly.
     """
     matmuls = 2 * matmul_parameters(config.model) * _tokens(config, config.seq_len)
     return 3 * (matmuls + _attention_flops(config, config.seq_len))
 
 
 def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
-    """FLOPs of one step over all ranks that ran: padded tokens, flash backward 2.5x, and what checkpointing and
-    TRL's loss repeat.
+    """FLOPs that one step really runs, over all ranks: padded tokens too, the flash backward at 2.5x the forward, and
+    what activation checkpointing and TRL's loss compute again.
 
-    A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`: that
-    matrix's product is not repeated.
+    A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`. So the
+    product with that matrix is not repeated.
     """
     model, tokens = config.model, _tokens(config, padded_seq_len)
     attention = _attention_flops(config, padded_seq_len)
@@ -89,23 +91,23 @@ def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
     if config.workload.activation_checkpointing == "full":
         repeated = block_matmul_parameters(model) - model.hidden_size * model.intermediate_size
         flops += 2 * model.num_layers * repeated * tokens + attention
-    if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again, a tile at a time
+    if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
         flops += 2 * model.vocab_size * model.hidden_size * tokens
     return flops
 
 
 def _shard_elements(shapes: ParameterShapes, num_shards: int) -> int:
-    """Elements a rank holds of an FSDP group: each parameter is cut along dim 0 and padded to equal shards."""
+    """Elements of an FSDP group that one rank holds: each parameter is cut along dim 0 and padded to equal shards."""
     return sum(-(-shape[0] // num_shards) * prod(shape[1:]) for shape in shapes.values())
 
 
 def sharding_traffic(config: TrialConfig) -> Traffic:
-    """FSDP2's own traffic of one step, HSDP included.
+    """Bytes of one step for FSDP2's parameters and gradients, with replicas (HSDP) or without.
 
-    A layer's parameters are gathered for the forward and again for the backward, the root's once; gradients are
-    reduce-scattered over N ranks and all-reduced over R replicas. All of it in each micro-batch: between two of them no
-    rank keeps whole parameters or whole gradients. Recomputation gathers nothing: it runs inside the backward's gather.
-    Source: arXiv 2304.11277, with FSDP2's per-parameter padding.
+    The parameters of a layer are gathered for the forward and again for the backward, those of the root once. Gradients
+    are reduce-scattered over N ranks and all-reduced over R replicas. All of this happens in each micro-batch, because
+    no rank keeps whole parameters or whole gradients between two of them. Recomputation gathers nothing, because it
+    runs while the backward's parameters are there. Source: arXiv 2304.11277, with FSDP2's padding of each parameter.
     """
     num_shards, replicas = config.dp_shard_size * config.sp_size, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
@@ -121,19 +123,19 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
 
 
 def _reduce_bytes(config: TrialConfig) -> int:
-    """Gradients and the loss are summed in fp32, or in fp64 when the trial is."""
+    """Bytes an element of gradients and of the loss while they are reduced: fp32, or fp64 if the trial is."""
     return max(ELEMENT_BYTES[config.dtype], ELEMENT_BYTES["float32"])
 
 
 def train_step_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
-    """One training step's bytes by phase and op under FSDP2, given one attention call's. Phase `other` (the gradient
-    norm's scalars) differs between torch versions and is not predicted."""
+    """Bytes of one training step under FSDP2; `attention` is that of one attention call. Phase `other`, the scalars of
+    the gradient norm, is left out: it differs between torch versions."""
     return add_traffic(unsharded_traffic(config, attention), sharding_traffic(config))
 
 
 def unsharded_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
-    """What any engine that runs our decoder sends but for parameters and gradients: attention in each micro-batch, and
-    the loss once."""
+    """Bytes of one training step without parameters and gradients: attention in each micro-batch, and the loss once.
+    They are the same for every engine that runs our decoder."""
     calls = config.model.num_layers * config.workload.num_micro_batches
     recomputed: Traffic = {}
     if config.workload.activation_checkpointing == "full":

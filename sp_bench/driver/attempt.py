@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from sp_bench import handover, hardware, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import patterns
-from sp_bench.driver import launcher
+from sp_bench.driver import identity, launcher
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.plan import Trial, canonical
 from sp_bench.driver.progress import Progress
@@ -31,7 +31,6 @@ class Campaign:
 
     settings: CampaignConfig
     folder: Path
-    env_ids: Mapping[str, str]  # by kind of device: cpu, cuda
     git_sha: str | None
     git_dirty: bool | None
 
@@ -41,7 +40,7 @@ class Campaign:
         return self.folder / store.WORK
 
     def env_id(self, planned: Trial) -> str:
-        return self.env_ids[planned.config.hardware.device]
+        return identity.env_id(planned.config)
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,8 @@ class Driver:
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""
-        identity = (attempt.planned.trial_id, attempt.env_id, attempt.number)
-        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *identity))
+        key = (attempt.planned.trial_id, attempt.env_id, attempt.number)
+        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
 
 
 class Ended(NamedTuple):
@@ -186,11 +185,12 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str
 
 def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:
     planned = attempt.planned
-    identity = {
+    named = {
         "campaign": campaign.settings.campaign,
         "cell_id": planned.cell_id,
         "trial_id": planned.trial_id,
         "env_id": attempt.env_id,
+        "core_id": identity.core_id(planned.config.hardware.device),
         "replicate": planned.replicate,
         "attempt": attempt.number,
         "order_index": planned.order_index,
@@ -198,7 +198,7 @@ def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> di
         "git_sha": campaign.git_sha,
         "git_dirty": campaign.git_dirty,
     }
-    return asked_for(planned.config) | dict(outcome) | identity
+    return asked_for(planned.config) | dict(outcome) | named
 
 
 # What asks for attention: null where the workload is the exchange alone.

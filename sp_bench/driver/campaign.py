@@ -227,10 +227,9 @@ def _report(campaign: Campaign, claims: Claims, reporter: Reporter) -> None:
 
 
 def _describe(configs: Sequence[TrialConfig], settings: CampaignConfig) -> Campaign:
-    devices = {config.hardware.device for config in configs}
     folder = Path(settings.results_root) / settings.campaign
     require_contained(folder)
-    return Campaign(settings, folder, {device: hardware.env_id(device) for device in devices}, *hardware.git_state())
+    return Campaign(settings, folder, *hardware.git_state())
 
 
 def _make_writable(campaign: Campaign) -> None:

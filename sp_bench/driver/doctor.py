@@ -13,6 +13,7 @@ from rich.text import Text
 from sp_bench import hardware, kernels
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.driver import identity
 from sp_bench.driver.conf_files import choices, conf_file
 from sp_bench.driver.overrides import parse_overrides, read_arguments
 from sp_bench.driver.progress import console
@@ -113,7 +114,7 @@ def fabrics_here() -> list[str]:
 
 
 CURVE_COLUMNS = (
-    *("env_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("env_id", "core_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
     *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
 )
 
@@ -122,8 +123,8 @@ def show_curves(arguments: Sequence[str]) -> None:
     """A line for each curve that this machine and this code measured, of the campaign that `arguments` fill."""
     folder = _campaign_folder(arguments)
     rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
-    here = {hardware.env_id(device) for device in ("cpu", "cuda")}
-    rows = [row for row in rows if row["workload"] == "collective" and row["env_id"] in here]
+    here = {identity.core_id(device) for device in ("cpu", "cuda")}
+    rows = [row for row in rows if row["workload"] == "collective" and (row["core_id"] or row["env_id"]) in here]
     table = Table(box=None, pad_edge=False)
     for heading in ("fabric", "primitive", "dtype"):
         table.add_column(heading, no_wrap=True)

@@ -1,8 +1,8 @@
-"""Our decoder under DeepSpeed's ZeRO-3, with any of our methods: what differs from fsdp2 is the engine alone.
+"""Our decoder under DeepSpeed's ZeRO-3, with any of our methods. Only the engine differs from fsdp2.
 
-DeepSpeed is not told of the sequence parallelism, so it averages gradients over all ranks; the loss is scaled by their
-number, since ours are parts of one sum. They are reduced in fp32, as by fsdp2 and as DeepSpeed does under its own
-sequence parallelism. With bfloat16 the fp32 copies of the parameters start from rounded values.
+DeepSpeed does not know of the sequence parallelism, and averages gradients over all ranks. Our losses are parts of one
+sum, so the loss is multiplied by the number of ranks. Gradients are reduced in fp32, as in fsdp2, and as DeepSpeed does
+under its own sequence parallelism. In bfloat16 trials the fp32 copies of the parameters start from rounded values.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,6 +57,7 @@ class Training:
     device: torch.device
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
         parts = [self._accumulate(batch) for batch in batches]
         loss, losses = torch.stack([loss for loss, _ in parts]).mean(), torch.cat([each for _, each in parts])
         with ledger.phase("loss"):
@@ -64,8 +65,12 @@ class Training:
         return StepResult(loss, zero3.grad_norm(self.engine, self.device), losses)
 
     def _accumulate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One micro-batch: this rank's part of its mean loss, and its tokens' losses [B,s]. DeepSpeed divides each loss
-        by the number of micro-batches, and its step after the last of them is the only one that updates."""
+        """Forward and backward of one micro-batch. Returns this rank's part of its mean loss, and the loss of each of
+        its tokens [B,s], in nats.
+
+        DeepSpeed divides each loss by the number of micro-batches. Its `step` is called after each of them, but only
+        the last call of a step updates the parameters.
+        """
         losses = cross_entropy.of_tokens(self.engine(batch.tokens, batch.positions), batch.labels)
         loss = losses.sum() / batch.num_valid_tokens
         self.engine.backward(loss * dist.get_world_size())
@@ -74,7 +79,7 @@ class Training:
 
 
 def start(config: TrialConfig, attention: AttentionCall, deepspeed: Any) -> Any:
-    """The trial's decoder at step 0, partitioned over all ranks."""
+    """A DeepSpeed engine around the trial's decoder with its initial values, partitioned over all ranks."""
     settings = zero3.settings(config, communication_dtype="fp32")
     recompute = config.workload.activation_checkpointing == "full"
     with deepspeed.zero.Init(config_dict_or_path=settings):

@@ -1,6 +1,6 @@
-"""Our decoder under torch's FSDP2: parameters sharded over all ranks of a replica, gathered a layer at a time.
+"""Our decoder under torch's FSDP2: all ranks of a replica share its parameters, and gather them one layer at a time.
 
-The reference engine: its bytes are predicted exactly.
+This is the reference engine: all bytes that it sends are predicted exactly, but for a few scalars (phase `other`).
 """
 
 from collections.abc import Callable, Sequence
@@ -45,19 +45,21 @@ def run(
         return train.run_steps(training.step, batches, tick)
 
 
-@cache  # a mesh has communicators of its own, which take device memory: one for the proof and the timed steps
+@cache  # the communicators of a mesh take device memory: the proof and the timed steps share one mesh
 def sharding_mesh(mesh: DeviceMesh, num_replicas: int) -> DeviceMesh:
-    """The job's ranks as dp_replicate x fsdp, or fsdp alone. Its communicators are not the attention's, so that
-    prefetched parameters and sequence-parallel exchanges can overlap."""
+    """The job's ranks as a mesh dp_replicate x fsdp, or fsdp alone for one replica.
+
+    It has communicators of its own, so that gathering parameters can overlap with the exchanges of the attention.
+    """
     names = ("dp_replicate", "fsdp")
     both = DeviceMesh(mesh.device_type, mesh.mesh.reshape(num_replicas, -1), mesh_dim_names=names)
     return both if num_replicas > 1 else both["fsdp"]
 
 
 def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> None:
-    """Shard parameters over dp_shard, ring and ulysses, replicate them over dp_replicate, and initialise them.
+    """Shard the parameters over dp_shard, ring and ulysses, replicate them over dp_replicate, and initialise them.
 
-    One FSDP group a layer and one for the rest (embedding, last norm, head).
+    Each layer is one FSDP group. Embedding, final norm and head are another one.
     """
     fsdp_mesh = sharding_mesh(mesh, config.dp_replicate_size)
     stored = train.stored_dtype(config.dtype)
@@ -68,7 +70,7 @@ def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
-            module.set_force_sum_reduction_for_comms(True)  # else NCCL multiplies by 1 in a premul-sum of its own
+            module.set_force_sum_reduction_for_comms(True)  # otherwise NCCL would multiply by 1 before it sums
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)
 
@@ -83,8 +85,10 @@ class Training:
     loss_tile_tokens: int | None
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
-        """Forward and backward with gradient synchronisation of each micro-batch, then the update. Every rank of the
-        world calls it. Gradients are reduced in each, and their shards summed: whole ones would take a model's memory.
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
+
+        Gradients are reduced in each micro-batch, and their shards are added up. To keep whole gradients until the last
+        micro-batch would take the memory of a whole model.
         """
         num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
         losses = torch.cat([self._accumulate(batch, num_valid_tokens) for batch in batches])
@@ -94,13 +98,14 @@ class Training:
         return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses)
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
-        """Add a micro-batch's part of the gradient; returns its tokens' losses [B,s]."""
+        """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats."""
         loss, losses = self._forward(batch, num_valid_tokens)
         with ledger.phase("backward"):
             loss.backward()
         return losses.detach()
 
     def _forward(self, batch: Batch, num_valid_tokens: int) -> tuple[Tensor, Tensor]:
+        """This rank's part of the step's mean loss, and the loss of each token [B,s], in nats."""
         if self.loss_tile_tokens is None:
             losses = cross_entropy.of_tokens(self.decoder(batch.tokens, batch.positions), batch.labels)
             return losses.sum() / num_valid_tokens, losses
@@ -110,7 +115,7 @@ class Training:
 
 
 def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:
-    """The trial's decoder at step 0, sharded over the job's mesh."""
+    """The trial's decoder with its initial values, sharded over the job's mesh, and its optimizer."""
     recompute = config.workload.activation_checkpointing == "full"
     decoder = train.build_decoder(config.model, attention, config.dtype, recompute=recompute)
     shard(decoder, config, mesh, device)

@@ -1,9 +1,12 @@
-"""A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`: the loop of Hugging Face's Ulysses post.
+"""A Hugging Face model under ZeRO-3 with DeepSpeed's `UlyssesSPAttentionHF`, in the training loop of Hugging Face's
+post about Ulysses, https://huggingface.co/blog/ulysses-sp.
 
-https://huggingface.co/blog/ulysses-sp. The step is theirs: a batch from `UlyssesSPDataLoaderAdapter`, the weighted sum
-of the ranks' losses (`deepspeed_sp_compute_loss`), `engine.backward`, `engine.step`, all of it for each micro-batch:
-DeepSpeed divides its loss by their number, and updates after the last. The adapter's exchange of tokens (every P-th
-micro-batch) and its copies are part of it.
+For each micro-batch the loop takes a batch from `UlyssesSPDataLoaderAdapter`, computes the weighted sum of the ranks'
+losses (`deepspeed_sp_compute_loss`), and calls `engine.backward` and `engine.step`. DeepSpeed divides each loss by the
+number of micro-batches, and updates after the last one. At every P-th micro-batch the adapter exchanges the tokens of
+the P ranks of a sequence. That exchange and the adapter's copies are part of the step.
+
+B sequences of a micro-batch, s local tokens.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -50,14 +53,15 @@ def run(
 
 
 def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
-    """The model at step 0 in its DeepSpeed engine, and what knows the ranks of a sequence (None: one rank)."""
+    """The DeepSpeed engine around the model with its initial values, and the mpu, the object that knows which ranks
+    share a sequence (None for sp_size=1)."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
         UlyssesSPAttentionHF,
     )
     from transformers.integrations import HfDeepSpeedConfig  # pyright: ignore[reportMissingImports]
 
     settings = zero3.settings(config)
-    announced = HfDeepSpeedConfig(settings)  # transformers looks for it as long as it lives
+    announced = HfDeepSpeedConfig(settings)  # as long as this object lives, transformers builds models for ZeRO-3
     model = hugging_face.build(config, seq_len)
     del announced
     mpu = UlyssesSPAttentionHF.register_with_transformers(
@@ -82,7 +86,7 @@ def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
 def _micro_batches(
     texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
-    """This rank's tokens on the device, each loaded when it is asked for."""
+    """This rank's share of all micro-batches of all steps, on the device; each is loaded when it is asked for."""
     samples = [hugging_face.sample(text, config) for text in hugging_face.texts_of(texts, config, dist.get_rank())]
     loader: Any = DataLoader(samples, batch_size=None)  # pyright: ignore[reportArgumentType]
     if mpu is not None:
@@ -99,9 +103,9 @@ def _micro_batches(
         )
     loaded = iter(loader)
     for _ in range(len(texts) * config.workload.num_micro_batches):
-        with ledger.phase("other"):  # the ranks' tokens to all of them, every P-th time
+        with ledger.phase("other"):  # every P-th time, the ranks exchange their tokens
             batch = next(loaded)
-        # The adapter's slices are contiguous once they have been to another device; on the CPU they never are.
+        # The adapter gives slices. A copy to a GPU makes them contiguous; on a CPU nothing else would.
         yield {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
 
 
@@ -115,6 +119,7 @@ class Training:
     token_losses: bool
 
     def step(self, batches: Iterable[dict[str, Tensor]]) -> StepResult:
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
         parts = [self._accumulate(batch) for batch in batches]
         loss = torch.stack([loss for loss, _ in parts]).mean()
         losses = [each for _, each in parts if each is not None]
@@ -128,8 +133,10 @@ class Training:
         return loss.detach(), losses
 
     def _forward(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Mean loss over the sequence's tokens, and if asked for each local token's [B,s]. The logits end here: in the
-        backward, where memory peaks, nobody holds them."""
+        """The mean loss over the tokens of the sequences, and the loss of each local token [B,s] if asked for.
+
+        This is a function of its own so that nothing holds the logits during the backward, where memory peaks.
+        """
         if self.sp_size == 1:
             outputs = self.engine(**batch)
             loss = outputs.loss

@@ -1,4 +1,4 @@
-"""The transformers Trainer, in the loop and with the settings of `trainer_loop`."""
+"""The Trainer of transformers, with the loop and the settings of `trainer_loop`."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,10 +31,11 @@ def run(
 
 
 def stack(config: TrialConfig) -> Stack:
+    """The Trainer, and its data as transformers wants it."""
     from transformers import Trainer, TrainingArguments  # pyright: ignore[reportMissingImports]
 
     def rows(sequences: list[Tensor]) -> list[dict[str, Tensor]]:
-        """Padded already: its default collator only stacks them."""
+        """A sample [S'] for each sequence [S+1]. Samples are padded here, since the default collator only stacks."""
         batches = [hugging_face.sample(sequence[None], config) for sequence in sequences]
         return [{name: values[0] for name, values in batch.items()} for batch in batches]
 

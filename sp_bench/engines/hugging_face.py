@@ -1,9 +1,10 @@
-"""What the engines on transformers share: our decoder as a Hugging Face model, and its attention's registry.
+"""What the engines on transformers share: the Hugging Face model, transformers' registry of attention, and the data.
 
-The model is built from a config, without a download, and gets our decoder's initial values: with our rotary pairing,
-norms and SwiGLU the two are the same function, so that one process of ours is the reference.
+The model is built from a config, without a download, and gets the initial values of our decoder. It has our rotary
+pairing, norms and SwiGLU, so the two are the same function. That is why our training on one process is the reference.
 
-S valid and S' padded tokens of each of B sequences of a micro-batch, m of them a step; P ranks share one.
+m micro-batches a step; B sequences of a micro-batch on a data-parallel rank; S valid and S' padded tokens of a
+sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,9 +26,9 @@ from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.train import StepResult
 
-UNLABELLED = 1  # the loader shifts the labels of the tokens that it is given: the last one has no successor
+UNLABELLED = 1  # the data loader shifts labels within the tokens that it gets, so the last token has no label
 
-_NAMES = {  # ours -> theirs
+_NAMES = {  # our decoder's name of a module -> transformers' name
     "embedding": "model.embed_tokens",
     "norm": "model.norm",
     "head": "lm_head",
@@ -55,7 +56,7 @@ def their_name(ours: str) -> str:
 
 
 def model_config(model: ModelConfig, seq_len: int) -> Any:
-    """A Qwen3, Qwen2 or Llama of this shape."""
+    """The transformers config of `model`: a Qwen3 with qk_norm, a Qwen2 with qkv_bias, otherwise a Llama."""
     import transformers  # pyright: ignore[reportMissingImports]
 
     kind = transformers.LlamaConfig
@@ -78,7 +79,7 @@ def model_config(model: ModelConfig, seq_len: int) -> Any:
 
 
 def build(config: TrialConfig, seq_len: int) -> Any:
-    """The trial's model; partitioned from the start if ZeRO-3 has been announced by an HfDeepSpeedConfig."""
+    """The trial's model with our decoder's initial values. Partitioned from the start if an HfDeepSpeedConfig lives."""
     from transformers import AutoModelForCausalLM  # pyright: ignore[reportMissingImports]
 
     built = AutoModelForCausalLM.from_config(
@@ -89,19 +90,19 @@ def build(config: TrialConfig, seq_len: int) -> Any:
     ours = train.build_decoder(config.model, lambda q, k, v: q, config.dtype).named_parameters()
     theirs = dict(built.named_parameters())
     zero3.initialise([(name, index, theirs.pop(their_name(name))) for index, (name, _) in enumerate(ours)], config.seed)
-    assert not theirs, f"parameters that our decoder has not: {', '.join(theirs)}"
+    assert not theirs, f"parameters that our decoder does not have: {', '.join(theirs)}"
     return built
 
 
 def checkpointing_options() -> dict[str, Any]:
-    """What the Hugging Face post uses, with the ledger's phase added."""
+    """The checkpointing options of the Hugging Face post, with the ledger's phase for the recomputation added."""
     return {"use_reentrant": False, "context_fn": model.recompute_contexts}
 
 
 @contextmanager
 def attention_registry(config: TrialConfig) -> Iterator[None]:
-    """Puts back what `register_with_transformers` writes: transformers' attention, and DeepSpeed's groups of the
-    sequences with their names."""
+    """Restores what `register_with_transformers` changes: transformers' attention function, and DeepSpeed's process
+    groups of the sequences with their names."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
@@ -118,7 +119,7 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
 
 
 def _destroy_groups(config: TrialConfig) -> None:
-    """Their communicators take device memory, which the timed steps after the proof must not find taken."""
+    """Destroy DeepSpeed's groups. Their communicators take device memory, which must be free for the timed steps."""
     from deepspeed.runtime.sequence_parallel import parallel_state_sp  # pyright: ignore[reportMissingImports]
 
     if config.hardware.device == "cuda":
@@ -129,7 +130,8 @@ def _destroy_groups(config: TrialConfig) -> None:
 
 
 def tell_the_ledger(config: TrialConfig) -> None:
-    """Collectives inside the registered attention are attention's; in the backward the ledger knows its all-to-alls."""
+    """Wrap the registered attention, so that the ledger counts its collectives as attention. In the backward the ledger
+    attributes all-to-alls to attention by itself."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
@@ -143,9 +145,12 @@ def tell_the_ledger(config: TrialConfig) -> None:
 
 
 def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Tensor]:
-    """What this rank's data loader reads: sequences [B,S+1] for each P micro-batches, since the adapter cuts every
-    rank's sample in turn. Of all steps' micro-batches in order, rank r of a sequence's P has the text of number r, P+r,
-    2P+r, ...; the last one is repeated."""
+    """The texts that the data loader of `rank` reads, [B,S+1] each: one for every P micro-batches.
+
+    DeepSpeed's adapter takes one sample from each of the P ranks of a sequence, and makes P micro-batches of them. So
+    rank r of the P reads the text of micro-batches r, P+r, 2P+r, ..., numbered through all steps. If they run out, the
+    last text is repeated.
+    """
     parts = [part for text in texts for part in train.micro_batches(config, text)]
     data_rank, sequence_rank = divmod(rank, config.sp_size)
     num_samples = -(-len(parts) // config.sp_size)
@@ -155,7 +160,7 @@ def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Te
 
 
 def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
-    """[B,S+1] -> input_ids and labels [B,S'], and position_ids where the sequence is shared."""
+    """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence."""
     tokens = sequences[:, :-1]
     padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
     batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
@@ -165,14 +170,16 @@ def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
 
 
 def shifted(batch: dict[str, Tensor]) -> Tensor:
-    """The label of each local token [B,s]; without sequence parallelism transformers shifts them itself."""
+    """The label of each local token [B,s]. With sequence parallelism the adapter has shifted them; otherwise the model
+    does so inside, and they are shifted here in the same way."""
     if "shift_labels" in batch:
         return batch["shift_labels"]
     return F.pad(batch["labels"], (0, 1), value=IGNORED)[:, 1:]
 
 
 def averaged(results: Sequence[StepResult]) -> list[StepResult]:
-    """The stack's losses are of one data-parallel rank; all have as many tokens, so the world's is their mean."""
+    """The results with their losses averaged over the world: a stack's losses are those of one data-parallel rank, and
+    all ranks have equally many tokens."""
     losses = torch.stack([result.loss for result in results])
     dist.all_reduce(losses)
     losses /= dist.get_world_size()
@@ -180,6 +187,7 @@ def averaged(results: Sequence[StepResult]) -> list[StepResult]:
 
 
 def traffic(config: TrialConfig, padded_len: int) -> Traffic:
-    """Attention's: what the losses' exchange sends is counted with the parameters, whose bytes are not predicted."""
+    """Bytes of the attention. What ranks send to exchange their losses is counted as `parameters`, which are not
+    predicted."""
     attention = train.attention_traffic(config, padded_len)
     return {key: size for key, size in training_costs.unsharded_traffic(config, attention).items() if key[0] != "loss"}

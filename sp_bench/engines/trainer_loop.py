@@ -1,9 +1,11 @@
-"""The loop of the transformers Trainer and of its subclasses, with Accelerate's `ParallelismConfig(sp_backend=
-"deepspeed")`, on ZeRO-3.
+"""The training loop of transformers' Trainer and its subclasses, on ZeRO-3, with the sequence parallelism of
+Accelerate's `ParallelismConfig(sp_backend="deepspeed")`.
 
-The Trainer runs its own loop; a callback of ours ticks when training begins and after each optimizer step, so a step is
-all that the Trainer does from one to the next: its data loading, its check of the loss, its scheduler. ZeRO-3 shards
-over all ranks whatever `dp_replicate_size` and `dp_shard_size` are: to Accelerate they are two factors of one number.
+The Trainer runs its own loop. A callback of ours ticks when training begins and after each optimizer step. So a step is
+all that the Trainer does between two ticks: its data loading, its check of the loss and its scheduler included.
+
+ZeRO-3 shards over all ranks, whatever `dp_replicate_size` and `dp_shard_size` are. Only their product matters to
+Accelerate.
 """
 
 import os
@@ -26,14 +28,14 @@ from sp_bench.training.train import StepResult
 
 @dataclass(frozen=True)
 class Stack:
-    """Whose Trainer runs the loop, and what differs with it."""
+    """A Trainer class, and what differs between Trainer classes."""
 
     trainer: type[Any]
     arguments: type[Any]  # transformers' TrainingArguments, or a subclass
-    dataset: Callable[[list[Tensor]], Any]  # of sequences [S+1], in their order
+    dataset: Callable[[list[Tensor]], Any]  # makes a dataset of sequences [S+1], in this order
     token_losses: Callable[[Any, dict[str, Tensor]], Tensor]  # the model's outputs and inputs -> [B,s], nats
-    own_arguments: dict[str, Any] = field(default_factory=dict)
-    own_options: dict[str, Any] = field(default_factory=dict)  # of the trainer
+    own_arguments: dict[str, Any] = field(default_factory=dict)  # further ones of `arguments`
+    own_options: dict[str, Any] = field(default_factory=dict)  # further ones of `trainer`
 
 
 def run(
@@ -45,7 +47,8 @@ def run(
     *,
     token_losses: bool,
 ) -> list[StepResult]:
-    """As `Engine.run`. `open_stack` imports the stack's libraries, which then find DeepSpeed told of the device."""
+    """As `Engine.run`, with the Trainer that `open_stack` gives. `open_stack` imports the Trainer's libraries; it is
+    called after DeepSpeed knows the device."""
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with (
         zero3.library(device),
@@ -55,7 +58,7 @@ def run(
     ):
         stack = open_stack(config)
         settings = _settings(config, seq_len) | stack.own_arguments
-        # before the model: ZeRO-3 is announced by them
+        # before the model, which is partitioned from the start because these announce ZeRO-3
         arguments = stack.arguments(output_dir=folder, max_steps=len(texts), **settings)
         model = hugging_face.build(config, seq_len)
         recorder = Recorder(model, device, config, stack.token_losses if token_losses else None)
@@ -67,9 +70,9 @@ def run(
 
 
 def _settings(config: TrialConfig, seq_len: int) -> dict[str, Any]:
-    """The trial as transformers' TrainingArguments."""
+    """The trial as keyword arguments of transformers' TrainingArguments."""
     recompute = config.workload.activation_checkpointing == "full"
-    # its own default optimizer, with our weight decay; sgd with our momentum
+    # adamw: the Trainer's default optimizer, with our weight decay; sgd: with our momentum
     optimizer = {"optim": "adamw_torch_fused", "weight_decay": 1e-2}
     if config.workload.optimizer == "sgd":
         optimizer = {"optim": "sgd", "optim_args": "momentum=0.9"}
@@ -115,8 +118,11 @@ def _parallelism(config: TrialConfig, seq_len: int) -> Any:
 
 
 class Recorder:
-    """What the Trainer's steps computed, each as soon as it is there and none read before the end. Losses are of
-    micro-batches, and parts of their step's: the Trainer divides each by their number, or by the step's tokens."""
+    """Collects what the Trainer's steps compute. Values stay on the device until `results`.
+
+    A recorded loss is that of one micro-batch. The losses of a step's micro-batches add up to the step's loss, because
+    the Trainer has divided each by the number of micro-batches or by the number of the step's tokens.
+    """
 
     def __init__(
         self,
@@ -139,6 +145,7 @@ class Recorder:
             model.register_forward_hook(keep, with_kwargs=True)
 
     def results(self) -> list[StepResult]:
+        """One result for each optimizer step; the losses are those of this data-parallel rank."""
         size = self.num_micro_batches
         losses = [torch.stack(parts).sum() for parts in _chunks(self.losses, size)]
         token_losses = [torch.cat(parts) for parts in _chunks(self.token_losses, size)]
@@ -158,6 +165,7 @@ def _trainer(
     texts: Sequence[Tensor],
     tick: Callable[[], None],
 ) -> Any:
+    """The stack's Trainer on all texts. It tells `recorder` what it computes, and calls `tick` around each step."""
     from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
 
     class Recorded(stack.trainer):
@@ -188,21 +196,22 @@ def _trainer(
 
 
 def _sequences(config: TrialConfig, texts: Sequence[Tensor]) -> list[Tensor]:
-    """[S+1] each, in the order in which Accelerate deals batches to the ranks: one to each, then the next."""
+    """All ranks' sequences [S+1], in the order in which Accelerate hands out batches: one to each rank, then the next
+    one to each."""
     of_ranks = [hugging_face.texts_of(texts, config, rank) for rank in range(config.world_size)]
     return [sequence for batches in zip(*of_ranks, strict=True) for batch in batches for sequence in batch]
 
 
 @contextmanager
 def _accelerate_state(config: TrialConfig) -> Iterator[None]:
-    """Accelerate's singletons end with the training, and the environment is as it was: TrainingArguments writes to
-    it what Accelerate reads."""
+    """Resets Accelerate's singletons after the training, and restores the environment, into which TrainingArguments
+    writes what Accelerate reads."""
     from accelerate.state import AcceleratorState, GradientState, PartialState  # pyright: ignore[reportMissingImports]
 
     before = dict(os.environ)
     try:
         if config.hardware.device == "cpu":
-            # Left to itself it finds no backend for DeepSpeed on a CPU, and takes each rank for the only process.
+            # By itself Accelerate finds no backend for DeepSpeed on a CPU, and takes each rank for the only process.
             os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
             PartialState(backend=config.fabric.backend)
             del os.environ["ACCELERATE_USE_DEEPSPEED"]

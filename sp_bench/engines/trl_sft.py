@@ -1,9 +1,9 @@
-"""TRL's `SFTTrainer`, in the loop and with the settings of `trainer_loop`.
+"""TRL's `SFTTrainer`, with the loop and the settings of `trainer_loop`.
 
-It has a loss of its own: the head's product and the log-probabilities are computed a tile at a time, again in the
-backward, and the logits never exist whole. Each step it sums tokens, entropy and correct predictions of all ranks. All
-is in the step, since all is what its users pay for. The texts come tokenised, so its dataset is taken as it is: nothing
-is packed or truncated, and its collator pads.
+TRL has a loss of its own. It computes the logits and log-probabilities one tile at a time, and once more in the
+backward; whole logits never exist. In each step it also sums tokens, entropy and correct predictions over all ranks.
+All of that is part of the timed step, because TRL's users pay for it. Our texts are token ids already, so TRL takes the
+dataset as it is: it packs and truncates nothing, and its collator pads.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +39,7 @@ def run(
 
 
 def stack(config: TrialConfig) -> Stack:
+    """SFTTrainer, and its data as TRL wants it."""
     from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
     own = {
@@ -51,8 +52,8 @@ def stack(config: TrialConfig) -> Stack:
 
 
 def _dataset(sequences: list[Tensor]) -> Any:
-    """Rows of S tokens, labels and tokens alike: it looks for `input_ids` and `labels`, and where it finds them
-    neither tokenises nor maps."""
+    """A dataset of rows of S tokens, whose labels are the same tokens. Because it finds the columns `input_ids` and
+    `labels`, TRL does not tokenise."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
     tokens = [sequence[:-1].tolist() for sequence in sequences]
@@ -60,7 +61,8 @@ def _dataset(sequences: list[Tensor]) -> Any:
 
 
 def _tokenizer() -> Any:
-    """It demands one, and of it wants the token to pad with: that of `hugging_face.sample`."""
+    """A tokenizer of one token, because TRL demands one. TRL uses only its padding token, 0 as in
+    `hugging_face.sample`."""
     from tokenizers import Tokenizer, models  # pyright: ignore[reportMissingImports]
     from transformers import PreTrainedTokenizerFast  # pyright: ignore[reportMissingImports]
 
@@ -69,14 +71,14 @@ def _tokenizer() -> Any:
 
 
 def _token_losses(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
-    """Of a whole sequence it scores all tokens but the last, of a shared one the local tokens."""
+    """The loss of each local token [B,s], in nats. On one rank TRL scores all tokens but the last, which gets 0."""
     losses = -outputs.log_probs.detach()
     return F.pad(losses, (0, batch["input_ids"].shape[1] - losses.shape[1]))
 
 
 @contextmanager
 def _no_telemetry() -> Iterator[None]:
-    """Every trainer of TRL tells Hugging Face of its model, its ranks and its device; a benchmark tells nobody."""
+    """Switches off TRL's telemetry, which sends model, ranks and device to Hugging Face. A benchmark sends nothing."""
     from huggingface_hub import constants  # pyright: ignore[reportMissingImports]
 
     before = constants.HF_HUB_DISABLE_TELEMETRY

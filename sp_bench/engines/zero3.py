@@ -1,7 +1,7 @@
-"""What the engines on DeepSpeed's ZeRO-3 share: its settings, its optimizer, the parameters' initial values.
+"""What the engines on DeepSpeed's ZeRO-3 share: settings, optimizer, initial values, and tags for the ledger.
 
-Afterwards the process is as it was but for what `methods/_deepspeed.py` names, DS_ACCELERATOR in the
-environment, and DeepSpeed's copy of the world's group, which serves the next training of this process.
+What stays in the process afterwards: what `methods/_deepspeed.py` names, DS_ACCELERATOR in the environment, and
+DeepSpeed's copy of the group of all ranks, which the next training of this process uses again.
 """
 
 import gc
@@ -21,17 +21,18 @@ from sp_bench.methods import _deepspeed
 from sp_bench.training import train
 from sp_bench.training.model import fill
 
-# ZeRO's prefetcher decides from the traced order of the modules, the sizes of its buckets and what is still there which
-# parameters are gathered when; small ones are kept, and gathered once, after the update.
+# ZeRO's prefetcher decides while it runs which parameters are gathered when: from the order of the modules that it has
+# traced, from the sizes of its buckets, and from what is still in memory. Small parameters are kept, and gathered once
+# after the update.
 UNPREDICTED = ("parameters", "gradients", "optimizer")
-CACHE = type(lru_cache(lambda: None))
+CACHE = type(lru_cache(lambda: None))  # the class of functions cached by functools
 
 
 def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> dict[str, Any]:
-    """DeepSpeed's configuration of a trial. Bucket sizes are those that Accelerate and the Trainer fill in for `auto`.
+    """DeepSpeed's configuration for a trial. Bucket sizes are those that Accelerate and the Trainer set for `auto`.
 
-    communication_dtype: what gradients are reduced in; None: DeepSpeed's default, float32 under its own sequence
-    parallelism, else the parameters' dtype.
+    communication_dtype: the dtype in which gradients are reduced. None: DeepSpeed's default, which is float32 under its
+    own sequence parallelism, and otherwise the parameters' dtype.
     """
     square = config.model.hidden_size**2
     zero = {
@@ -61,16 +62,17 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
 
 @contextmanager
 def library(device: torch.device) -> Iterator[ModuleType]:
-    """DeepSpeed on this device, told of the process group that is already there and of no other."""
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; else it asks what the machine has
+    """Yields the deepspeed module for this device, which inside communicates over torch's process group."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; otherwise DeepSpeed guesses the device
     with _deepspeed.connected(None) as deepspeed, _no_model_kept():
         yield deepspeed
 
 
 @contextmanager
 def _no_model_kept() -> Iterator[None]:
-    """ZeRO-3 leaves each model that it wraps on a list of the process, and each that took two steps in a cache, with
-    parameters and optimizer: they would lie in memory while a later training is measured."""
+    """Frees the models that were trained inside. ZeRO-3 keeps each model that it wraps on a global list, and each that
+    took two steps in a cache, with parameters and optimizer. They would take memory while a later training is measured.
+    """
     from deepspeed.runtime.zero import (  # pyright: ignore[reportMissingImports]
         parameter_offload,
         partitioned_param_coordinator,
@@ -81,13 +83,13 @@ def _no_model_kept() -> Iterator[None]:
         yield
     finally:
         parameter_offload.FWD_MODULE_STACK[:] = before
-        for cache in gc.get_objects():  # of a method, out of reach behind a decorator
+        for cache in gc.get_objects():  # the cache of a method, which a decorator hides
             if type(cache) is CACHE and cache.__module__ == partitioned_param_coordinator.__name__:
                 cache.cache_clear()
 
 
 def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
-    """As `train.make_optimizer`, or one that steps in host memory."""
+    """The optimizer of `train.make_optimizer`, or with `optimizer_offload` an Adam that steps in host memory."""
     if config.engine.optimizer_offload is None:
         return train.make_optimizer(model, config.workload)
     lr = config.workload.learning_rate
@@ -100,19 +102,22 @@ def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimiz
 
 
 def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -> None:
-    """Fill partitioned parameters with the decoder's initial values; each comes with its name and index there."""
+    """Fill partitioned parameters with the initial values of our decoder.
+
+    parameters: (name in our decoder, index in our decoder, parameter) of each.
+    """
     from deepspeed.runtime.zero import GatheredParameters  # pyright: ignore[reportMissingImports]
 
     for name, index, parameter in parameters:
         with GatheredParameters(parameter, modifier_rank=0):  # rank 0's values are sent to all
-            # drawn as one process draws them, whatever dtype the parameter has
+            # drawn in fp32, as one process draws them, whatever dtype the parameter has
             whole = torch.empty(parameter.shape, dtype=torch.float32, device=parameter.device)
             fill(whole, name, index, seed)
             parameter.data.copy_(whole)
 
 
 def tag_phases(engine: Any) -> None:
-    """The ledger's phases of a DeepSpeed engine, whoever calls it."""
+    """Make the ledger attribute what `engine` sends to the phases backward and optimizer, whoever calls the engine."""
 
     def tagged(function: Callable[..., Any], phase: str) -> Callable[..., Any]:
         @wraps(function)
@@ -126,5 +131,5 @@ def tag_phases(engine: Any) -> None:
 
 
 def grad_norm(engine: Any, device: torch.device) -> Tensor:
-    """Of the whole gradient of the last step, before clipping; not read, so that nothing waits for it."""
+    """The norm of the whole gradient of the last step, before clipping. It stays on the device, unread."""
     return torch.as_tensor(engine.get_global_grad_norm(), device=device).detach()

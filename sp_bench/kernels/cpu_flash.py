@@ -1,4 +1,7 @@
-"""aten's flash attention for CPU. Takes GQA unexpanded, forward and backward."""
+"""aten's flash attention for CPUs. It takes GQA without expanding the KV heads, forward and backward.
+
+B batch, S tokens, H heads, D head size.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -14,14 +17,14 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if device != "cpu":
         return "kernel cpu_flash runs on CPU only; use kernel=cudnn or sdpa_flash"
     if shape.dtype == "float16":
-        return "kernel cpu_flash is used with float64, float32 or bfloat16, not dtype=float16"
+        return "kernel cpu_flash takes float64, float32 or bfloat16, not dtype=float16; use kernel=math"
     return None
 
 
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
     import torch
 
-    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    # [B,S,H,D] -> [B,H,S,D]: views, since the kernel reads strides
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal, scale=scale)
     return out.transpose(1, 2), lse
@@ -40,7 +43,7 @@ def backward(
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
-    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))  # [B,S,H,D] -> [B,H,S,D]
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
         *heads_first, lse, 0.0, causal, scale=scale
     )

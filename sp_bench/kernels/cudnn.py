@@ -1,4 +1,7 @@
-"""aten's binding of cuDNN attention. Takes GQA unexpanded and strided views."""
+"""cuDNN's attention, as aten binds it. It takes strided views, and GQA without expanding the KV heads.
+
+B batch, S tokens, H heads, D head size.
+"""
 
 from functools import cache
 from typing import TYPE_CHECKING
@@ -15,7 +18,7 @@ CUDA_KERNELS = (r"cudnn.*sdpa.*fprop", r"cudnn.*sdpa.*bprop")
 
 @cache
 def _random_state(device: "torch.device") -> "Tensor":
-    """Dropout's, which is not used: there is no dropout."""
+    """A placeholder for dropout's random state: the backward asks for one, and there is no dropout."""
     import torch
 
     return torch.zeros((), dtype=torch.int64, device=device)
@@ -28,8 +31,9 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
     import torch
 
-    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    # [B,S,H,D] -> [B,H,S,D]: views, since the kernel reads strides
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    # None: bias; True: give lse; 0.0: dropout; False: give no dropout mask
     out, lse, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
         *heads_first, None, True, 0.0, causal, False, scale=scale
     )
@@ -49,11 +53,12 @@ def backward(
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
-    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))  # [B,S,H,D] -> [B,H,S,D]
     unused = _random_state(q.device)
+    # None: bias and the two cumulative lengths of packed sequences; 0.0: dropout
     dq, dk, dv = torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
         *heads_first,
-        lse.unsqueeze(-1),
+        lse.unsqueeze(-1),  # [B,H,S] -> [B,H,S,1]
         unused,
         unused,
         None,

@@ -20,7 +20,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     return None
 
 
-# dropout, window, softcap and alibi: none of them is used here
+# no dropout, sliding window, softcap or ALiBi
 _PLAIN = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
 
 
@@ -45,7 +45,7 @@ def backward(
     import torch
     from flash_attn.flash_attn_interface import _flash_attn_backward  # pyright: ignore[reportMissingImports]
 
-    # the kernel reads lse as contiguous, whatever its strides say; a ring hands over slices
+    # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     options = {"softmax_scale": scale, "causal": causal, "deterministic": False, **_PLAIN}
     _flash_attn_backward(dout, q, k, v, out, lse.contiguous(), dq, dk, dv, **options)

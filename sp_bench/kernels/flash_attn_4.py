@@ -1,18 +1,25 @@
-"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package; compiles each variant at its first call."""
+"""FlashAttention-4 (CuTe DSL), from the flash-attn-4 package.
+
+The library compiles each variant at its first call, which takes up to 25 s. So it is told to keep what it compiles for
+the next launch, in a folder that only this user can write to.
+"""
 
 import os
+import stat
+import tempfile
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
 from sp_bench.kernels import half_precision_reason
-from sp_bench.kernels.compiled_code import own_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEEP, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"  # read at the import
+# the library's own environment variables, which it reads when it is imported
+KEEP, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
 
 
@@ -42,7 +49,7 @@ def backward(
     causal: bool,
     scale: float,
 ) -> "tuple[Tensor, Tensor, Tensor]":
-    # lse is read as contiguous; a ring hands over slices
+    # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     dq, dk, dv, *_ = _library()._flash_attn_bwd(
         q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal
     )
@@ -51,21 +58,36 @@ def backward(
 
 @cache
 def _library() -> Any:
-    """Told, before it is imported, to keep what it compiles: each launch would take up to 25 s to do it again. Who has
-    told it already, in the environment, is listened to."""
+    """The library, told before its import to keep what it compiles. What a user has told it in the environment stands.
+
+    If the folder cannot be used, the trial runs without it and says so in the rank's log.
+    """
     if not {KEEP, FOLDER} & set(os.environ):
+        import torch
+
+        architecture = "".join(map(str, torch.cuda.get_device_capability()))  # some of the library's cache keys lack it
         try:
-            _keep_compiled()
+            folder = own_folder(f"flash_attn_4-sm{architecture}")
+            os.environ |= {FOLDER: str(folder), KEEP: "1"}
         except OSError as error:
-            print(f"what flash_attn_4 compiles is not kept for the next launch: {error}", flush=True)
+            print(f"flash_attn_4 does not keep its compiled kernels for the next launch: {error}", flush=True)
     from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
 
     return interface
 
 
-def _keep_compiled() -> None:
-    import torch
+def own_folder(name: str) -> Path:
+    """A folder that only this user can write to, on this machine and kept between launches.
 
-    architecture = "".join(map(str, torch.cuda.get_device_capability()))  # not all of its keys have it
-    os.environ[FOLDER] = str(own_folder(f"flash_attn_4-sm{architecture}"))
-    os.environ[KEEP] = "1"
+    What lies in it is loaded as code. It is in the folder for temporary files; where that is sticky, as /tmp is, nobody
+    else can replace it.
+
+    Raises:
+        OSError: it cannot be made, is not a folder, or others can write to it.
+    """
+    folder = Path(tempfile.gettempdir()) / f"sp_bench-{os.getuid()}-{name}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise OSError(f"{folder} must be a folder that only you can write to, since code is loaded from it; remove it")
+    return folder

@@ -1,7 +1,9 @@
-"""The oracle: attention by its definition, in any dtype, with the whole score matrix in memory.
+"""Attention by its definition, in any dtype, with the whole score matrix in memory. The oracle of all other kernels.
 
-Accumulates in fp32 (fp64 for fp64 inputs) and rounds to the inputs' dtype where a flash kernel rounds: the weights
-before they meet V, the score gradients before they meet Q and K, and the results.
+It accumulates in fp32 (fp64 for fp64 inputs). It rounds to the inputs' dtype where a flash kernel rounds: the weights
+before they are multiplied by V, the score gradients before they are multiplied by Q and K, and the results.
+
+B batch, Sq queries, Sk keys, Hq query and Hkv key/value heads, G = Hq/Hkv, D head size.
 """
 
 from typing import TYPE_CHECKING
@@ -26,7 +28,7 @@ def _accumulate_dtype(q: "Tensor") -> "torch.dtype":
 
 
 def _scores(q: "Tensor", k: "Tensor", causal: bool, scale: float) -> "Tensor":
-    """[B,Sq,Hkv,G,D], [B,Sk,Hkv,D] -> [B,Hkv,G,Sq,Sk], masked."""
+    """q [B,Sq,Hkv,G,D], k [B,Sk,Hkv,D] -> scores [B,Hkv,G,Sq,Sk], -inf where the causal mask hides a key."""
     import torch
 
     scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * scale
@@ -40,13 +42,13 @@ def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float
     import torch
 
     wide = _accumulate_dtype(q)
-    # [B,Sq,Hq,D] -> [B,Sq,Hkv,G,D]: query heads h*G..h*G+G-1 read KV head h
+    # [B,Sq,Hq,D] -> [B,Sq,Hkv,G,D]: query heads h*G to h*G+G-1 read KV head h
     q_grouped = q.to(wide).unflatten(2, (k.shape[2], -1))
     scores = _scores(q_grouped, k.to(wide), causal, scale)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.unsqueeze(-1)).exp().to(q.dtype)
     out = torch.einsum("bhgqk,bkhd->bqhgd", weights.to(wide), v.to(wide))
-    return out.flatten(2, 3).to(q.dtype), lse.flatten(1, 2)
+    return out.flatten(2, 3).to(q.dtype), lse.flatten(1, 2)  # [B,Sq,Hkv,G,D] -> [B,Sq,Hq,D]; lse -> [B,Hq,Sq]
 
 
 def backward(
@@ -68,7 +70,7 @@ def backward(
     weights = (_scores(q_g, k_w, causal, scale) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
     dv = torch.einsum("bhgqk,bqhgd->bkhd", weights.to(q.dtype).to(wide), dout_g)
     dweights = torch.einsum("bqhgd,bkhd->bhgqk", dout_g, v_w)
-    # rowsum(dO * O) is the softmax's share of the gradient: [B,Sq,Hkv,G] -> [B,Hkv,G,Sq,1]
+    # the gradient of the softmax subtracts rowsum(dO * O): [B,Sq,Hkv,G] -> [B,Hkv,G,Sq,1]
     delta = (dout_g * out_g).sum(-1).permute(0, 2, 3, 1).unsqueeze(-1)
     dscores = (weights * (dweights - delta) * scale).to(q.dtype).to(wide)
     dq = torch.einsum("bhgqk,bkhd->bqhgd", dscores, k_w).flatten(2, 3)

@@ -1,4 +1,7 @@
-"""aten's FlashAttention-2, the kernel behind scaled_dot_product_attention's flash backend."""
+"""aten's FlashAttention-2, the kernel of the flash backend of scaled_dot_product_attention.
+
+B batch, S tokens, H heads, D head size.
+"""
 
 from typing import TYPE_CHECKING
 
@@ -18,7 +21,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
     import torch
 
-    # [B,S,H,D] -> [B,H,S,D]: views, the kernel reads strides
+    # [B,S,H,D] -> [B,H,S,D]: views, since the kernel reads strides
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
     out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*heads_first, 0.0, causal, scale=scale)
     return out.transpose(1, 2), lse
@@ -37,9 +40,10 @@ def backward(
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
-    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))
-    # the kernel reads lse as contiguous, whatever its strides say; a ring hands over slices
+    heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))  # [B,S,H,D] -> [B,H,S,D]
     unused = torch.zeros((), dtype=torch.uint64, device=q.device)  # dropout's random state: there is no dropout
+    # None: the cumulative lengths of packed sequences; 0.0: dropout. The kernel reads lse as contiguous, whatever its
+    # strides say; a ring passes slices.
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_backward(
         *heads_first, lse.contiguous(), None, None, q.shape[1], k.shape[1], 0.0, causal, unused, unused, scale=scale
     )

@@ -1,1 +1,11 @@
-"""Timing, counting and recording of one step."""
+"""How a step is measured.
+
+timing         warm-up, timed steps, memory
+ledger         bytes counted from the collectives that a step issues
+counters       what the device itself counts: energy, NVLink bytes, clocks
+cuda_graph     a step replayed as a CUDA graph
+record         one record from all ranks' samples
+environment    what a trial ran on
+library_state  what one trial does to its process, undone for the next one
+incorrect      the exception that ends a trial as `incorrect`
+"""

@@ -1,4 +1,4 @@
-"""What the device itself counts and says, by NVML. Read before and after the timed window, never inside it."""
+"""What the device itself counts and reports, read by NVML before and after the timed window and never inside it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ import torch
 
 T = TypeVar("T")
 
-# Per device over all links: payload that left it, in KiB. Ten 256 MiB all-to-alls on two GPUs add 1,310,802 of
-# 1,310,720 in theory.
+# KiB of payload that left the device, over all links. Ten all-to-alls of 256 MiB on two GPUs add 1,310,802 KiB, where
+# theory says 1,310,720.
 NVLINK_SENT = pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX
 ALL_LINKS = 0xFFFFFFFF
-THROTTLE_REASONS = {  # bits of nvmlDeviceGetCurrentClocksEventReasons that slow a busy device
+THROTTLE_REASONS = {  # bits of nvmlDeviceGetCurrentClocksEventReasons that mean that a busy device is slowed down
     pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
     pynvml.nvmlClocksEventReasonHwSlowdown: "hw_slowdown",
     pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
@@ -25,26 +25,27 @@ THROTTLE_REASONS = {  # bits of nvmlDeviceGetCurrentClocksEventReasons that slow
 
 @dataclass(frozen=True)
 class Reading:
-    """Totals since the driver was loaded; None: this device does not count it."""
+    """Totals since the GPU's driver was loaded. None: the device does not count it."""
 
     energy_mj: int | None
     nvlink_sent_kib: int | None
 
     def energy_j_until(self, end: "Reading", num_steps: int) -> float | None:
-        """J of each of `num_steps` steps."""
+        """J a step, if `num_steps` steps ran between the two readings; None if the device does not count."""
         if self.energy_mj is None or end.energy_mj is None:
             return None
         return (end.energy_mj - self.energy_mj) / 1e3 / num_steps
 
     def sent_bytes_until(self, end: "Reading", num_steps: int) -> float | None:
-        """Bytes that left over NVLink in each of `num_steps` steps."""
+        """Bytes a step that left the device over NVLink; None if the device does not count."""
         if self.nvlink_sent_kib is None or end.nvlink_sent_kib is None:
             return None
         return (end.nvlink_sent_kib - self.nvlink_sent_kib) * 1024 / num_steps
 
 
 class DeviceCounters:
-    """NVML's view of one CUDA device, found by UUID: CUDA_VISIBLE_DEVICES renumbers torch's indices only."""
+    """NVML's view of one CUDA device. It is found by UUID, because CUDA_VISIBLE_DEVICES changes torch's device numbers
+    but not NVML's."""
 
     def __init__(self, device: torch.device) -> None:
         pynvml.nvmlInit()
@@ -52,12 +53,13 @@ class DeviceCounters:
         self._handle = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
     def read(self) -> Reading:
+        """The totals up to now."""
         (field,) = pynvml.nvmlDeviceGetFieldValues(self._handle, [(NVLINK_SENT, ALL_LINKS)])
         sent = int(field.value.ullVal) if field.nvmlReturn == pynvml.NVML_SUCCESS else None
         return Reading(_supported(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)), sent)
 
     def state(self) -> dict[str, Any]:
-        """The row's device_state of this rank: what holds right now."""
+        """Clocks (MHz), power (W), temperature (C) and throttle reasons right now: this rank's `device_state`."""
         handle = self._handle
         reasons = _supported(lambda: pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
         milliwatts = _supported(lambda: pynvml.nvmlDeviceGetPowerUsage(handle))
@@ -78,7 +80,7 @@ _UNANSWERED = tuple(
 
 
 def _supported(query: Callable[[], T]) -> T | None:
-    """None where the device does not answer this query; any other error is one."""
+    """The answer to `query`, or None if the device does not support it or denies it. Other errors are raised."""
     try:
         return query()
     except _UNANSWERED:

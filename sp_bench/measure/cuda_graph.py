@@ -1,7 +1,7 @@
 """A step as a CUDA graph: recorded once, then issued by the host in one call, however many operations it has.
 
-A short step lasts as long as the host takes to launch it. Replayed, it lasts as long as the device takes: what is left
-is the method's, not that of its Python, its autograd and its dispatcher.
+An eager step of short kernels lasts as long as the host takes to launch them. A replayed one lasts as long as the
+device takes. So it measures the method, without its Python code, autograd and torch's dispatcher.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ Step = Callable[[], Sequence[Tensor]]
 
 
 def as_launched(step: Step, workload: WorkloadConfig) -> Step:
-    """`step`, launched as the workload says: call by call, or replayed. Called by every rank together."""
+    """`step` itself, or a `Replay` of it if the workload asks for one. All ranks must call the result together."""
     return Replay(step) if workload.launch == "cuda_graph" else step
 
 
 class Replay:
-    """What one run of `step` issued, on all streams; recorded at the first call. Each call issues it: it reads the same
-    inputs where they lie, and gives the same tensors, which the next call overwrites."""
+    """A step that is recorded at its first call, on all streams, and replayed at each call. A replay reads the inputs
+    from the same memory, and writes its results into the same tensors, which the next replay overwrites."""
 
-    peak_allocated_bytes: int  # by torch's allocator, while it was recorded; a replay allocates nothing
+    peak_allocated_bytes: int  # by torch's allocator during the recording; a replay allocates nothing
 
     def __init__(self, step: Step) -> None:
         self._step = step
@@ -33,7 +33,7 @@ class Replay:
     def __call__(self) -> Sequence[Tensor]:
         """
         Raises:
-            Exception: at the first call what `step` raises; such as RuntimeError where it waits for the device.
+            Exception: what `step` raises at the first call, such as a RuntimeError if it waits for the device.
         """
         if self._graph is None:
             self._graph = self._record()
@@ -41,18 +41,18 @@ class Replay:
         return self._results
 
     def _record(self) -> torch.cuda.CUDAGraph:
-        self._step()  # kernels that compile, and whatever else happens at the first run only
+        self._step()  # before the recording: kernels compile, and whatever else happens at the first run only
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         graph, failure = torch.cuda.CUDAGraph(), None
         try:
-            # thread_local: meanwhile the threads of NCCL ask for its earlier events
+            # thread_local, because NCCL's own threads query earlier events meanwhile, which "global" would forbid
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 try:
                     self._results = self._step()
                 except Exception as error:
                     failure = error
-        except RuntimeError as error:  # of the end of a recording that had failed: not the reason
+        except RuntimeError as error:  # ending a failed recording raises as well; the step's own failure is the reason
             raise failure or error from None
         if failure is not None:
             raise failure

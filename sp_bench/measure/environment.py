@@ -1,4 +1,4 @@
-"""What a trial ran on: what hardware.py knows without torch, and what torch and the process group add."""
+"""What a trial ran on: what hardware.py finds without torch, and what only torch and the process group know."""
 
 import os
 from typing import Any
@@ -12,12 +12,12 @@ from sp_bench import hardware
 
 
 def device_name(device: torch.device) -> str | None:
-    """The GPU's name; None on CPU, whose peak rate we do not know."""
+    """The GPU's name, by which its peak rates are known; None on a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """The environment struct of the row. A collective call: every rank names the device it used."""
+    """The row's `environment`. Every rank of the world calls it, since each names the device that it used."""
     cuda = device.type == "cuda"
     mine = (device_name(device), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if cuda else None
     used: list[Any] = [None] * dist.get_world_size()

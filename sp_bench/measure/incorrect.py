@@ -2,4 +2,4 @@
 
 
 class Incorrect(Exception):
-    """Output, a gradient, the loss, the bytes or the launched kernel is not what it must be."""
+    """An output, a gradient, a loss, the number of bytes or the launched kernel is wrong."""

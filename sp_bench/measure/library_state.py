@@ -1,4 +1,4 @@
-"""What one trial does to its process, kept from the next trial that runs in it."""
+"""Undoes what one trial does to its process, so that the next trial in the same process is not affected."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from sp_bench.measure import ledger
 
 
 class Setting(NamedTuple):
-    """Something that any library may set for the whole process."""
+    """A setting of the whole process that any library may change."""
 
     name: str
     read: Callable[[], Any]
@@ -19,7 +19,7 @@ class Setting(NamedTuple):
 
 SETTINGS = (
     Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    # None and not the device that was read: even the same device, once set, slows down every call of torch
+    # restored to None and not to the device that was read: setting any device slows down every call of torch
     Setting("default device", torch.get_default_device, lambda device: torch.set_default_device(None)),
     Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
     Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
@@ -31,12 +31,14 @@ SETTINGS = (
 
 @contextmanager
 def of_one_trial(device: torch.device) -> Iterator[None]:
-    """Random states and SETTINGS are afterwards as they were before. A setting that had to be put back is named in the
-    rank's log. (The allocator's statistics begin anew with each trial's timed steps.)"""
+    """Restores the random states and SETTINGS. A setting that the trial had changed is named in the rank's log.
+
+    The allocator's statistics are not restored here; each trial resets them before its timed steps.
+    """
     before = [(setting, setting.read()) for setting in SETTINGS]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield
     for setting, value in before:
         if (left := setting.read()) != value:
-            print(f"the trial left the {setting.name} at {left}; put back to {value}", flush=True)
+            print(f"the trial left the {setting.name} at {left}; restored to {value}", flush=True)
             setting.write(value)

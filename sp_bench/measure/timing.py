@@ -1,7 +1,7 @@
-"""Timing, memory and traffic of a step that has been proven right.
+"""Measures a step that has been proven right: its times, its memory and its traffic.
 
 Every rank runs the same fixed numbers of warm-up and timed steps. Inside the timed window there is no barrier and no
-synchronisation: CUDA steps are bracketed by events on the compute stream, CPU steps by perf_counter.
+synchronisation: a step is timed by events on the compute stream on CUDA, and by perf_counter on a CPU.
 """
 
 import contextlib
@@ -26,41 +26,42 @@ from sp_bench.costs.attention import Traffic
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
 
-LAUNCHES = 100  # of one sample; few enough that a device that is slower than the host can still queue them
-MIN_ENERGY_WINDOW_MS = 1000.0  # NVML renews its energy total every 100 ms or so: shorter windows would read noise
+LAUNCHES = 100  # of one sample of `launch_us`; few enough that a device slower than the host can still queue them
+MIN_ENERGY_WINDOW_MS = 1000.0  # NVML updates its energy total about every 100 ms: shorter windows would read noise
 
 Step = Callable[[], Any]
-EnterPhase = Callable[[str], None]  # tells the trial's parent that a phase begins
+EnterPhase = Callable[[str], None]  # tells the driver that a phase of the trial begins
 T = TypeVar("T")
-Phases = Generator[bool, None, T]  # waits for a step each time; True: for the one that is counted
+Phases = Generator[bool, None, T]  # each time it yields, a step must run; it yields True for the step that is counted
 
 
 @dataclass
 class Measurement:
-    """One rank's samples. `columns` holds row columns that are equal on every rank."""
+    """What one rank measured. None: it cannot be measured on this device."""
 
-    step_ms: list[float]
-    window_ms: float
-    peak_allocated_bytes: int | None
+    step_ms: list[float]  # of each timed step
+    window_ms: float  # wall clock around all timed steps
+    peak_allocated_bytes: int | None  # this and the next: of torch's allocator
     peak_reserved_bytes: int | None
-    peak_host_bytes: int
-    device_used_bytes: int | None
+    peak_host_bytes: int  # resident memory of the process
+    device_used_bytes: int | None  # by all processes, after the timed steps
     allocator_retries: int | None
-    energy_j: float | None = None  # of one step
-    wire_bytes: float | None = None  # of one step; None: not counted, or it does not travel by NVLink
+    energy_j: float | None = None  # a step
+    wire_bytes: float | None = None  # a step, over NVLink
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
     host_launch_us: float | None = None  # see `launch_us`
-    host_step_ms: float | None = None  # that the host takes to issue a step; None on CPU, where it computes it
-    cuda_kernels: list[str] | None = None  # all that an untimed step launched; None on CPU
-    arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of its steps
-    counts: Counts = field(default_factory=dict)  # of the ledger step
-    predicted: Traffic = field(default_factory=dict)  # closed form of the same step
-    unpredicted: tuple[str, ...] = ()  # phases that have none
-    columns: dict[str, Any] = field(default_factory=dict)
+    host_step_ms: float | None = None  # time in which the host issues a step; None on a CPU, which computes it itself
+    cuda_kernels: list[str] | None = None  # names of all kernels that an untimed step launched
+    arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
+    counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step
+    predicted: Traffic = field(default_factory=dict)  # bytes of the same step by closed form
+    unpredicted: tuple[str, ...] = ()  # phases that have no closed form
+    columns: dict[str, Any] = field(default_factory=dict)  # row columns that are equal on every rank
 
 
 class Clock:
-    """Measures steps that another loop runs: it ticks once before the first step and once after each of `num_steps`."""
+    """Measures steps that another loop runs. The loop must call `tick` once before its first step, and once after each
+    of its `num_steps` steps."""
 
     def __init__(self, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> None:
         self._phases = _phases(workload, device, enter_phase)
@@ -74,12 +75,13 @@ class Clock:
 
     @property
     def measurement(self) -> Measurement:
+        """What was measured; only after the last tick."""
         assert self._measurement is not None, "the loop ended before its last step"
         return self._measurement
 
 
 def num_steps(workload: WorkloadConfig) -> int:
-    """Steps of one measurement: those that warm up, the timed ones and the ledger's."""
+    """Steps of one measurement: warm-up steps, timed steps and the ledger step."""
     return workload.warmup_steps + workload.timed_steps + 1
 
 
@@ -90,15 +92,15 @@ def measure(
     enter_phase: EnterPhase,
     counted: Step | None = None,
 ) -> Measurement:
-    """Warm up, time and then count one more, untimed step. Called by every rank together.
+    """Warm up, time steps, and then count the bytes of one more, untimed step. Every rank of the world calls it.
 
-    counted: the step that is counted, where `step` replays a record of it, in which no collective can be seen.
+    counted: the step whose bytes are counted, if `step` is a replay, in which the ledger sees no collective.
     """
     return _drive(_phases(workload, device, enter_phase), step, counted)
 
 
 def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
-    """Run a step whenever the generator waits for one; returns what it returns."""
+    """Run a step whenever the generator yields. Returns what the generator returns."""
     while True:
         try:
             to_count = next(phases)
@@ -108,23 +110,23 @@ def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
 
 
 def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Phases[Measurement]:
-    """What surrounds the steps: it yields wherever one has to run."""
+    """All of a measurement except the steps. It yields wherever a step must run."""
     enter_phase("warmup")
     release_memory(device)
     for _ in range(workload.warmup_steps):
         yield False
     _synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
-    dist.barrier()  # what peers still take from this device is of the warm-up
+    dist.barrier()  # until peers have taken the last of the warm-up from this device
     _reset_peaks(device)
     enter_phase("measure")
     before = counters.read() if counters else None
-    dist.barrier()  # reading took each rank its own time: they enter the window together, and nothing inside it waits
+    dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
     step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
-        dist.barrier()  # what the peers still take from this device belongs to the window
+        dist.barrier()  # until peers have taken the last of the window from this device
         after = counters.read()
         measurement.wire_bytes = before.sent_bytes_until(after, workload.timed_steps)
         if window_ms >= MIN_ENERGY_WINDOW_MS:
@@ -136,8 +138,8 @@ def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPh
 
 
 def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, replayed: bool) -> Phases[None]:
-    """One more, untimed step: its collectives and, on CUDA, its kernels and the device's state meanwhile. Where steps
-    are `replayed`, its kernels and those of one replay."""
+    """Run one more, untimed step. Records its collectives and, on CUDA, its kernels and the state of the device
+    meanwhile. If steps are `replayed`, the kernels of one replay are recorded too."""
     if counters is None:
         with Ledger() as ledger:
             yield True
@@ -150,17 +152,17 @@ def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, repla
             end = torch.cuda.Event()
             end.record()
             state = counters.state()
-            measurement.device_state = None if end.query() else state  # an idle device says nothing about the load
+            measurement.device_state = None if end.query() else state  # None: the device was idle again already
             torch.cuda.synchronize()
         measurement.cuda_kernels = sorted(launched(profiler, DeviceType.CUDA))
     measurement.counts = ledger.counts
 
 
 def launch_us(device: torch.device) -> float:
-    """us that this process takes to issue one operation on one number: the median of some samples.
+    """us in which this process issues one operation on one number, as the median of 9 samples.
 
-    A step of n operations lasts at least n times that, however fast the device: machines that differ in it differ in
-    short steps, for no reason of the method.
+    A step of n operations lasts at least n times as long, however fast the device is. So short steps can differ between
+    two machines only because their hosts differ.
     """
     number = torch.zeros(1, device=device)
     samples = []
@@ -174,8 +176,8 @@ def launch_us(device: torch.device) -> float:
 
 
 def launched(profiler: profile, device_type: DeviceType) -> set[str]:
-    """Names of what ran on a kind of device, from the raw events: `profiler.events()` makes an object of each and a
-    tree of all, which for the 100,000 of a training step takes longer than the step."""
+    """Names of all that ran on a kind of device. They are read from the raw events, because `profiler.events()` makes
+    objects and a tree of them. For the 100,000 events of a training step that takes longer than the step."""
     recorder = profiler.profiler
     assert recorder is not None
     assert recorder.kineto_results is not None, "the profiler has not run"
@@ -183,7 +185,7 @@ def launched(profiler: profile, device_type: DeviceType) -> set[str]:
 
 
 def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
-    """ms of each step, after as many that warm up as `measure` has, and one at least. Called by every rank together."""
+    """ms of each timed step of this rank, after the workload's warm-up steps, at least one. Every rank calls it."""
     for _ in range(max(workload.warmup_steps, 1)):
         step()
     _synchronise(device)
@@ -192,8 +194,8 @@ def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list
 
 
 def release_memory(device: torch.device) -> None:
-    """Free what a proof left behind before memory is measured: FSDP's hooks and modules refer to each other, and the
-    allocator keeps the blocks of the one-device runs."""
+    """Free what a proof left behind, before memory is measured: FSDP's hooks and modules, which refer to each other,
+    and blocks that the allocator keeps."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -204,11 +206,11 @@ def _synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-Timed = tuple[list[float], float, float | None]  # ms of each step, of wall clock around all, of the host issuing one
+Timed = tuple[list[float], float, float | None]  # ms: of each step; of the window; in which the host issues a step
 
 
 def time_steps(step: Step, num_steps: int, device: torch.device) -> Timed:
-    """This rank's times."""
+    """This rank's times of `num_steps` steps."""
     return _drive(_timed(num_steps, device), step)
 
 
@@ -234,7 +236,7 @@ def _timed_on_cuda(num_steps: int) -> Phases[Timed]:
         marks.append(time.perf_counter())
     torch.cuda.synchronize()
     window_ms = 1e3 * (time.perf_counter() - marks[0])
-    # of the first steps, since a device with much to do makes the host wait
+    # the smallest of the first three: a device with a full queue makes the host wait at later steps
     host_step_ms = 1e3 * min(b - a for a, b in itertools.pairwise(marks[:4]))
     return [a.elapsed_time(b) for a, b in itertools.pairwise(events)], window_ms, host_step_ms
 
@@ -243,7 +245,7 @@ def _reset_peaks(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         torch.cuda.reset_accumulated_memory_stats(device)  # allocator retries
-    with contextlib.suppress(OSError):  # some kernels refuse: the peak then includes the start-up, an upper bound
+    with contextlib.suppress(OSError):  # where Linux refuses, the peak includes the start-up and is an upper bound
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM, the peak resident set
 
 

@@ -17,6 +17,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError, nearest
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def primitive(method: MethodConfig) -> str:
         if method.variant is None or method.variant not in own:
             raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
         own = own[method.variant]
-    return f"{own} by copy engines" if method.exchange == "copy_engines" else own
+    return transport_name(own, method.exchange)
 
 
 def get(name: str) -> Method:

@@ -1,6 +1,7 @@
-"""DeepSpeed in a process whose process group is already there.
+"""DeepSpeed over torch's process group, which exists already in a trial's ranks.
 
-Importing it leaves its modules, its logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment.
+Importing DeepSpeed leaves its modules and its logger in the process, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the
+environment. All else that is changed here is restored.
 """
 
 from collections.abc import Iterator
@@ -14,22 +15,29 @@ if TYPE_CHECKING:
 
 @contextmanager
 def told_of(group: "ProcessGroup") -> Iterator[None]:
-    """As `connected`, with `group` as the sequence-parallel one."""
-    # An exchange of uneven heads asks DeepSpeed's groups for this rank, which they learn from Megatron's mpu.
+    """Inside, DeepSpeed communicates over torch's process group and knows `group` as its sequence-parallel group.
+    Restores what `connected` does."""
+    # To exchange uneven heads DeepSpeed needs this rank's number in the group. It asks an mpu, an object of the form of
+    # Megatron's model-parallel unit.
     with connected(SimpleNamespace(get_sequence_parallel_rank=group.rank)):
         yield
 
 
 @contextmanager
 def connected(mpu: Any) -> Iterator[ModuleType]:
-    """DeepSpeed, its communication over the process group of torch, with the groups that `mpu` knows (None: one of all
-    ranks). Its communication backend, its mpu and its list of usable ops are afterwards as they were."""
+    """Yields the deepspeed module, which inside communicates over torch's process group.
+
+    mpu: an object of the form of Megatron's model-parallel unit, which tells DeepSpeed its groups. None: one group of
+    all ranks.
+
+    Restores DeepSpeed's communication backend, its mpu and its list of usable ops.
+    """
     import deepspeed  # pyright: ignore[reportMissingImports]
     from deepspeed.comm import comm  # pyright: ignore[reportMissingImports]
     from deepspeed.utils import groups  # pyright: ignore[reportMissingImports]
 
     with ExitStack() as restored:
-        # On CPU it would first compile a shared-memory all-reduce, and then not send by the group.
+        # Otherwise, on CPU, it would compile an all-reduce over shared memory, and send by that and not by the group.
         restored.enter_context(_replaced(deepspeed.ops, "__compatible_ops__", {}))
         restored.enter_context(_replaced(groups, "mpu", mpu))
         restored.enter_context(_replaced(comm, "cdb", None))
@@ -39,7 +47,7 @@ def connected(mpu: Any) -> Iterator[ModuleType]:
 
 @contextmanager
 def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
-    """`value` as the module's global `name`, which may be absent and then is so afterwards."""
+    """Inside, the module's global `name` is `value`. Restores it, or removes it if the module had none."""
     names = vars(module)
     before = {name: names[name]} if name in names else {}
     names[name] = value

@@ -1,11 +1,14 @@
-"""ring-flash-attn beside transformers 5. Importing it leaves the modules that were imported, and nothing else."""
+"""Imports ring-flash-attn beside transformers 5. Nothing stays in the process but the imported modules."""
 
 from types import ModuleType
 
 
 def load() -> ModuleType:
-    """The package. Its adapter for transformers, unused here, imports a name that transformers 5 no longer has: the
-    name is there during the import only."""
+    """The package ring_flash_attn.
+
+    Its adapter for transformers, which is not used here, imports a name that transformers 5 no longer has. So
+    transformers gets that name for the time of the import.
+    """
     from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
 
     name = "is_flash_attn_greater_or_equal_2_10"

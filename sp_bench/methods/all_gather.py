@@ -1,6 +1,7 @@
-"""KV all-gather: every rank gathers all keys and values, and computes its own queries; layouts contiguous and zigzag.
+"""KV all-gather: every rank gathers all keys and values, and computes its own queries against them.
 
-Source: the context parallelism of Llama 3, arXiv 2407.21783; the exchange is sp_bench/attention/gather.py.
+Layouts: contiguous and zigzag. Source: the context parallelism of Llama 3, arXiv 2407.21783, section 3.3.2. The loop is
+sp_bench/attention/gather.py.
 """
 
 from collections.abc import Iterator
@@ -23,14 +24,15 @@ PRIMITIVE = "all_gather"
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout == "striped":
-        raise ConfigError("method.layout=striped: all_gather has contiguous and zigzag")
+        raise ConfigError("method.layout=striped: all_gather needs runs of tokens; use contiguous or zigzag")
     return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
     if method.head_stride is not None and method.head_stride > shape.num_kv_heads:
         return (
-            f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; use at most that"
+            f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; "
+            f"use {shape.num_kv_heads} or fewer"
         )
     return None
 

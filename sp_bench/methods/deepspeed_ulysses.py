@@ -1,11 +1,12 @@
 """Adapter: DeepSpeed's DistributedAttention, the Ulysses of arXiv 2309.14509, around our local kernel.
 
-Batch-first tensors, so scatter_idx=2 (heads), gather_idx=1 (tokens), batch_dim_idx=0: [B, S/P, H, D] in and out, our
-contiguous layout, nothing converted. Q, K, V and the output each travel in an all-to-all of their own. Each rank needs
-a KV head of its own: P <= Hkv. P need not divide Hkv: some ranks then get a KV head, and its query heads, more.
+It takes and gives [B, S/P, H, D] in our contiguous layout, so nothing is converted: scatter_idx=2 are heads,
+gather_idx=1 are tokens, batch_dim_idx=0. Q, K, V and the output each travel in an all-to-all of their own. Each of the
+P ranks needs a KV head of its own: P <= Hkv. If P does not divide Hkv, some ranks get one KV head, with its query
+heads, more than others.
 
-Closing restores DeepSpeed's communication backend, its groups and its list of usable ops. What stays is what the import
-did: the modules, DeepSpeed's logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment.
+Closing restores DeepSpeed's communication backend, its groups and its list of usable ops. The import leaves DeepSpeed's
+modules and its logger, and PYTORCH_NVML_BASED_CUDA_CHECK=1 in the environment.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ PRIMITIVE = "all_to_all"
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "contiguous":
         raise ConfigError(
-            f"method.layout={method.layout}: deepspeed_ulysses gathers the whole sequence and has contiguous only"
+            f"method.layout={method.layout}: deepspeed_ulysses gathers the whole sequence; use contiguous"
         )
     return SequenceLayout(ulysses_degree=sp_size)
 
@@ -46,7 +47,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """With uneven heads the mean over the ranks: those with more heads send more."""
+    """As Ulysses. With uneven heads this is the mean over the ranks, because ranks with more heads send more."""
     return ulysses_traffic(shape, sp_size, sp_size)
 
 
@@ -62,7 +63,7 @@ def open(
     local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
 
     def attend_locally(q, k, v):
-        ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave
+        ledger.mark_backward_as_attention(q, k, v)  # results of the exchange, whose backward is an exchange too
         return local(q, k, v)
 
     with told_of(group):

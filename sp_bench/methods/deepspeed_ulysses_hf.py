@@ -1,14 +1,20 @@
 """Adapter: DeepSpeed's UlyssesSPAttentionHF, the Ulysses of ALST (arXiv 2506.13996) for Hugging Face models.
 
-Made directly, without transformers' registry, around our local kernel in the form of its attention functions. It takes
-[B, H, S/P, D] views of ours and gives [B, S/P, H*D], our contiguous layout. Q, K, V and the output each travel in an
-all-to-all of their own; KV heads are replicated until each rank has one. Every call gathers position_ids [B, S/P] too,
-8 bytes a token, as transformers' attention functions want those of the whole sequence; ours has no use for them. Q, K
-and V are each copied before the exchange and after it, even for B = 1; the output after it, and before it if it has to.
+We build the module directly, without transformers' registry, around our local kernel, which we give the form of a
+transformers attention function. The module takes [B, H, S/P, D], which are views of our tensors, and gives
+[B, S/P, H*D], both in our contiguous layout.
 
-Closing restores what sp_bench/methods/_deepspeed.py does, and DeepSpeed's registry of groups by name. What stays
-is the imports, einops' and torch's compiler among them, with TORCHINDUCTOR_CACHE_DIR in the environment, which torch
-sets for a library's custom operator. transformers is asked for its version only.
+What it does otherwise than our Ulysses:
+- Q, K, V and the output each travel in an all-to-all of their own.
+- Every call also gathers position_ids [B, S/P], 8 bytes a token, because transformers' attention functions want those
+  of the whole sequence. Ours does not use them.
+- It copies Q, K and V before the exchange and after it, even for B = 1. It copies the output after the exchange, and
+  before it if it is not contiguous.
+As in ours, KV heads are replicated until each rank has one.
+
+Closing restores what sp_bench/methods/_deepspeed.py restores, and DeepSpeed's registry of groups by name. What stays is
+the imported modules, einops' and torch's compiler among them, and TORCHINDUCTOR_CACHE_DIR in the environment, which
+torch sets for a library's custom operator. Of transformers only the version is read.
 """
 
 from collections.abc import Iterator
@@ -35,7 +41,7 @@ PRIMITIVE = "all_to_all"
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "contiguous":
         raise ConfigError(
-            f"method.layout={method.layout}: deepspeed_ulysses_hf gathers the whole sequence and has contiguous only"
+            f"method.layout={method.layout}: deepspeed_ulysses_hf gathers the whole sequence; use contiguous"
         )
     return SequenceLayout(ulysses_degree=sp_size)
 
@@ -47,7 +53,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """That of Ulysses, and in the forward each rank's position_ids to all others."""
+    """As Ulysses, and in the forward each rank sends its position_ids to all others: B * S/P * 8 * (P-1) bytes."""
     positions = Fraction(shape.batch_size * shape.seq_len, sp_size) * POSITION_BYTES * (sp_size - 1)
     return add_traffic(ulysses_traffic(shape, sp_size, sp_size), {("forward", "all_gather"): positions})
 
@@ -64,27 +70,25 @@ def open(
     group = mesh.get_group("ulysses")
     cut = layout(method, group.size())
     own = torch.tensor(cut.global_positions(group.rank(), shape.seq_len), device=mesh.device_type)
-    # [S/P] -> [B,S/P]
-    position_ids = own.repeat(shape.batch_size, 1)
+    position_ids = own.repeat(shape.batch_size, 1)  # [S/P] -> [B,S/P]
 
     with told_of(group), _registered_groups():
         ulysses, layer = _make(kernel, shape, group), torch.nn.Module()
 
         def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-            # [B,S/P,H,D] -> [B,H,S/P,D]: views, as those of a Hugging Face model
+            # [B,S/P,H,D] -> [B,H,S/P,D]: views, as in a Hugging Face model
             heads_first = (x.transpose(1, 2) for x in (q, k, v))
             with ledger.attention():
-                # one mapping a call: it puts the gathered positions into it
+                # keyword arguments: each call makes a new mapping, into which the module puts the gathered positions
                 out, _ = ulysses(layer, *heads_first, None, position_ids=position_ids)
             _mark_exchange(out)
-            # [B,S/P,H*D] -> [B,S/P,H,D]
-            return out.unflatten(-1, (-1, shape.head_dim))
+            return out.unflatten(-1, (-1, shape.head_dim))  # [B,S/P,H*D] -> [B,S/P,H,D]
 
         yield SequenceParallelAttention(cut, attend)
 
 
 def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
-    """The library's module for sequences of one length, around `kernel` on all tokens of this rank's heads."""
+    """The library's module for sequences of `shape.seq_len` tokens. Between the exchanges it calls `kernel`."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
         UlyssesSPAttentionHF,
     )
@@ -96,7 +100,8 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
     def attend_locally(
         layer: Any, q: "Tensor", k: "Tensor", v: "Tensor", mask: None, *, position_ids: "Tensor"
     ) -> "tuple[Tensor, None]":
-        """q [B,H/P,S,D], k and v likewise -> [B,S,H/P,D], as transformers' attention functions; and no weights."""
+        """q, k and v [B,H/P,S,D] -> (output [B,S,H/P,D], None): the form of a transformers attention function, whose
+        second result are the attention weights."""
         for exchanged in (q, k, v):
             _mark_exchange(exchanged)
         return local(*(x.transpose(1, 2) for x in (q, k, v))), None
@@ -115,7 +120,8 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
 
 
 def _mark_exchange(result: "Tensor") -> None:
-    """Tell the ledger which node issues the backward's collective: the exchange, behind the permutes of its result."""
+    """Tell the ledger which autograd node issues the collective of the backward: the exchange that gave `result`, which
+    permutes follow."""
     from sp_bench.measure import ledger
 
     node = result.grad_fn
@@ -128,7 +134,7 @@ def _mark_exchange(result: "Tensor") -> None:
 
 @contextmanager
 def _registered_groups() -> Iterator[None]:
-    """DeepSpeed's registry of groups, by name, afterwards as it was."""
+    """Restores DeepSpeed's registry of groups by name."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
 
     registry = layer._all_to_all_groups

@@ -1,6 +1,6 @@
-"""Ring Attention: KV shards travel point to point around the ranks; layouts contiguous, zigzag and striped.
+"""Ring Attention: KV shards travel point to point around the ranks.
 
-Source: arXiv 2310.01889; the loop is sp_bench/attention/ring.py.
+Layouts: contiguous, zigzag and striped. Source: arXiv 2310.01889. The loop is sp_bench/attention/ring.py.
 """
 
 from collections.abc import Iterator

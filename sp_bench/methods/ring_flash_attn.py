@@ -1,11 +1,11 @@
 """Adapter: zhuzilin's ring-flash-attn, which merges flash-attn blocks around a point-to-point ring.
 
-Its functions take and give [B, S/P, H, D] in our layouts, so nothing is converted: `ring_flash_attn_func` contiguous,
-`zigzag_ring_flash_attn_func` zigzag, `stripe_flash_attn_func` striped. K and V travel P-1 hops in the input's dtype,
-dK and dV P hops in fp32: the own contribution goes all the way round too. It calls flash-attn itself, so that is the
-kernel. The contiguous one rounds dQ to bfloat16, whatever dtype the trial has.
+Its functions take and give [B, S/P, H, D] in our layouts, so nothing is converted. K and V travel P-1 hops in the
+input's dtype. dK and dV travel P hops in fp32, because a rank's own contribution goes all the way round too. The
+library calls flash-attn itself, so kernel=flash_attn is the only choice. Its contiguous ring rounds dQ to bfloat16,
+whatever dtype the trial has.
 
-Closing leaves nothing changed but the modules that were imported.
+Closing leaves nothing behind but the imported modules.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = installed("ring-flash-attn")
 PRIMITIVE = "send_recv"
 
-_FUNCTIONS = {
+_FUNCTIONS = {  # layout -> the library's function
     "contiguous": "ring_flash_attn_func",
     "zigzag": "zigzag_ring_flash_attn_func",
     "striped": "stripe_flash_attn_func",

@@ -1,13 +1,15 @@
 """Adapter: the KV all-gather of zhuzilin's ring-flash-attn, `llama3_flash_attn_varlen_func` (arXiv 2407.21783).
 
-It takes and gives packed tokens [S/P, H, D] of the contiguous layout: [1, S/P, H, D] of ours, nothing converted. Packed
-sequences lie one after the other over the ranks, where ours are cut each over all ranks: so one sequence, B = 1, whose
-cu_seqlens [0, S] the library's prepare helper turns into this rank's, once. `head_stride` KV heads at a time are
-gathered, the next ones while these are computed: K and V apart, in the input's dtype; each rank then reads the prefix
-that it needs. In the backward they are gathered again, and dK/dV, zero past the prefix, are reduce-scattered in the
-input's dtype while nothing else runs. It calls flash-attn itself, so that is the kernel.
+It takes and gives packed tokens [S/P, H, D] in the contiguous layout, which are views of our [1, S/P, H, D]. It wants
+the sequences of a batch one after the other over the ranks; we cut each sequence over all ranks. Both are the same for
+one sequence only, so B = 1. The library's helper turns the lengths of the whole sequence into those of this rank, once.
 
-Closing leaves nothing changed but the modules that were imported.
+Forward: the library gathers `head_stride` KV heads at a time, K and V apart, in the input's dtype, while it computes
+the heads before. Each rank reads the prefix of the keys that it needs. Backward: KV is gathered again, and dK/dV are
+reduce-scattered in the input's dtype, zero past the prefix, while nothing else runs. The library calls flash-attn
+itself, so kernel=flash_attn is the only choice.
+
+Closing leaves nothing behind but the imported modules.
 """
 
 from collections.abc import Iterator
@@ -32,8 +34,8 @@ PRIMITIVE = "all_gather"
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "contiguous":
         raise ConfigError(
-            f"method.layout={method.layout}: ring_flash_attn_llama3 reads one prefix of the gathered keys and has "
-            "contiguous only"
+            f"method.layout={method.layout}: ring_flash_attn_llama3 reads one prefix of the gathered keys; "
+            "use contiguous"
         )
     return SequenceLayout(ring_degree=sp_size)
 
@@ -63,7 +65,7 @@ def _stride(method: MethodConfig, shape: AttentionShape) -> int:
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """That of the KV all-gather: strides cut it into more messages, not more bytes."""
+    """As the KV all-gather: `head_stride` makes more messages of the same bytes."""
     return all_gather_traffic(shape, sp_size, "input")
 
 
@@ -90,11 +92,10 @@ def open(
     }
 
     def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-        # [1,S/P,H,D] -> [S/P,H,D]: packed tokens
-        packed = (x.squeeze(0) for x in (q, k, v))
+        packed = (x.squeeze(0) for x in (q, k, v))  # [1,S/P,H,D] -> [S/P,H,D]: packed tokens
         with ledger.attention():
             out = library.llama3_flash_attn_varlen_func(*packed, *lengths, **options)
         ledger.mark_backward_as_attention(out)
-        return out.unsqueeze(0)
+        return out.unsqueeze(0)  # [S/P,H,D] -> [1,S/P,H,D]
 
     yield SequenceParallelAttention(layout(method, group.size()), attend)

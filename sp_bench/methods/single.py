@@ -1,4 +1,4 @@
-"""The reference: one rank holds the whole sequence."""
+"""No sequence parallelism: one rank holds the whole sequence. The baseline of the others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ PRIMITIVE = "none"
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "contiguous":
-        raise ConfigError(f"method.layout={method.layout}: single holds the whole sequence and has contiguous only")
+        raise ConfigError(f"method.layout={method.layout}: single holds the whole sequence; use contiguous")
     return SequenceLayout()
 
 

@@ -1,13 +1,16 @@
 """Adapter: torch's own context parallelism, `torch.distributed.tensor.experimental.context_parallel`.
 
-Entered for the life of the method, it makes scaled_dot_product_attention one over all ranks' shards: [B,H,S/P,D] views
-of ours, nothing copied here. The buffer that it wants to cut is a dummy, since the trial's tensors are cut already.
-Variants are its rotate methods: K and V by one all-gather, or hop by hop in all-to-alls of one receiver; never point to
-point. Either way dK and dV travel in such all-to-alls, P hops in fp32: the own contribution goes all the way round too.
-Its head-tail load balancing is our zigzag layout, causal only; contiguous is without it. The kernel is an SDPA backend.
+While it is entered, scaled_dot_product_attention (SDPA) computes attention over all ranks' shards. It is entered for as
+long as the method is open. SDPA takes [B,H,S/P,D], which are views of our tensors. context_parallel also wants a buffer
+to cut; it gets a dummy, since the trial's tensors are cut already.
 
-Closing restores scaled_dot_product_attention, DTensor's dispatch, SDPA's backends and the options of context
-parallelism, after an error too, which torch 2.11 by itself does not. What stays is DTensor with its cache of shardings.
+Variants are its rotate methods. `allgather`: K and V by one all-gather. `alltoall`: K and V hop by hop, in all-to-alls
+of which each has one receiver; torch uses no point-to-point messages. In both, dK and dV travel in such all-to-alls, P
+hops in fp32, because a rank's own contribution goes all the way round too. Its head-tail load balancing is our zigzag
+layout, for causal masks only; without it the layout is contiguous. The kernel is one of SDPA's backends.
+
+Closing restores SDPA and its backends, DTensor's dispatch, and the options of context parallelism; also after an error,
+which torch 2.11 by itself does not do. What stays is the DTensor module with its cache of shardings.
 """
 
 from collections.abc import Iterator
@@ -34,7 +37,7 @@ _BACKENDS = {"sdpa_flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}  # nam
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout == "striped":
-        raise ConfigError("method.layout=striped: torch_context_parallel has contiguous and zigzag")
+        raise ConfigError("method.layout=striped: torch_context_parallel has no such layout; use contiguous or zigzag")
     return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
@@ -55,10 +58,13 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """The ring's bytes, dK/dV a hop further and in fp32: (P-1) n e forward, (P-1) n e + P n 4 backward."""
+    """As the ring, with dK/dV one hop further and in fp32: forward (P-1) n e bytes, backward (P-1) n e + P n 4 bytes.
+
+    n: elements of one rank's K and V; e: bytes an element.
+    """
     n, rotate = kv_shard_elements(shape, sp_size), "all_gather" if method.variant == "allgather" else "all_to_all"
     kv = (sp_size - 1) * n * shape.element_bytes
-    hops = sp_size if sp_size > 1 else 0  # what one rank sends to itself does not leave it
+    hops = sp_size if sp_size > 1 else 0  # a single rank sends to itself, which is not traffic
     dkv = hops * n * ELEMENT_BYTES["float32"]
     return add_traffic({("forward", rotate): kv}, {("backward", rotate): kv}, {("backward", "all_to_all"): dkv})
 
@@ -76,10 +82,10 @@ def open(
     grouped, scale = shape.num_heads != shape.num_kv_heads, shape.head_dim**-0.5
 
     def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-        # [B,S/P,H,D] -> [B,H,S/P,D]: views, the backends read strides
+        # [B,S/P,H,D] -> [B,H,S/P,D]: views, since the backends read strides
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         with ledger.attention():
-            # looked up at each call: context_parallel replaces it
+            # looked up at each call, because context_parallel replaces it
             out = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=shape.causal, scale=scale, enable_gqa=grouped
             )
@@ -101,19 +107,22 @@ def _context_parallel(method: MethodConfig, mesh: "DeviceMesh") -> Iterator[None
     with ExitStack() as restored:
         restored.callback(vars(state._cp_options).update, dict(vars(state._cp_options)))
         restored.callback(setattr, state, "_dispatch_mode", state._dispatch_mode)
-        # its own list of replaced functions would keep each patch that there ever was, and with it the mesh
+        # torch's own list of replaced functions never shrinks: it would keep each patch, and the mesh with it
         restored.callback(setattr, state, "_replaced_functions", dict(state._replaced_functions))
         set_rotate_method(str(method.variant))
         state._cp_options.enable_load_balance = method.layout == "zigzag"
         dummy = torch.zeros(2 * ring.size(), device=ring.device_type)
         entered = context_parallel(ring, buffers=[dummy], buffer_seq_dims=[0], no_restore_buffers={dummy})
         entered.__enter__()
-        restored.callback(entered.__exit__, None, None, None)  # told of an error, torch 2.11 would undo nothing
+        restored.callback(
+            entered.__exit__, None, None, None
+        )  # if torch 2.11 learned of an error, it would undo nothing
         yield
 
 
 def _mark_backward(out: "Tensor") -> None:
-    """Tell the ledger which node issues the backward's collectives: SDPA's, behind the one that unwraps the DTensor."""
+    """Tell the ledger which autograd node issues the collectives of the backward: SDPA's, which the node that unwraps
+    the DTensor follows."""
     from sp_bench.measure import ledger
 
     node = out.grad_fn

@@ -1,17 +1,22 @@
-"""Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism. Written from its public sources
-(2.x): what is said here was read there and has not been run.
+"""Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism.
 
-Variants are its cp_comm_type. `p2p`: K and V as one message around a ring, P-1 hops, again in the backward, where dK/dV
-follow P-1 hops in the input's dtype. `all_gather`: K and V gathered, again in the backward; dK/dV reduce-scattered in
-the input's dtype. `a2a`: Ulysses, Q, K, V and the output in all-to-alls of their own; the backward exchanges the output
-a second time, since what is kept is the one in tokens. `a2a+p2p`: both, heads exchanged between the adjacent ranks of a
-group of `ulysses_degree`. No KV heads are replicated.
+This adapter was written from the library's public sources (2.x). What it says was read there, and has not been run.
 
-Each variant, causal or not, wants the zigzag layout over all P ranks (its DualChunkSwap), and those that exchange heads
-reorder the chunks by copies of their own. Tensors are [B, S/P, H, D] in and [B, S/P, H*D] out, a view apart from ours.
-The kernel is flash-attn 2 or TransformerEngine's own cuDNN attention (kernel=cudnn).
+Variants are the library's cp_comm_type; P ranks:
+- `p2p`: K and V travel as one message around a ring, P-1 hops, and again in the backward. dK/dV travel P-1 hops in the
+  input's dtype.
+- `all_gather`: K and V are gathered, and again in the backward. dK/dV are reduce-scattered in the input's dtype.
+- `a2a`: Ulysses. Q, K, V and the output each travel in an all-to-all of their own. The library keeps the output by
+  tokens, so the backward exchanges it a second time.
+- `a2a+p2p`: both. Groups of `ulysses_degree` adjacent ranks exchange heads.
+None of them replicates KV heads.
 
-Closing restores the environment's NVTE_*_ATTN and has the library choose its backend anew. The modules stay.
+Each variant wants the zigzag layout over all P ranks (the library's DualChunkSwap), whether causal or not. Variants
+that exchange heads reorder the chunks by copies of their own. Tensors are [B, S/P, H, D] in and [B, S/P, H*D] out,
+which is a view of ours. The kernel is flash-attn 2, or TransformerEngine's own cuDNN attention (kernel=cudnn).
+
+Closing restores NVTE_*_ATTN in the environment and makes the library choose its backend again. The imported modules
+stay.
 """
 
 import os
@@ -40,14 +45,16 @@ PRIMITIVE = {
     "a2a+p2p": "all_to_all+send_recv",
 }
 
-_BACKENDS = {"flash_attn": "FLASH", "cudnn": "FUSED"}  # of the three, NVTE_<...>_ATTN=1 leaves one
+_BACKENDS = {"flash_attn": "FLASH", "cudnn": "FUSED"}  # our kernel -> the <...> of NVTE_<...>_ATTN, which allows it
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "zigzag":
-        raise ConfigError(f"method.layout={method.layout}: transformer_engine has zigzag only, whatever the mask")
+        raise ConfigError(f"method.layout={method.layout}: transformer_engine has one layout; use zigzag")
     if method.placement == "ring_inner":
-        raise ConfigError("method.placement=ring_inner: transformer_engine exchanges heads between adjacent ranks")
+        raise ConfigError(
+            "method.placement=ring_inner: transformer_engine exchanges heads between adjacent ranks; use ulysses_inner"
+        )
     if method.variant != "a2a+p2p" and method.ulysses_degree is not None:
         raise ConfigError(
             f"method.ulysses_degree={method.ulysses_degree}: variant {method.variant} of transformer_engine has no "
@@ -89,8 +96,8 @@ def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) ->
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """The closed form of each pattern, and in the backward of a head exchange the output once more:
-    (U-1)/U * B * S/P * Hq * D * e."""
+    """The closed form of each pattern. A head exchange also sends the output again in the backward:
+    (U-1)/U * B * S/P * Hq * D * e bytes."""
     cut = layout(method, sp_size)
     ring, degree = cut.ring_degree, cut.ulysses_degree
     if method.variant == "all_gather":
@@ -112,7 +119,9 @@ def open(
 
     from sp_bench.measure import ledger
 
-    cut = layout(method, mesh.get_group("ulysses").size() * mesh.get_group("ring").size())
+    ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
+    groups = {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
+    cut = layout(method, ulysses.size() * ring.size())
     with _only_backend(next(name for name in _BACKENDS if kernels.get(name) is kernel)) as require_asked_for:
         from transformer_engine.pytorch import DotProductAttention  # pyright: ignore[reportMissingImports]
 
@@ -125,9 +134,9 @@ def open(
             attn_mask_type="causal" if shape.causal else "no_mask",
             softmax_scale=shape.head_dim**-0.5,
         )
-        first = mesh.get_rank() - mesh.get_rank() % cut.sp_size  # ranks of a sequence are adjacent, in order
+        first = mesh.get_rank() - mesh.get_rank() % cut.sp_size  # the ranks of one sequence are adjacent and in order
         ranks = list(range(first, first + cut.sp_size))
-        module.set_context_parallel_group(_groups(method, mesh), ranks, torch.cuda.Stream(), method.variant)
+        module.set_context_parallel_group(groups, ranks, torch.cuda.Stream(), method.variant)
 
         def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
             with ledger.attention():
@@ -139,14 +148,10 @@ def open(
         yield SequenceParallelAttention(cut, attend)
 
 
-def _groups(method: MethodConfig, mesh: "DeviceMesh") -> Any:
-    ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
-    return {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
-
-
 @contextmanager
 def _only_backend(kernel_name: str) -> Iterator[Any]:
-    """TransformerEngine with one of its three backends; yields a check that the last call ran it."""
+    """Inside, TransformerEngine may use only the backend of `kernel_name`, one of its three. Yields a function that
+    raises unless the last call ran that backend."""
     from transformer_engine.pytorch.attention.dot_product_attention import (  # pyright: ignore[reportMissingImports]
         _attention_backends as chosen,
     )
@@ -154,7 +159,7 @@ def _only_backend(kernel_name: str) -> Iterator[Any]:
     names = [f"NVTE_{name}_ATTN" for name in ("FLASH", "FUSED", "UNFUSED")]
     before = {name: os.environ[name] for name in names if name in os.environ}
     os.environ.update({name: str(int(_BACKENDS[kernel_name] in name.split("_"))) for name in names})
-    chosen["backend_selection_requires_update"] = True  # it keeps its choice as long as shapes stay
+    chosen["backend_selection_requires_update"] = True  # otherwise it would keep its choice while shapes stay the same
     try:
         yield lambda: _require(kernel_name, chosen)
     finally:
@@ -165,7 +170,11 @@ def _only_backend(kernel_name: str) -> Iterator[Any]:
 
 
 def _require(kernel_name: str, chosen: Mapping[str, Any]) -> None:
-    """With several flash-attn packages installed it takes the newest: a version 3 is another kernel."""
+    """
+    Raises:
+        RuntimeError: the library ran another backend, or another flash-attn than version 2. With several versions
+            installed it takes the newest.
+    """
     version = str(chosen["flash_attention_backend"])
     ran_flash = chosen["use_flash_attention"] and version.partition(".")[0] == "2"
     if not (ran_flash if kernel_name == "flash_attn" else chosen["use_fused_attention"]):
@@ -173,8 +182,8 @@ def _require(kernel_name: str, chosen: Mapping[str, Any]) -> None:
 
 
 def _mark_backward(out: "Tensor", *inputs: "Tensor") -> None:
-    """Tell the ledger of all autograd functions between the inputs and the output: which of them issues the collectives
-    is the library's affair."""
+    """Mark all autograd nodes between the inputs and the output as attention in the ledger. Which of them issue the
+    collectives is internal to the library."""
     from torch.autograd.graph import get_gradient_edge
 
     from sp_bench.measure import ledger

@@ -1,7 +1,8 @@
-"""Ulysses: an all-to-all turns my tokens of all heads into all tokens of my heads, and back.
+"""Ulysses: an all-to-all turns "my tokens of all heads" into "all tokens of my heads", and another one turns it back.
 
-Source: DeepSpeed-Ulysses, arXiv 2309.14509. KV heads are replicated when there are fewer of them than ranks. In
-`head_chunks` parts, each part's exchange overlaps another's kernel; the loop is sp_bench/attention/head_chunks.py.
+Layout: contiguous. KV heads are replicated when there are fewer of them than ranks. With `head_chunks`, the heads are
+exchanged in that many parts, and the exchange of one part overlaps the kernel of another. Source: DeepSpeed-Ulysses,
+arXiv 2309.14509. The loop is sp_bench/attention/head_chunks.py.
 """
 
 from collections.abc import Iterator
@@ -24,7 +25,7 @@ PRIMITIVE = "all_to_all"
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.layout != "contiguous":
-        raise ConfigError(f"method.layout={method.layout}: ulysses gathers the whole sequence and has contiguous only")
+        raise ConfigError(f"method.layout={method.layout}: ulysses gathers the whole sequence; use contiguous")
     return SequenceLayout(ulysses_degree=sp_size)
 
 

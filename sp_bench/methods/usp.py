@@ -1,7 +1,8 @@
-"""USP: Ulysses inside groups of `ulysses_degree` ranks, a ring over the groups' shards; both mesh placements.
+"""USP: Ulysses inside groups of `ulysses_degree` ranks, and a ring over the groups' shards.
 
-Source: Unified Sequence Parallelism, arXiv 2405.07719. With `head_chunks` the ring of one part of
-the heads overlaps the head exchange of another.
+Layouts: contiguous, zigzag and striped. `placement` says whether adjacent ranks exchange heads or are ring neighbours.
+With `head_chunks`, the ring of one part of the heads overlaps the head exchange of another. Source: Unified Sequence
+Parallelism, arXiv 2405.07719.
 """
 
 from collections.abc import Iterator
@@ -34,7 +35,7 @@ PRIMITIVE = "all_to_all+send_recv"
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     degree = method.ulysses_degree
     if degree is None:
-        raise ConfigError("method.ulysses_degree must be given for usp; ring_degree is sp_size / ulysses_degree")
+        raise ConfigError(f"method.ulysses_degree must be given for usp; use a divisor of sp_size={sp_size}")
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
 
@@ -44,7 +45,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
         return f"method.ulysses_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
     reason = head_split_reason(shape, degree, "method.ulysses_degree", method.name)
-    # parts that shared a KV head would each send it around the ring
+    # parts may not share a KV head: each part would send it around the ring
     return reason or head_chunks_reason(shape, degree, method.head_chunks, may_share_kv=False)
 
 

@@ -1,16 +1,18 @@
 """Adapter: yunchang, the reference implementation of USP (arXiv 2405.07719), around flash-attn.
 
-Variant `usp` is its LongContextAttention: heads exchanged inside groups of `ulysses_degree` ranks, a ring over the
-groups' shards; either degree may be 1. Variant `ulysses` is its UlyssesAttention: the head exchange alone, over all
-ranks. Both take and give [B, S/P, H, D] in our layouts, so nothing is converted: ring_impl_type `basic` contiguous,
-`zigzag` zigzag, `strip` striped. Q, K, V and the output each travel in an all-to-all of their own, KV heads are not
-replicated. In the ring K and V travel R-1 hops in the input's dtype, dK and dV R hops in fp32: the own contribution
-goes all the way round too, and a ring of one rank sends it to itself. The contiguous ring, of one rank too, rounds dQ
-to bfloat16, whatever dtype the trial has.
+Variant `usp` is its LongContextAttention: groups of `ulysses_degree` ranks exchange heads, and R = sp_size /
+ulysses_degree ranks form a ring over the groups' shards; either degree may be 1. Variant `ulysses` is its
+UlyssesAttention: all ranks exchange heads, without a ring. Both take and give [B, S/P, H, D] in our layouts, so nothing
+is converted.
 
-Its process groups are ours, in the order that its set_seq_parallel_pg(use_ulysses_low=placement is ulysses_inner) would
-give; closing puts back what was there. What stays is what the import did: the modules, and where flashinfer is
-installed TORCH_CUDA_ARCH_LIST in the environment.
+Q, K, V and the output each travel in an all-to-all of their own; KV heads are not replicated. In the ring K and V
+travel R-1 hops in the input's dtype. dK and dV travel R hops in fp32, because a rank's own contribution goes all the
+way round too; in a ring of one rank, the rank sends it to itself. The contiguous ring rounds dQ to bfloat16, whatever
+dtype the trial has, also with one rank.
+
+yunchang gets our process groups, in the order of its own set_seq_parallel_pg(use_ulysses_low=True) for
+placement=ulysses_inner, and False for ring_inner. Closing restores its groups. The import leaves its modules and, where
+flashinfer is installed, TORCH_CUDA_ARCH_LIST in the environment.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = installed("yunchang")
 PRIMITIVE = {"usp": "all_to_all+send_recv", "ulysses": "all_to_all"}
 
+# layout -> the library's ring_impl_type
 _RING_IMPL_TYPES = {"contiguous": "basic", "zigzag": "zigzag", "striped": "strip"}
 
 
@@ -44,8 +47,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
             )
         if method.layout != "contiguous":
             raise ConfigError(
-                f"method.layout={method.layout}: variant ulysses of yunchang gathers the whole sequence and has "
-                "contiguous only"
+                f"method.layout={method.layout}: variant ulysses of yunchang gathers the whole sequence; use contiguous"
             )
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
@@ -55,8 +57,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         return reason
     if kernel_name != "flash_attn":
         return (
-            f"yunchang differentiates flash-attn only, not kernel={kernel_name}: its torch attention has no backward "
-            "and it knows no FlashAttention-4; use kernel=flash_attn"
+            f"yunchang has a backward for flash-attn only, not for kernel={kernel_name}: its torch attention has none, "
+            "and it does not know FlashAttention-4; use kernel=flash_attn"
         )
     if not shape.causal and method.layout != "contiguous":
         return (
@@ -82,7 +84,7 @@ def _degree_reason(degree: int, shape: AttentionShape, sp_size: int) -> str | No
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     cut = layout(method, sp_size)
     ring = cut.ring_degree
-    hops = ring if ring > 1 else 0  # what a rank sends to itself does not leave it
+    hops = ring if ring > 1 else 0  # a single rank sends to itself, which is not traffic
     return add_traffic(
         ulysses_traffic(shape, cut.ulysses_degree, sp_size),
         ring_traffic(shape, ring, cut.ulysses_degree, "float32", dkv_hops=hops),
@@ -118,11 +120,12 @@ def open(
 
 
 def _marked(attend_locally: "Callable[..., Tensor]") -> "Callable[..., Tensor]":
-    """The same between the two head exchanges, so that the ledger knows the backward of each."""
+    """`attend_locally`, which runs between the two head exchanges, with its inputs and output marked for the ledger:
+    the backward of each is an exchange or a ring."""
     from sp_bench.measure import ledger
 
     def attend(q: "Tensor", k: "Tensor", v: "Tensor", **options: Any) -> "Tensor":
-        ledger.mark_backward_as_attention(q, k, v)  # here they are what the exchange gave
+        ledger.mark_backward_as_attention(q, k, v)  # results of the head exchange
         out = attend_locally(q, k, v, **options)
         ledger.mark_backward_as_attention(out)
         return out
@@ -132,7 +135,7 @@ def _marked(attend_locally: "Callable[..., Tensor]") -> "Callable[..., Tensor]":
 
 @contextmanager
 def _process_groups(**groups: Any) -> Iterator[None]:
-    """yunchang's process-wide groups, which its modules take when they are made."""
+    """Inside, yunchang's process-wide groups are these, which its modules take when they are made. Restores them."""
     from yunchang.globals import PROCESS_GROUP  # pyright: ignore[reportMissingImports]
 
     names = vars(PROCESS_GROUP)

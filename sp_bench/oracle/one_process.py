@@ -1,4 +1,7 @@
-"""The same training on one process, without sharding, sequence parallelism or FSDP: what a trial is compared with."""
+"""The reference of a training trial: the same training on one process, without sharding or sequence parallelism.
+
+m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
+"""
 
 from collections.abc import Sequence
 
@@ -17,9 +20,9 @@ from sp_bench.training.model import Decoder, initialise
 def broadcast_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Loss and gradient norm of every step [num_steps,2], and each token's loss [num_steps,m*D*B,S], in fp64.
+    """Loss (nats) and gradient norm of each step [num_steps,2], and each token's loss [num_steps,m*D*B,S], in fp64.
 
-    Rank 0 computes them; every rank gets them.
+    Rank 0 computes them and sends them to all. Every rank of the world calls this.
     """
     num_sequences, seq_len = batches[0].shape[0], batches[0].shape[1] - 1
     packed = torch.zeros(len(batches), 2 + num_sequences * seq_len, dtype=torch.float64, device=device)
@@ -34,8 +37,13 @@ def broadcast_steps(
 def run_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> list[train.StepResult]:
-    """Train on `batches`, each a step's sequences [m*D*B, S+1]; the attention is the `math` kernel."""
-    attention = differentiable(kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5)
+    """Take a step on each of `batches` [m*D*B,S+1], with the `math` kernel as attention.
+
+    compute_dtype: of activations and gradients; parameters are kept and updated in `train.stored_dtype`.
+    """
+    attention = differentiable(
+        kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
+    )
     decoder = train.build_decoder(config.model, attention, config.dtype)
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)
@@ -53,12 +61,13 @@ def step(
     compute_dtype: torch.dtype,
     max_grad_norm: float | None,
 ) -> train.StepResult:
-    """One step on `sequences` [m*D*B, S+1], one at a time: memory does not grow with ranks or micro-batches."""
+    """One optimizer step on `sequences` [m*D*B,S+1]. They are computed one at a time, so that memory does not grow with
+    the number of ranks or micro-batches."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     positions = torch.arange(seq_len, device=sequences.device)
     parts = []
     for sequence in sequences.split(1):
-        # Casting inside the graph is what FSDP's mixed precision does: gradients arrive at the stored parameters.
+        # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored parameters.
         parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
         logits = functional_call(decoder, parameters, (sequence[:, :-1], positions))
         losses = cross_entropy.of_tokens(logits, sequence[:, 1:])

@@ -1,8 +1,10 @@
-"""A method is proven right before it is timed: output and all three gradients, on the ranks that will be timed.
+"""Proves a method right before it is timed: its output and all three gradients, on the ranks that will be timed.
 
-Budget of each tensor: 2 x (error of the `math` kernel run in the trial's dtype on one device + eps of that dtype). The
-trial's own kernel on one device must meet it as well: a budget taken from that kernel would pass one that returns
-zeros. Errors are relative L2 against a wider dtype.
+Errors are relative L2 against the `math` kernel in a wider dtype, on one device. The budget of each tensor is
+2 x (error of the `math` kernel in the trial's dtype + eps of that dtype). The trial's own kernel on one device must
+meet the budget as well. It does not define the budget, because a kernel that returns zeros would then pass.
+
+B batch, S tokens, P ranks, H heads, D head size.
 """
 
 from collections.abc import Sequence
@@ -24,13 +26,14 @@ Errors = dict[str, float]
 
 
 def reference_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """fp32 for half precision on GPUs, where fp64 would be slow; fp64 elsewhere."""
+    """The wider dtype that results in `dtype` are compared with: fp32 for half precision on GPUs, where fp64 would be
+    slow, and fp64 otherwise."""
     return torch.float32 if device.type == "cuda" and dtype.itemsize == 2 else torch.float64
 
 
 def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> list[Tensor]:
-    """q, k, v, dout of a whole sequence in the shape's dtype; drawn on CPU, so that they are equal on every rank and
-    machine."""
+    """q, k, v and dout [B,S,H,D] of whole sequences, in the shape's dtype. They are drawn on the CPU, so that they are
+    equal on every rank and machine."""
     generator = torch.Generator().manual_seed(seed)
     drawn = []
     for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads):
@@ -40,7 +43,7 @@ def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> lis
 
 
 def _run_kernel(kernel: Kernel, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
-    """output, dq, dk, dv of the whole sequence on this device."""
+    """output, dq, dk and dv of whole sequences, computed on this device alone."""
     q, k, v, dout = inputs
     scale = shape.head_dim**-0.5
     out, lse = kernel.forward(q, k, v, causal=shape.causal, scale=scale)
@@ -52,20 +55,24 @@ def _relative(got: Tensor, want: Tensor) -> float:
 
 
 def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionShape) -> Errors:
-    """2 x (error of the `math` kernel in the trial's dtype + eps) of each tensor.
+    """The budget of each tensor: 2 x (error of the `math` kernel in the trial's dtype + eps).
 
-    fp64 has no wider reference: there the error is that of fp32, scaled by the ratio of their eps.
+    fp64 has no wider dtype to compare with. Its error is taken as that of fp32, scaled by the ratio of their eps.
     """
     dtype = inputs[0].dtype
     narrow = torch.float32 if dtype == torch.float64 else dtype
     scale, eps = torch.finfo(dtype).eps / torch.finfo(narrow).eps, torch.finfo(dtype).eps
-    low = _run_kernel(kernels.get("math"), [x.to(narrow) for x in inputs], shape)
+    low = _run_kernel(kernels.get(kernels.REFERENCE), [x.to(narrow) for x in inputs], shape)
     return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
 
 
 def require(errors: Errors, budget: Errors, what: str) -> None:
+    """
+    Raises:
+        Incorrect: an error is above its budget, or not a number; the message begins with `what`.
+    """
     for name, error in errors.items():
-        if not error <= budget[name]:  # a NaN is not within any budget
+        if not error <= budget[name]:  # also true for NaN
             raise Incorrect(f"{what}: relative error of {name} is {error:.2e}, budget {budget[name]:.2e}")
 
 
@@ -78,15 +85,15 @@ def check_attention(
     device: torch.device,
     seed: int,
 ) -> dict[str, Any]:
-    """Prove `attention`, opened for `shape` on `mesh`, on the ranks of each sequence. Returns row columns.
+    """Prove `attention`, which was opened for `shape` on `mesh`, on the ranks of each sequence. Returns row columns.
 
     Raises:
-        Incorrect: the kernel or the method is over its budget, or the sequence is not really sharded.
+        Incorrect: the kernel or the method is above its budget, or the ranks exchanged nothing.
     """
     dtype = getattr(torch, shape.dtype)
     inputs = random_inputs(shape, device, seed)
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
-    want = _run_kernel(kernels.get("math"), wide, shape)
+    want = _run_kernel(kernels.get(kernels.REFERENCE), wide, shape)
     budget = _budget(inputs, want, shape)
     alone = _run_kernel(kernel, inputs, shape)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
@@ -107,23 +114,27 @@ def check_attention(
 
 
 def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """This rank's q, k, v, dout -> its output, dq, dk, dv; [B,S/P,H,D] each."""
     *qkv, dout = inputs
     leaves = [x.clone().requires_grad_() for x in qkv]
     out = attention(*leaves)
     if out.shape != leaves[0].shape:
-        raise Incorrect(f"output has shape {tuple(out.shape)}, its queries {tuple(leaves[0].shape)}")
+        raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 
 def all_reduce(tensor: Tensor, mesh: DeviceMesh, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
-    """Reduce over the ranks of one sequence, one axis after the other."""
+    """Reduce `tensor` in place over the ranks of one sequence, first along the ring axis, then along ulysses."""
     for axis in ("ring", "ulysses"):
         dist.all_reduce(tensor, op, group=mesh.get_group(axis))
     return tensor
 
 
 def _sharded_errors(got: Sequence[Tensor], mine: Sequence[Tensor], whole: Sequence[Tensor], mesh: DeviceMesh) -> Errors:
-    """Relative L2 over the gathered sequence; the same figure on every rank."""
+    """Relative L2 error of each tensor over whole sequences; the same numbers on every rank.
+
+    got, mine: this rank's results and the reference's values for its tokens. whole: the reference's for all tokens.
+    """
     squares = torch.stack([(g.to(w.dtype) - w).double().square().sum() for g, w in zip(got, mine, strict=True)])
     norms = [float(w.double().norm()) for w in whole]
     totals = all_reduce(squares, mesh).sqrt().tolist()
@@ -133,7 +144,8 @@ def _sharded_errors(got: Sequence[Tensor], mine: Sequence[Tensor], whole: Sequen
 def _require_sharded(
     attention: SequenceParallelAttention, qkv: Sequence[Tensor], positions: Sequence[int], out: Tensor, mesh: DeviceMesh
 ) -> None:
-    """A change to the first token, which rank 0 holds, must reach the last rank's output: nobody computed alone."""
+    """Change the value of the first token, which rank 0 holds. The output of the last rank must change too; otherwise
+    it did not see the other ranks' tokens."""
     q, k, v = (x.clone() for x in qkv)
     if 0 in positions:
         v[:, positions.index(0)] += 1

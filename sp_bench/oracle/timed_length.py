@@ -1,8 +1,9 @@
-"""What is proven at the timed length, where nobody holds the whole sequence and no reference fits: what hangs on a
-sample of query rows. Overflowing indices and wrong strides hide at such lengths.
+"""Proves a method at the timed length, on a sample of query rows. No rank holds the whole sequence there, and no
+reference for all of it fits. Overflowing indices and wrong strides show at such lengths only.
 
-With a dout that is zero but for those rows, their output, dq of all rows (zero elsewhere) and dk and dv of *all* keys,
-which the last row sees, follow from the rows and each rank's own keys and values.
+The proof runs a step whose dout is zero except in the sampled rows. Then the rows, with each rank's own keys and
+values, determine: the output of the rows; dq of all tokens, which is zero elsewhere; and dk and dv of *all* keys, since
+the last row, which is in the sample, sees them all.
 
 B batch, n sampled rows, s local tokens, Hq and Hkv heads, g = Hq/Hkv, D head size.
 """
@@ -20,8 +21,8 @@ from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, referenc
 
 NUM_ROWS = 64
 LATE_CYCLES = 2**24  # of a device's clock, about 10 ms
-LOSS_SCALE = 256  # a power of two, as fp16 is trained with: what late keys get would be subnormal there
-Step = Callable[[], Sequence[Tensor]]  # gives output, or output, dq, dk, dv, of inputs where they lie
+LOSS_SCALE = 256  # as in fp16 training, and a power of two: gradients of late keys would otherwise be subnormal in fp16
+Step = Callable[[], Sequence[Tensor]]  # reads its inputs in place; returns output, or output, dq, dk, dv
 
 
 def check_rows(
@@ -33,21 +34,25 @@ def check_rows(
     seed: int,
     budget: Errors,
 ) -> Errors:
-    """Errors of one more step's results, against a wider dtype's attention of sampled rows over all ranks' KV.
+    """Run one more step, and return the errors of its results. The reference is attention in a wider dtype, of the
+    sampled rows over the keys of all ranks.
 
-    `inputs`: this rank's q, k, v and, if there is a backward, dout, which `step` reads; dout is thinned out for it,
-    then restored. The rows go to every rank, each computes them against its own keys, and the parts are merged by
-    log-sum-exp: nothing of the sequence's length is gathered. An error is the root mean square over tokens of their
-    relative L2: early tokens have larger values, and would hide all others in one norm.
+    inputs: this rank's q, k, v and, if there is a backward, dout; `step` reads them in place. In dout all rows but the
+        sampled ones are set to zero for this step, and restored afterwards.
+    positions: global positions of this rank's tokens.
+
+    Every rank gets the sampled rows and computes them against its own keys; the parts are merged by log-sum-exp. So
+    nothing as long as the sequence is gathered. An error is the root mean square over tokens of each token's relative
+    L2. One norm over all tokens would hide most of them, because early tokens have larger values.
 
     Raises:
-        Incorrect: an error is over its budget; on every rank.
+        Incorrect: an error is above its budget. Raised on every rank.
     """
     q, k, v, *loss = inputs
     sampled = _sample(shape.seq_len, seed)
     row_of = {position: row for row, position in enumerate(sampled.tolist())}
     mine = [index for index, position in enumerate(positions) if position in row_of]
-    dense = [x.to("cpu", copy=True) for x in loss]  # beside the step's own peak a device may have no room
+    dense = [x.to("cpu", copy=True) for x in loss]  # on the CPU, because the step may need all of the device's memory
     for dout, whole in zip(loss, dense, strict=True):
         dout.zero_()
         dout[:, mine] = LOSS_SCALE * whole[:, mine].to(dout.device)
@@ -69,7 +74,7 @@ def check_rows(
     errors: Errors = {"output": float(_relative_squares(got, want).mean().sqrt())}
     if gradients:
         dout_rows, got_dq = backward
-        gradients[0][:, mine] = 0  # these are compared as rows; the others had no loss
+        gradients[0][:, mine] = 0  # the sampled rows of dq are compared as `got_dq`; all others must be zero
         wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
         errors |= _gradient_errors(gradients, got_dq, wanted, mesh)
     require(errors, budget, f"sampled rows at seq_len={shape.seq_len}")
@@ -77,8 +82,12 @@ def check_rows(
 
 
 def _in_flight(step: Step, mesh: DeviceMesh, late: int) -> Sequence[Tensor]:
-    """The last of three steps issued one behind the other, as timed ones are, with one rank late: where a buffer is
-    written before a peer, a stream or an earlier step has read it, that shows here and not on idle devices."""
+    """Issue three steps one behind the other, as timed steps are, with rank `late` of the world late. Returns the
+    results of the last one.
+
+    A buffer that is overwritten before a peer, a stream or an earlier step has read it shows here; on idle devices it
+    would not.
+    """
     if mesh.get_rank() == late:
         torch.cuda._sleep(LATE_CYCLES)
     for _ in range(2):
@@ -89,11 +98,16 @@ def _in_flight(step: Step, mesh: DeviceMesh, late: int) -> Sequence[Tensor]:
 def _gradient_errors(
     gradients: Sequence[Tensor], got_dq: Tensor, wanted: Iterator[tuple[int, Tensor, Tensor, Tensor]], mesh: DeviceMesh
 ) -> Errors:
-    """`gradients`: this rank's dq without the sampled rows, which are `got_dq` [B,n,Hq,D], then dk and dv.
-    `wanted`: what `_gradients` gives."""
+    """Errors of dq, dk and dv; the same on every rank.
+
+    gradients: this rank's dq [B,s,Hq,D] with zeros in the sampled rows, and its dk and dv [B,s,Hkv,D].
+    got_dq: the sampled rows of dq [B,n,Hq,D].
+    wanted: what `_gradients` yields.
+    """
     stray_dq, got_dk, got_dv = gradients
     want_dq = torch.zeros_like(got_dq)
-    squares = got_dq.new_zeros(2, 2, *got_dk.shape[:2], dtype=torch.float64)  # dk, dv; error, want; of each token
+    # [2,2,B,s]: (dk, dv) x (error, reference), the sum of squares of each token
+    squares = got_dq.new_zeros(2, 2, *got_dk.shape[:2], dtype=torch.float64)
     for head, dq, *dkv in wanted:
         want_dq[:, :, _group(head, got_dq, got_dk)] = dq
         for of_tensor, got, want in zip(squares, (got_dk, got_dv), dkv, strict=True):
@@ -109,29 +123,33 @@ def _gradient_errors(
 
 
 def _sample(seq_len: int, seed: int) -> Tensor:
-    """Positions in order: the last, which sees all keys, and others at random; not the first, whose dq is zero."""
+    """The sampled global positions [n], sorted. The last token is among them, since it sees all keys. The first is not,
+    since its dq is zero. The others are random."""
     others = torch.randperm(max(seq_len - 2, 0), generator=torch.Generator().manual_seed(seed))[: NUM_ROWS - 1] + 1
     return torch.cat([others.sort().values, torch.tensor([seq_len - 1])])
 
 
 def _relative_squares(got: Tensor, want: Tensor) -> Tensor:
-    """[B,n]: |got - want|^2 / |want|^2 of each row, over heads and head size."""
+    """got, want [B,n,H,D] -> |got - want|^2 / |want|^2 of each row [B,n]."""
     error, size = ((x.double().square().sum((2, 3))) for x in (got - want, want))
     return error / size
 
 
 def check_replay(replay: Step, eager: Step, inputs: Sequence[Tensor], budget: Errors, mesh: DeviceMesh) -> Errors:
-    """Hold a replayed step's results against those of the same step launched call by call. The `inputs` that both read
-    are turned round first: what a replay does not compute anew is of the old ones. The largest relative L2 of any rank.
+    """Compare the results of a replayed step with those of the same step launched call by call. Returns the largest
+    relative L2 of any rank.
+
+    Both steps read `inputs`, which are reversed along the sequence first. A replay that did not compute something anew
+    would still have the results of the old inputs.
 
     Raises:
-        Incorrect: an error is over its budget; on every rank.
+        Incorrect: an error is above its budget. Raised on every rank.
     """
     for x in inputs:
         x.copy_(x.flip(1))
-    pairs = zip(replay(), eager(), strict=True)  # a replay's results lie where no eager step writes
+    pairs = zip(replay(), eager(), strict=True)  # the eager step does not write into the memory of the replay's results
     largest = torch.stack([_norm(got - want) / _norm(want) for got, want in pairs])
-    largest = largest.nan_to_num(nan=float("inf"))  # a maximum over ranks may lose a NaN
+    largest = largest.nan_to_num(nan=float("inf"))  # because the maximum over ranks may ignore a NaN
     found = all_reduce(largest, mesh, dist.ReduceOp.MAX).tolist()
     errors: Errors = dict(zip(TENSORS, found, strict=False))
     require(errors, budget, "replayed step against an eager one")
@@ -143,13 +161,13 @@ def _norm(tensor: Tensor) -> Tensor:
 
 
 def _group(head: int, q: Tensor, k: Tensor) -> slice:
-    """The query heads that read a KV head."""
+    """The query heads that read KV head `head`."""
     size = q.shape[2] // k.shape[2]
     return slice(head * size, (head + 1) * size)
 
 
 def _scores(queries: Tensor, k: Tensor, head: int, hidden: Tensor | None) -> Tensor:
-    """[B,g,n,s] of the query heads of one KV head: one at a time bounds them."""
+    """The scores [B,g,n,s] of the query heads that read KV head `head`; one KV head at a time, to bound the memory."""
     q = queries[:, :, _group(head, queries, k)]
     scores = torch.einsum("bngd,bsd->bgns", q, k[:, :, head].to(q.dtype)) * q.shape[-1] ** -0.5
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
@@ -165,7 +183,7 @@ def _attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, mes
         outs.append(torch.einsum("bgns,bsd->bngd", weights, v[:, :, head].to(scores.dtype)))
         lses.append(lse)
     part_out, part_lse = torch.cat(outs, dim=2), torch.cat(lses, dim=1)
-    # softmax over all ranks' keys: rescale each part by its denominator
+    # softmax over the keys of all ranks: each rank's part is weighted by its share of the sum of denominators
     top = all_reduce(part_lse.clone(), mesh, dist.ReduceOp.MAX)
     weight = (part_lse - top).exp()
     total = all_reduce(weight.clone(), mesh)
@@ -176,7 +194,8 @@ def _attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, mes
 def _gradients(
     queries: Tensor, dout: Tensor, out: Tensor, lse: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None
 ) -> Iterator[tuple[int, Tensor, Tensor, Tensor]]:
-    """Of the rows' loss, for each KV head: this rank's share of dq [B,n,g,D], and dk and dv [B,s,D] of its keys."""
+    """Yields for each KV head: its number, this rank's share of the rows' dq [B,n,g,D], and dk and dv [B,s,D] of this
+    rank's keys."""
     delta = (dout * out).sum(-1).transpose(1, 2)  # [B,n,Hq] -> [B,Hq,n]
     for head in range(k.shape[2]):
         group = _group(head, queries, k)

@@ -1,6 +1,7 @@
 """Rows -> cells: the replicates of one cell, summarised. A cell's median is the median of its replicates' medians."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, name_cells
+from sp_bench.report.series import EXCHANGE, REPLAYED, Name, config_leaves, library, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -37,13 +38,10 @@ class Cell:
 
     cell_id: str  # one cell's on this page: where several environments have it, its own is in it
     pool: str  # what it may be compared with: one environment; empty where the reader asked to mix them
-    setting: str  # cells of one setting share figures
-    over_fabrics: str  # the setting without its fabric
-    series: str  # cells of one series share a line
-    device: str | None  # cpu | cuda
+    name: Name
     asked: Mapping[str, Any]  # the columns that say what was asked for
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
-    step_ms: Mapping[str, float]  # "campaign folder/env_id/replicate" -> median step time of that process launch
+    step_ms: Mapping[str, float]  # "campaign folder/core_id/replicate" -> median step time of that process launch
     median_step_ms: float | None
     interval_ms: Interval | None
     tokens_per_step: float | None
@@ -56,6 +54,25 @@ class Cell:
     errors: Mapping[str, tuple[float, float | None]]  # name -> (largest relative error, its budget)
 
     @property
+    def setting(self) -> str:
+        """Cells of one setting share figures."""
+        return self.name.setting
+
+    @property
+    def over_fabrics(self) -> str:
+        return self.name.over_fabrics
+
+    @property
+    def series(self) -> str:
+        """Cells of one series share a line."""
+        return self.name.series
+
+    @cached_property
+    def options(self) -> Mapping[str, Any]:
+        """The values of its config by dotted name; empty without a readable config."""
+        return config_leaves(self.asked["config"])
+
+    @property
     def device_sets(self) -> dict[str, int | None]:
         """Of the replicates that `step_ms` has, by the same keys."""
         return {key: row["device_set"] for key, row in self.launches.items()}
@@ -66,8 +83,8 @@ class Cell:
         return [row["device_set"] for row in self.rows if row["device_set"] is not None]
 
     @property
-    def env_ids(self) -> list[str]:
-        return sorted({str(row["env_id"]) for row in self.rows})
+    def core_ids(self) -> list[str]:
+        return sorted({str(row["core_id"]) for row in self.rows})
 
     @property
     def statuses(self) -> list[str]:
@@ -86,7 +103,7 @@ class Cell:
     @property
     def is_library(self) -> bool:
         """Whether the attention is code of others."""
-        return self.asked["implementation"] not in (None, OWN_CODE)
+        return library(self.asked["implementation"]) is not None
 
     @property
     def micro_batches(self) -> int:
@@ -165,7 +182,7 @@ class Cell:
     @property
     def processor(self) -> str:
         """What a rank runs on."""
-        return "GPU" if self.device == "cuda" else "rank"
+        return "GPU" if self.options.get("hardware.device") == "cuda" else "rank"
 
 
 def cells(rows: pd.DataFrame) -> list[Cell]:
@@ -174,16 +191,18 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
         return []
     launch = rows["launch"].astype(object).fillna("eager")  # rows of before there was a choice
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]), launch=launch)
-    rows = rows.sort_values(["replicate", "file"])
-    named = name_cells(rows.drop_duplicates(["cell_id", "pool"]).set_index(["cell_id", "pool"], drop=False))
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for record in rows.to_dict("records"):
-        row = {str(name): _known(value) for name, value in record.items()}
-        grouped.setdefault((str(row["cell_id"]), str(row["pool"])), []).append(row)
-    several = named["cell_id"].duplicated(keep=False)
-    named["cell_id"] = named["cell_id"].where(~several, named["cell_id"] + " " + named["pool"])
-    names = pd.DataFrame(named[["cell_id", "pool", "setting", "over_fabrics", "series", "device"]]).to_dict("records")
-    return sorted((_cell(name, grouped[key]) for key, name in zip(named.index, names, strict=True)), key=_order)
+    for row in known_rows(rows.sort_values(["replicate", "file"])):
+        grouped.setdefault((row["cell_id"], row["pool"]), []).append(row)
+    names = name_cells([group[0] for group in grouped.values()])
+    num_pools = Counter(cell_id for cell_id, _ in grouped)
+    ids = [cell_id if num_pools[cell_id] == 1 else f"{cell_id} {pool}" for cell_id, pool in grouped]
+    return sorted(map(_cell, ids, names, grouped.values()), key=_order)
+
+
+def known_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
+    """Column -> value of each row; None for whatever stands for a missing value."""
+    return [{str(name): _known(value) for name, value in row.items()} for row in rows.to_dict("records")]
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
@@ -204,10 +223,10 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _launch(row: Mapping[str, Any]) -> str:
-    return f"{row['folder']}/{row['env_id']}/{row['replicate']}"
+    return f"{row['folder']}/{row['core_id']}/{row['replicate']}"
 
 
-def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
+def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
     measured = _measured(rows)
     step_ms = {_launch(row): row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
@@ -219,12 +238,9 @@ def _cell(name: Mapping[Any, Any], rows: Sequence[Mapping[str, Any]]) -> Cell:
     mfu_ms, hfu_ms = _per_step(measured, "mfu"), _per_step(measured, "hfu")
     tokens_ms, flops_ms = _per_step(measured, "tokens_per_s"), _per_step(measured, "attention_flops_per_s")
     return Cell(
-        cell_id=name["cell_id"],
-        pool=name["pool"],
-        setting=name["setting"],
-        over_fabrics=name["over_fabrics"],
-        series=name["series"],
-        device=_known(name["device"]),
+        cell_id=cell_id,
+        pool=rows[0]["pool"],
+        name=name,
         asked=rows[0],
         rows=tuple(rows),
         step_ms=step_ms,

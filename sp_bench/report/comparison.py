@@ -16,11 +16,11 @@ from typing import Any
 import pandas as pd
 
 from sp_bench.report import device_sets
-from sp_bench.report.cells import Cell, cells, listed
+from sp_bench.report.cells import Cell, cells, known_rows, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.series import asked_for, config_leaves, name_cells
+from sp_bench.report.series import Name, asked_for, name_cells
 
 SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
@@ -127,14 +127,14 @@ class Comparison:
 
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
-        explains that env_ids differ."""
+        explains that core_ids differ."""
         before, after = self.a.facts, self.b.facts
         found = [
             f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
             for fact in dict.fromkeys([*before, *after])
             if before.get(fact) != after.get(fact)
         ]
-        if not found and self.a.selection.env_ids != self.b.selection.env_ids:
+        if not found and self.a.selection.core_ids != self.b.selection.core_ids:
             found.append("the code that measures")
         return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
 
@@ -209,8 +209,8 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[S
     every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
     ids = _common_ids(*(selection.rows for selection in selections))
     every["cell_id"] = every["cell_id"].replace(ids)
-    named = name_cells(every.drop_duplicates("cell_id").set_index("cell_id", drop=False))
-    names = {cell_id: names for cell_id, *names in named[["setting", "series"]].itertuples()}
+    firsts = known_rows(every.drop_duplicates("cell_id"))
+    names = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
     a, b = (
         Side(folder, selection, {c.cell_id: c for c in _renamed(cells(selection.rows), ids, names)})
         for folder, selection in zip((folder_a, folder_b), selections, strict=True)
@@ -225,11 +225,10 @@ def _common_ids(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
 
 
-def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Sequence[str]]) -> Iterator[Cell]:
+def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Name]) -> Iterator[Cell]:
     for cell in found:
         cell_id = ids.get(cell.cell_id, cell.cell_id)
-        setting, series = names[cell_id]
-        yield replace(cell, cell_id=cell_id, setting=setting, series=series)
+        yield replace(cell, cell_id=cell_id, name=names[cell_id])
 
 
 def _pair(a: Cell, b: Cell) -> Pair:
@@ -284,7 +283,7 @@ def _contents(side: Side) -> str:
 def _option_values(side: Side) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for cell in side.cells.values():
-        given = {"workload.launch": cell.asked["launch"]} | config_leaves(cell.asked["config"])
+        given = {"workload.launch": cell.asked["launch"], **cell.options}
         for option, value in given.items():
             found.setdefault(option, set()).add(str(value))
     return found

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sp_bench.report.cells import GRADIENTS, Cell
-from sp_bench.report.series import config_leaves
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def point(cell: Cell) -> Point | None:
 def options(cell: Cell) -> tuple[str | None, str | None]:
     """(what dK/dV travel in, what partial outputs are merged in); None: the method has no such option, as no library's
     has."""
-    merge = config_leaves(cell.asked["config"]).get("method.merge_dtype")
+    merge = cell.options.get("method.merge_dtype")
     return None if cell.is_library else cell.asked["dkv_dtype"], None if merge is None else str(merge)
 
 

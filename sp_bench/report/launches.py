@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
-from sp_bench.report.series import config_leaves
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,5 @@ def pairs(cells: Sequence[Cell]) -> list[Pair]:
 
 def _but_launch(cell: Cell) -> tuple[str, ...] | None:
     """What both cells of a pair share; None for a row without a readable config."""
-    leaves = config_leaves(cell.asked["config"])
-    same = sorted(f"{name}={value}" for name, value in leaves.items() if name != "workload.launch")
-    return (cell.pool, *same) if leaves else None
+    same = sorted(f"{name}={value}" for name, value in cell.options.items() if name != "workload.launch")
+    return (cell.pool, *same) if cell.options else None

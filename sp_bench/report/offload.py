@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.series import config_leaves
 
 _SAME = (
     *("pool", "engine", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "dtype", "batch_size"),
@@ -156,8 +155,8 @@ def _split(cell: Cell) -> tuple[Any, ...]:
 
 
 def _leaves(cell: Cell, beginnings: tuple[str, ...]) -> Mapping[str, Any]:
-    leaves = config_leaves(cell.asked["config"])
-    return {name: leaves[name] for name in sorted(leaves) if name.startswith(beginnings) and leaves[name] is not None}
+    known = sorted(item for item in cell.options.items() if item[1] is not None)
+    return {name: value for name, value in known if name.startswith(beginnings)}
 
 
 def _tokens_per_s(cell: Cell | None) -> float | None:

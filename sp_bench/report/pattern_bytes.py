@@ -11,7 +11,6 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
 from sp_bench.report.cells import Cell
-from sp_bench.report.series import config_leaves
 
 ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
 _SHAPE = ("batch_size", "padded_seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
@@ -85,5 +84,5 @@ def _passes(cell: Cell) -> Mapping[str, int]:
     if cell.asked["workload"] != "train_step" or not cell.asked["num_layers"]:
         return {}
     calls = cell.asked["num_layers"] * cell.micro_batches
-    recomputed = config_leaves(cell.asked["config"]).get("workload.activation_checkpointing") == "full"
+    recomputed = cell.options.get("workload.activation_checkpointing") == "full"
     return {"forward": calls * (1 + recomputed), "backward": calls}

@@ -8,65 +8,98 @@ where names would be equal.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from sp_bench.config.dotted import dotted
 from sp_bench.config.trial import EngineConfig
-from sp_bench.report.formats import whole as whole_number
+from sp_bench.report.formats import whole
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
 REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
-_SETTING = [
+_SETTING = (
     *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("batch_size", "micro_batches", "dp_replicate_size", "dp_shard_size", "fabric", "hardware", "device_memory_gib"),
-    *("isolation", "optimizer_offload", "launch"),
-]
+    *("batch_size", "micro_batches", "engine", "activation_checkpointing", "loss_tile_tokens", "dp_replicate_size"),
+    *("dp_shard_size", "fabric", "hardware", "device_memory_gib", "optimizer_offload", "isolation", "launch"),
+)
 _TRAINING = ("engine", "activation_checkpointing", "loss_tile_tokens")  # said wherever a model takes steps
-_OPTIONS = ("kernel", "implementation", "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
+_CODE = ("kernel", "implementation")  # no line mixes them, on whatever number of ranks
+_OPTIONS = (*_CODE, "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
 # What a method does without the option: beside another value, its name is the plain one.
 _UNSAID = {"head_chunks": 1, "head_stride": "all"}
-_CODE = ("kernel", "implementation")  # of the options, those that no line may mix, on whatever number of ranks
 _TRANSPORT = "method.exchange"
-_ENGINE = ("engine", "engine.name")  # of the config: what runs the model, where that can be chosen
-_OFFLOAD = ("engine.optimizer_offload",)
 # How a cell is measured, not what it is.
 _PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
 
+Key = TypeVar("Key", bound=Hashable)
+Values = Mapping[str, Any]  # column or dotted name of an option -> its value, None where it is not known
 
-def name_cells(cells: pd.DataFrame) -> pd.DataFrame:
-    """Add `setting` (one string a figure), `over_fabrics` (the setting without its fabric) and `series` (one string a
-    line, the same on every fabric); `cells` holds one row of each cell and pool."""
-    leaves = pd.DataFrame([config_leaves(config) for config in cells["config"]], index=cells.index)
-    whole = cells.join(leaves[[c for c in leaves if c not in cells]])
+
+@dataclass(frozen=True)
+class Name:
+    """What a cell is called among others."""
+
+    setting: str  # one string a figure
+    values: Values  # what the setting was made from
+    over_fabrics: str  # the setting without its fabric
+    series: str  # one string a line, the same on every fabric
+    series_but_kernel: str
+
+    @property
+    def says_kernel(self) -> bool:
+        return self.series != self.series_but_kernel
+
+
+def name_cells(cells: Sequence[Values]) -> list[Name]:
+    """The names of cells that are shown together. Each is the columns of one row of it, with its `pool`."""
+    leaves = [config_leaves(cell["config"]) for cell in cells]
+    columns = {name for cell in cells for name in cell}
     # Of the config, only what the columns do not already say: model.hidden_size, workload.optimizer, fabric.env.X ...
-    extra = [c for c in whole.columns if "." in c and c.rpartition(".")[2] not in {*cells.columns, "name"}]
-    extra = [c for c in extra if c.rpartition(".")[2] not in _PROTOCOL]
-    of_setting = [c for c in extra if not c.startswith(("method.", "kernel.", "hardware.device"))]
-    whole["engine"] = _said(cells, "engine", leaves, _ENGINE).fillna(EngineConfig().name)  # not written anywhere
-    whole["optimizer_offload"] = _said(cells, "optimizer_offload", leaves, _OFFLOAD)
-    whole["micro_batches"] = whole["micro_batches"].fillna(1)  # rows of before there were several
-    for option in _TRAINING[1:]:
-        whole[option] = leaves.get(f"workload.{option}")
-    of_series = [*_OPTIONS, *(c for c in extra if c.startswith(("method.", "kernel.")) and c != _TRANSPORT)]
-    whole["setting"] = _settings(whole, of_setting, fabric=True)
-    whole["over_fabrics"] = _settings(whole, [c for c in of_setting if not c.startswith("fabric.")], fabric=False)
-    whole["dkv_dtype"] = whole["dkv_dtype"].where(_own(whole))  # no option of a library's, and old rows do not say it
-    whole[list(_UNSAID)] = whole[list(_UNSAID)].astype(object).fillna(_UNSAID)
-    whole["series"] = base = _base_series(whole)
-    _say_kernels(whole)
+    dotted_names = dict.fromkeys(name for each in leaves for name in each if "." in name)
+    extra = [name for name in dotted_names if _last(name) not in {*columns, "name", *_PROTOCOL}]
+    protocol = [*(name for name in dotted_names if _last(name) in _PROTOCOL), *_PROTOCOL]
+    of_method = [name for name in extra if name.startswith(("method.", "kernel.")) and name != _TRANSPORT]
+    of_setting = [name for name in extra if not name.startswith(("method.", "kernel.", "hardware.device"))]
+    asked = [_asked(cell, each) for cell, each in zip(cells, leaves, strict=True)]
+    over_fabrics = [words for words, _ in _settings(asked, [n for n in of_setting if not _is_fabric(n)], fabric=False)]
+    series = _Series(asked, over_fabrics)
+    series.say_kernels()
     # Over both transports at once, so that of two cells that differ in their options too each says its own.
-    _separate(whole, ["over_fabrics"], _CODE)
-    _separate(whole, ["over_fabrics", "sp_size"], of_series)
-    _say_transport(whole, base)
-    protocol = sorted((c for c in whole.columns if c.rpartition(".")[2] in _PROTOCOL), key=lambda c: "." not in c)
-    transport = [c for c in whole.columns if c == _TRANSPORT]
-    _separate(whole, ["setting", "sp_size", "seq_len"], [*transport, *protocol, "cell_id"])
-    whole["device"] = whole.get("hardware.device")
-    return whole
+    series.separate(over_fabrics, _CODE)
+    sizes = [cell["sp_size"] for cell in asked]
+    series.separate(list(zip(over_fabrics, sizes, strict=True)), [*_OPTIONS, *of_method])
+    series.say_transport()
+    settings = _settings(asked, of_setting, fabric=True)
+    places = [(words, cell["sp_size"], cell["seq_len"]) for (words, _), cell in zip(settings, asked, strict=True)]
+    series.separate(places, [_TRANSPORT, *protocol, "cell_id"])
+    return [
+        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel"))
+        for i, ((words, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
+    ]
+
+
+def shared_values(cells: Sequence[Values]) -> Values:
+    """The options of which all have one value."""
+    first, *others = cells
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+
+
+def option_words(name: str, value: Any) -> str:
+    """micro_batches=8; an environment variable of a fabric goes by its own name."""
+    shown = name.removeprefix("fabric.env.")
+    return f"{shown} not set" if value is None else f"{shown}={_text(value)}"
+
+
+def library(implementation: str | None) -> tuple[str, str] | None:
+    """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
+
+    The version is empty where it was not known. None: the code is ours, or nobody's."""
+    if implementation in (None, OWN_CODE):
+        return None
+    name, _, version = implementation.partition("==")
+    return name, version
 
 
 def config_leaves(config: Any) -> dict[str, Any]:
@@ -86,131 +119,152 @@ def asked_for(config: Any) -> str:
     return json.dumps(said, sort_keys=True) if said else ""
 
 
-def _said(cells: pd.DataFrame, column: str, leaves: pd.DataFrame, names: Sequence[str]) -> pd.Series:
-    """What the config says under one of these names, the last first; else the row's column, which old rows lack."""
-    found = pd.Series(cells[column], dtype=object)  # a column of nulls would be one of numbers
-    for name in names:
-        if name in leaves:
-            found = pd.Series(leaves[name]).combine_first(found)
-    return found
+def _asked(cell: Values, leaves: Values) -> dict[str, Any]:
+    """What one row says was asked for: its columns, and of its config what they do not say."""
+    own = cell["implementation"] in (None, OWN_CODE)
+    return {
+        **dict.fromkeys((*_SETTING, *_PROTOCOL)),
+        **leaves,
+        **cell,
+        # old rows lack these columns: their config may say them
+        "engine": leaves.get("engine.name") or leaves.get("engine") or cell["engine"] or EngineConfig().name,
+        "optimizer_offload": leaves.get("engine.optimizer_offload") or cell["optimizer_offload"],
+        "micro_batches": cell["micro_batches"] or 1,
+        "activation_checkpointing": leaves.get("workload.activation_checkpointing"),
+        "loss_tile_tokens": leaves.get("workload.loss_tile_tokens"),
+        "dkv_dtype": cell["dkv_dtype"] if own else None,  # no option of a library's, and old rows do not say it
+        **{name: unsaid if cell[name] is None else cell[name] for name, unsaid in _UNSAID.items()},
+    }
 
 
-def _settings(cells: pd.DataFrame, extra: Sequence[str], *, fabric: bool) -> list[str]:
-    columns = [*_SETTING, *_TRAINING]
-    asked = (dict(zip(columns, row, strict=True)) for row in cells[columns].itertuples(index=False))
-    names = [_setting_words(row, fabric=fabric) for row in asked]
-    for column in extra:
-        mixed = _mixed(cells.assign(name=names), ["name"], column)
-        pairs = zip(names, cells[column], strict=True)
-        names = [f"{name}; {_given(column, value)}" if name in mixed else name for name, value in pairs]
-    mixed = _mixed(cells.assign(name=names), ["name"], "pool")
-    return [f"{name}; {pool}" if name in mixed else name for name, pool in zip(names, cells["pool"], strict=True)]
+def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
+    """Of each cell the words of its setting, and the values that they were made from."""
+    names = [_setting_words(cell, fabric=fabric) for cell in cells]
+    values = [{name: cell[name] for name in _SETTING} for cell in cells]
+    for column in (*extra, "pool"):
+        said = _mixed(names, [cell.get(column) for cell in cells])
+        for i, cell in enumerate(cells):
+            if names[i] in said:
+                values[i][column] = cell.get(column)
+        names = [
+            f"{name}; {cell['pool'] if column == 'pool' else option_words(column, cell.get(column))}"
+            if name in said
+            else name
+            for name, cell in zip(names, cells, strict=True)
+        ]
+    return list(zip(names, values, strict=True))
 
 
-def _setting_words(row: Mapping[str, Any], *, fabric: bool) -> str:
-    known = {name: _text(value) for name, value in row.items()}
-    words = [known["workload"] if known["pass_kind"] == "step" else f"{known['workload']} {known['pass_kind']}"]
-    if known["model"] != "?":
+def _setting_words(cell: Values, *, fabric: bool) -> str:
+    known = {name: _text(cell[name]) for name in _SETTING}
+    words = []
+    if cell["model"] is not None:
         words.append(known["model"])
-    if known["num_layers"] != "?":
+    if cell["num_layers"] is not None:
         words.append(f"{known['num_layers']} layers")
-    if known["workload"] == "collective":  # no attention
+    if cell["workload"] == EXCHANGE:  # no attention
         words.append(known["dtype"])
     else:
         words.append(f"{known['num_heads']}/{known['num_kv_heads']} heads of {known['head_dim']}")
-        words.append({"True": "causal", "False": "not causal"}.get(known["causal"], "mask unknown"))
+        words.append({True: "causal", False: "not causal", None: "mask unknown"}[cell["causal"]])
         words += [known["dtype"], f"batch {known['batch_size']}"]
-    if known["micro_batches"] != "1":
+    if cell["micro_batches"] != 1:
         words.append(f"{known['micro_batches']} micro-batches a step")
-    if known["workload"] in ("train_step", "parity"):
+    if cell["workload"] in ("train_step", "parity"):
         words.append(f"engine {known['engine']}")
-        if known["activation_checkpointing"] == "full":
+        if cell["activation_checkpointing"] == "full":
             words.append("full activation checkpointing")
-        if known["loss_tile_tokens"] != "?":
-            words.append(f"logits of {whole_number(row['loss_tile_tokens'])} tokens at a time")
-    if (known["dp_replicate_size"], known["dp_shard_size"]) not in (("1", "1"), ("?", "?")):
+        if cell["loss_tile_tokens"] is not None:
+            words.append(f"logits of {whole(cell['loss_tile_tokens'])} tokens at a time")
+    if (cell["dp_replicate_size"], cell["dp_shard_size"]) not in ((1, 1), (None, None)):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]
-    if known["device_memory_gib"] != "?":
+    if cell["device_memory_gib"] is not None:
         words.append(f"capped at {known['device_memory_gib']} GiB a device")
-    if known["optimizer_offload"] != "?":
+    if cell["optimizer_offload"] is not None:
         words.append(f"optimizer offloaded ({known['optimizer_offload']})")
-    if known["isolation"] == "group":
+    if cell["isolation"] == "group":
         words.append("warm process group")
-    if known["launch"] == "cuda_graph":
+    if cell["launch"] == "cuda_graph":
         words.append(REPLAYED)
-    return f"{words[0]}: {', '.join(words[1:])}"
+    what = known["workload"] if cell["pass_kind"] == "step" else f"{known['workload']} {known['pass_kind']}"
+    return f"{what}: {', '.join(words)}"
 
 
-def _base_series(cells: pd.DataFrame) -> list[str]:
-    """method, variant, layout, placement, and whose code it is unless it is ours. A layout says nothing where no KV
-    travels around a ring: it is left out there. The exchange alone is named by its primitive."""
-    rings = (cells["ring_degree"].fillna(2) > 1) | (cells["layout"].fillna("contiguous") != "contiguous")
-    with_ring = set(cells["method"][rings])
-    names = []
-    asked = cells[["method", "variant", "layout", "placement", "implementation"]]
-    asked = asked.assign(method=cells["method"].mask(cells["workload"] == EXCHANGE, cells["primitive"]))
-    for method, variant, layout, placement, code in asked.itertuples(index=False):
-        whose = None if pd.isna(code) or code == OWN_CODE else f"({code.replace('==', ' ')})"
-        parts = [_text(method), variant, layout if method in with_ring else None, placement, whose]
-        names.append(" ".join(str(part) for part in parts if not pd.isna(part)))
-    return names
+class _Series:
+    """The series of some cells while they are being named: of each the words that it says so far, and of what."""
+
+    def __init__(self, cells: Sequence[Values], over_fabrics: Sequence[str]) -> None:
+        """At first method, variant, layout, placement, and whose code it is unless it is ours. A layout says nothing
+        where no KV travels around a ring: it is left out there. The exchange alone is named by its primitive."""
+        self.cells, self.over_fabrics = cells, over_fabrics
+        with_ring = {
+            cell["method"]
+            for cell in cells
+            if cell["ring_degree"] is None or cell["ring_degree"] > 1 or cell["layout"] not in (None, "contiguous")
+        }
+        self.said: list[list[tuple[str, str]]] = []
+        for cell in cells:
+            method = cell["primitive"] if cell["workload"] == EXCHANGE else cell["method"]
+            layout = cell["layout"] if method in with_ring else None
+            whose = library(cell["implementation"])
+            code = whose and f"({' '.join(filter(None, whose))})"
+            parts = (_text(method), cell["variant"], layout, cell["placement"], code)
+            self.said.append([("method", " ".join(str(part) for part in parts if part is not None))])
+
+    def name(self, i: int, leave_out: str = "") -> str:
+        return " ".join(words for option, words in self.said[i] if option != leave_out)
+
+    def say_kernels(self) -> None:
+        """The kernel in our names if one setting has several kernels of ours; libraries choose their own."""
+        own = [c["implementation"] in (None, OWN_CODE) and c["kernel"] is not None for c in self.cells]
+        kernels: dict[str, set[str]] = {}
+        for cell, setting, is_own in zip(self.cells, self.over_fabrics, own, strict=True):
+            if is_own:
+                kernels.setdefault(setting, set()).add(cell["kernel"])
+        if any(len(each) > 1 for each in kernels.values()):
+            for cell, said, is_own in zip(self.cells, self.said, own, strict=True):
+                said += [("kernel", cell["kernel"])] if is_own else []
+
+    def say_transport(self) -> None:
+        """Copy engines after method and layout, before the options; the primitive of an exchange names them itself."""
+        for cell, said in zip(self.cells, self.said, strict=True):
+            if cell.get(_TRANSPORT) == "copy_engines" and cell["workload"] != EXCHANGE:
+                said.insert(1, (_TRANSPORT, "by copy engines"))
+
+    def separate(self, within: Sequence[Hashable], columns: Sequence[str]) -> None:
+        """Append the value of each column where it tells cells apart that are equal in `within` and in their names."""
+        for column in columns:
+            option = _last(column)
+            names = [self.name(i) for i in range(len(self.cells))]
+            mixed = _mixed(list(zip(within, names, strict=True)), [cell.get(column) for cell in self.cells])
+            ambiguous = {name for _, name in mixed}
+            for cell, said, name in zip(self.cells, self.said, names, strict=True):
+                value = cell.get(column)
+                goes_without_saying = option in _UNSAID and value == _UNSAID[option]
+                if name in ambiguous and not goes_without_saying:
+                    is_kernel = option == "kernel" and value is not None
+                    said.append((option, str(value) if is_kernel else f"{option}={_text(value)}"))
 
 
-def _own(cells: pd.DataFrame) -> pd.Series:
-    return pd.Series(cells["implementation"]).fillna(OWN_CODE) == OWN_CODE
+def _last(name: str) -> str:
+    """The option of a dotted name: micro_batches of workload.micro_batches."""
+    return name.rpartition(".")[2]
 
 
-def _say_kernels(cells: pd.DataFrame) -> None:
-    """Append the kernel to our names on a page on which one setting has several of ours; libraries choose their own."""
-    own = _own(cells) & cells["kernel"].notna()
-    kernels: dict[str, set[str]] = {}
-    for setting, kernel in zip(cells.loc[own, "over_fabrics"], cells.loc[own, "kernel"], strict=True):
-        kernels.setdefault(setting, set()).add(kernel)
-    if any(len(each) > 1 for each in kernels.values()):
-        cells.loc[own, "series"] += " " + cells.loc[own, "kernel"]
+def _is_fabric(name: str) -> bool:
+    return name.startswith("fabric.")
 
 
-def _say_transport(cells: pd.DataFrame, base: Sequence[str]) -> None:
-    """Put copy engines after method and layout, before the options; the primitive of an exchange names them itself."""
-    if _TRANSPORT not in cells:
-        return
-    by_engines = (cells[_TRANSPORT] == "copy_engines") & (cells["workload"] != EXCHANGE)
-    cells["series"] = [
-        f"{start} by copy engines{series.removeprefix(start)}" if said else series
-        for series, start, said in zip(cells["series"], base, by_engines, strict=True)
-    ]
-
-
-def _separate(cells: pd.DataFrame, within: list[str], columns: Sequence[str]) -> None:
-    """Append a column's value to the series that it tells apart, column by column until nothing is left to tell."""
-    for column in columns:
-        mixed = _mixed(cells, [*within, "series"], column)
-        name = column.rpartition(".")[2]
-        pairs = zip(cells["series"], cells[column], strict=True)
-        cells["series"] = [f"{series}{_option(name, value)}" if series in mixed else series for series, value in pairs]
-
-
-def _given(column: str, value: Any) -> str:
-    """What the config says there, in words; a variable goes by its own name."""
-    name = column.removeprefix("fabric.env.")
-    return f"{name} not set" if pd.isna(value) else f"{name}={_text(value)}"
-
-
-def _option(name: str, value: Any) -> str:
-    if name in _UNSAID and value == _UNSAID[name]:
-        return ""
-    return f" {value}" if name == "kernel" and not pd.isna(value) else f" {name}={_text(value)}"
-
-
-def _mixed(cells: pd.DataFrame, names: list[str], column: str) -> set[str]:
-    """The last of `names`, wherever cells that are equal in `names` differ in `column`; a missing value is one too."""
-    known = pd.DataFrame(cells[[*names, column]])  # these columns alone: pandas walks all others too
-    values = known.drop_duplicates()
-    return set(values.loc[values.duplicated(names), names[-1]])
+def _mixed(keys: Sequence[Key], values: Sequence[Any]) -> set[Key]:
+    """The keys that have several values; a missing one is a value too."""
+    found: dict[Key, set[Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, set()).add(value)
+    return {key for key, each in found.items() if len(each) > 1}
 
 
 def _text(value: Any) -> str:
-    if pd.isna(value):
+    if value is None:
         return "?"
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,1 +1,1 @@
-"""A decoder, its loss and its optimizer step, sharded over ranks."""
+"""What is trained, and on what: a decoder, its loss, real text, and what the engines' training steps share."""

@@ -1,12 +1,12 @@
-"""A language model's loss: of whole logits, or of a tile of them at a time.
+"""The loss of a language model: from whole logits, or from one tile of them at a time.
 
-N local tokens, h hidden size, V vocabulary. Of a long sequence the logits outweigh all else that a step keeps: with
-their gradients about 12 bytes x N x V in bf16, whose softmax is in fp32. Tiles of t tokens take that for t instead of
-N, and the output matrix's gradient in fp32 once.
+N local tokens, h hidden size, V vocabulary. For a long sequence the logits take more memory than all else that a step
+keeps: in bf16 with an fp32 softmax about 12 bytes x N x V, gradients included. Tiles of t tokens take that for t tokens
+instead of N, and in addition the gradient of the output matrix in fp32, once.
 
-Source: the fused linear cross entropy of Liger Kernel, arXiv 2410.10989, section 3.2, by torch's own operations. The
-loss is the last of the forward, so a tile's gradients are computed at once, while its logits exist: nothing is computed
-twice, and the FLOPs are those of whole logits.
+The loss comes last in the forward. So the gradients of a tile are computed at once, while its logits exist: nothing is
+computed twice, and the FLOPs are the same as with whole logits. Source: the fused linear cross entropy of Liger Kernel,
+arXiv 2410.10989, section 3.2; here with torch's own operations.
 """
 
 from typing import Any
@@ -19,16 +19,17 @@ IGNORED = -100  # label of a padded token
 
 
 def of_tokens(logits: Tensor, labels: Tensor) -> Tensor:
-    """NLL in nats of each token, 0 where padded: logits [...,V], labels [...] -> [...], in fp32 or wider."""
+    """logits [...,V], labels [...] -> NLL of each token [...] in nats, in fp32 or wider; 0 where padded."""
     wide = logits.to(_wide(logits.dtype))
     flat = F.cross_entropy(wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
     return flat.view_as(labels)
 
 
 def tiled(hidden: Tensor, weight: Tensor, labels: Tensor, *, divisor: int, tile_tokens: int) -> tuple[Tensor, Tensor]:
-    """The sum of the tokens' losses / `divisor`, and each token's loss [B,s]: of hidden states [B,s,h], the output
-    matrix [V,h] and labels [B,s]. Gradients flow through the sum alone; `divisor` is inside, so that they are rounded
-    as those of whole logits are.
+    """hidden states [B,s,h], output matrix `weight` [V,h], labels [B,s] -> the sum of the tokens' losses / `divisor`,
+    and each token's loss [B,s], in nats.
+
+    Only the sum is differentiable. It is divided inside, so that gradients are rounded as they are with whole logits.
     """
     loss, each = _Tiled.apply(hidden.flatten(0, 1), weight, labels.flatten(), divisor, tile_tokens)
     return loss, each.view_as(labels)
@@ -38,7 +39,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, divisor: int, tile_tokens: int) -> Any:
         losses, hidden_grad = [], torch.empty_like(hidden)
-        weight_grad = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # a sum of many tiles
+        weight_grad = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # fp32, because it sums over many tiles
         parts = (x.split(tile_tokens) for x in (hidden, labels, hidden_grad))
         for tile, tile_labels, tile_grad in zip(*parts, strict=True):
             leaves = tile.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -55,7 +56,7 @@ class _Tiled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        loss_grad, _ = gradients  # a scalar; 1 but for a scaled loss
+        loss_grad, _ = gradients  # a scalar: 1, unless the loss was scaled
         hidden_grad, weight_grad = ctx.saved_tensors
         return hidden_grad * loss_grad, weight_grad * loss_grad, None, None, None
 

@@ -1,4 +1,4 @@
-"""Real text without a download: the interpreter's own standard-library sources, as bytes."""
+"""Real text without a download: the bytes of the Python standard library's source files."""
 
 import itertools
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-# Not the interpreter's own, or left out by some distributions of it.
+# Folders that are not the standard library's, or that some distributions of Python leave out.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests"}
 
 
 @cache
 def source_files() -> tuple[Path, ...]:
-    """The standard library's .py files, sorted by their path inside it.
+    """The .py files of the standard library, sorted by path.
 
     Raises:
-        FileNotFoundError: this interpreter has no standard-library sources (a zipped or frozen one).
+        FileNotFoundError: the interpreter is zipped or frozen and has no source files.
     """
     root, files = Path(sysconfig.get_path("stdlib")), []
     for folder, subfolders, names in os.walk(root):
-        subfolders[:] = set(subfolders) - _SKIPPED  # not entered: site-packages can hold 100,000 files
+        subfolders[:] = set(subfolders) - _SKIPPED  # os.walk does not enter them: site-packages can hold 100,000 files
         files += [Path(folder, name) for name in names if name.endswith(".py")]
     if not files:
         raise FileNotFoundError(f"no .py sources under {root}; use an interpreter with an unpacked standard library")
@@ -31,7 +31,7 @@ def source_files() -> tuple[Path, ...]:
 
 
 def _bytes_from(start: int) -> Iterator[bytes]:
-    """The text from byte `start` on, file by file; after the last file it begins again."""
+    """The text from byte `start` on, file by file. After the last file it begins again with the first."""
     for path in itertools.cycle(source_files()):
         size = path.stat().st_size
         if start < size:
@@ -40,10 +40,10 @@ def _bytes_from(start: int) -> Iterator[bytes]:
 
 
 def sequences(first: int, num_sequences: int, seq_len: int) -> Tensor:
-    """Sequences `first`, first+1, ... of the text: [num_sequences, seq_len + 1] token ids, 0..255.
+    """Sequences `first`, first+1, ... of the text as token ids 0..255: [num_sequences, seq_len + 1], int64.
 
-    Row i holds bytes [(first+i) * seq_len, (first+i+1) * seq_len], so its last token is the label of the one before
-    and the first token of the next row: every one of the seq_len inputs has a label.
+    Row i holds bytes (first+i) * seq_len up to and including (first+i+1) * seq_len. So each of its seq_len inputs has a
+    label, and its last token is also the first token of the next row.
     """
     needed = num_sequences * seq_len + 1
     text = bytearray()

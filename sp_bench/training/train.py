@@ -1,8 +1,8 @@
-"""What our engines' training steps share: tokens and labels of a rank, the decoder, the loss, the update.
+"""What the engines' training steps share: a rank's tokens and labels, the decoder, the optimizer, the update.
 
-m micro-batches a step, B sequences of each on a data-parallel rank, S valid and S' padded global tokens of each,
-s = S'/P local tokens, V vocabulary. Every rank and every micro-batch holds a part of one big loss, so gradients are
-summed over all, never averaged.
+m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S valid and S' padded global
+tokens of a sequence; P ranks share a sequence; s = S'/P local tokens. Every rank and every micro-batch holds a part of
+one loss, so gradients are summed over all of them and never averaged.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,9 +28,11 @@ T = TypeVar("T")
 
 
 class StepResult(NamedTuple):
-    loss: Tensor  # mean over the world's valid tokens, nats
-    grad_norm: Tensor  # of the whole gradient, before clipping
-    token_losses: Tensor | None  # [m*B,s], nats; this rank's tokens, 0 without a label; None: not asked for
+    """What one optimizer step computed; on the device, not yet read."""
+
+    loss: Tensor  # nats, the mean over the valid tokens of all ranks
+    grad_norm: Tensor  # of the whole gradient over all ranks, before clipping
+    token_losses: Tensor | None  # [m*B,s], nats, of this rank's tokens; 0 without a label; None: not asked for
 
 
 @dataclass(frozen=True)
@@ -39,23 +41,24 @@ class Batch:
 
     tokens: Tensor  # [B,s]
     labels: Tensor  # [B,s], IGNORED where padded
-    positions: Tensor  # [s], global
-    num_valid_tokens: int  # of all ranks
+    positions: Tensor  # [s], global positions of the tokens
+    num_valid_tokens: int  # of all ranks together
 
 
 def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:
-    """A step's values [m*D*B,...] of all sequences -> m x [D*B,...], in the order in which they are trained on."""
+    """One step's values of all sequences [m*D*B,...] -> m micro-batches [D*B,...], in the order of training."""
     return list(sequences.split(config.num_sequences // config.workload.num_micro_batches))
 
 
 def padded_seq_len(config: TrialConfig, seq_len: int) -> int:
+    """The smallest length of at least `seq_len` tokens that the trial's layout can cut."""
     return methods.get(config.method.name).layout(config.method, config.sp_size).padded(seq_len)
 
 
 def open_attention(
     config: TrialConfig, seq_len: int, mesh: DeviceMesh
 ) -> AbstractContextManager[methods.SequenceParallelAttention]:
-    """The trial's method for `seq_len` (padded) tokens."""
+    """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens."""
     shape, kernel = config.attention_shape(seq_len), kernels.get(config.kernel.name)
     return methods.get(config.method.name).open(config.method, kernel, shape, mesh)
 
@@ -67,21 +70,23 @@ def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
 
 
 def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:
-    """Sequences [B,S+1] -> tokens and labels [B,S']. Shifted here, where a token's successor is at hand: after
-    sharding it may live on another rank."""
+    """Sequences [B,S+1] -> tokens [B,S'] and labels [B,S'].
+
+    Labels are shifted here, before the sequences are cut: afterwards the successor of a token may live on another rank.
+    """
     padding = padded_len - (sequences.shape[1] - 1)
     return F.pad(sequences[:, :-1], (0, padding)), F.pad(sequences[:, 1:], (0, padding), value=IGNORED)
 
 
 def local_part(values: Tensor, layout: SequenceLayout, mesh: DeviceMesh) -> Tensor:
-    """What this rank holds, [B,s], of `values` [D*B,S'] for all tokens of all D data-parallel ranks."""
+    """`values` [D*B,S'] of all tokens of all data-parallel ranks -> those of this rank's tokens [B,s]."""
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
     positions = layout.global_positions(sequence_rank, values.shape[1])
     return values.chunk(mesh.size() // layout.sp_size)[data_rank][:, positions]
 
 
 def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, device: torch.device) -> Batch:
-    """This rank's share of `sequences` [D*B,S+1], a micro-batch's text of all data-parallel ranks."""
+    """This rank's share of one micro-batch; `sequences` [D*B,S+1] is its text for all data-parallel ranks."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     padded_len = layout.padded(seq_len)
     tokens, labels = (local_part(x, layout, mesh) for x in shift_and_pad(sequences, padded_len))
@@ -92,7 +97,8 @@ def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, dev
 def shard_batches(
     config: TrialConfig, texts: Sequence[Tensor], layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
 ) -> list[list[Batch]]:
-    """This rank's share of each step's text, by micro-batch. One that is trained on again is on the device once."""
+    """This rank's share of the text of each step [m*D*B,S+1], cut into micro-batches. A text that several steps train
+    on is on the device once."""
     batches = {
         id(text): [shard_batch(part, layout, mesh, device) for part in micro_batches(config, text)]
         for text in {id(t): t for t in texts}.values()
@@ -101,12 +107,13 @@ def shard_batches(
 
 
 def build_decoder(model: ModelConfig, attention: AttentionCall, dtype: str, *, recompute: bool = False) -> Decoder:
-    """The decoder without memory for its parameters, which are kept in fp32 (fp64 when the trial is fp64)."""
+    """The decoder on torch's meta device: its parameters have no memory yet. They are fp32 (fp64 if `dtype` is)."""
     with torch.device("meta"):
         return Decoder(model, attention, recompute=recompute).to(stored_dtype(dtype))
 
 
 def stored_dtype(dtype: str) -> torch.dtype:
+    """The dtype in which a trial of `dtype` keeps its parameters and reduces its gradients."""
     return torch.float64 if dtype == "float64" else torch.float32
 
 
@@ -118,8 +125,8 @@ def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.
 
 
 def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:
-    """A step on each batch; `tick` before the first and after each, so that loading a batch is part of its step.
-    Results stay on the device: reading one between the steps would synchronise."""
+    """Take a step on each batch. `tick` is called before the first step and after each, so that loading a batch is part
+    of its step. The results stay on the device, because reading one would make the host wait between the steps."""
     results = []
     tick()
     for batch in batches:
@@ -129,7 +136,7 @@ def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Calla
 
 
 def update(decoder: Decoder, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Tensor:
-    """Measure the gradient, clip it if asked, step; returns the norm before clipping."""
+    """Clip the gradient if `max_grad_norm` is given, and take the optimizer step. Returns the norm before clipping."""
     gradients = [p.grad for p in decoder.parameters() if p.grad is not None]
     with ledger.phase("other"):
         norm = torch.nn.utils.get_total_norm(gradients)

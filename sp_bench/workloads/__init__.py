@@ -1,6 +1,12 @@
-"""What one step is: one file a workload. Each proves its method right, then measures.
+"""What one step is. Each workload is a file; it proves its method right, then measures it.
 
-To add one: a file with `run`, its name in `WorkloadConfig.name` and conf/workload/<name>.yaml.
+attention   one attention call, forward or forward and backward
+train_step  one optimizer step of a whole decoder
+parity      as train_step, and each step compared with training on one process
+collective  one message of the method's primitive, at many sizes
+step, arms  (no workloads) one attention step; the same step without communication or without kernels
+
+To add one: a file with `run`, its name in `WorkloadConfig.name` and in PASS_KINDS, and conf/workload/<name>.yaml.
 """
 
 import importlib
@@ -18,8 +24,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What a workload runs in. `mesh` has the axes dp_replicate, dp_shard, ring and ulysses, the last two in the
-    placement order of the method's layout; a method opens it."""
+    """What a workload runs in, on each rank.
+
+    `mesh` has the axes dp_replicate, dp_shard, ring and ulysses. The method's layout says in which order the last two
+    are placed.
+    """
 
     config: TrialConfig
     mesh: "DeviceMesh"
@@ -32,7 +41,7 @@ class Workload(Protocol):
 
     @staticmethod
     def run(job: Job) -> "Measurement":
-        """Correctness first, then `measure`. Every rank of the world calls it.
+        """Prove the method right, then measure it. Every rank of the world calls it.
 
         Raises:
             Incorrect: the method did not compute what it must.
@@ -41,4 +50,5 @@ class Workload(Protocol):
 
 
 def get(name: str) -> Workload:
+    """The workload called `name`, which the config has checked."""
     return cast(Workload, importlib.import_module(f"{__name__}.{name}"))

@@ -1,5 +1,7 @@
-"""Where a step's time goes, without a profiler in the timed loop: the same step without communication, and without
-attention kernels. Exposed communication = the step - its compute-only arm.
+"""Where a step's time goes, without a profiler in the timed loop. Two arms time the same step with a part taken out:
+`compute_only` without communication, `comm_only` without attention kernels.
+
+Exposed communication is the time of the step minus that of its compute-only arm.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,8 +29,11 @@ def arms(
     workload: WorkloadConfig,
     device: torch.device,
 ) -> dict[str, list[float]]:
-    """ms of each step of this rank, by arm. compute_only: every message is a local copy of its shape, made beside the
-    kernels as the message would be. comm_only: messages, packing and merging, without attention kernels."""
+    """Time both arms: name of the arm -> ms of each of this rank's steps. Every rank of the world calls it.
+
+    compute_only: every message is a local copy of the same shape, which runs beside the kernels as the message would.
+    comm_only: messages, packing and merging; the attention kernel does nothing.
+    """
     with open_method(kernel) as attention, exchange.local_copies():
         compute_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
     with open_method(NoKernel()) as attention:
@@ -37,7 +42,7 @@ def arms(
 
 
 class NoKernel:
-    """Computes nothing: what is left of a step is its messages, packing and merging. Shapes as in kernels.Kernel."""
+    """A kernel that computes nothing and returns tensors of the right shapes (as `kernels.Kernel`)."""
 
     CUDA_KERNELS: tuple[str, str] | None = None
 

@@ -1,4 +1,4 @@
-"""Attention alone, forward or forward and backward, on random q, k, v: the exchange and the kernel, nothing else."""
+"""Attention alone on random q, k and v: exchange and kernel, and nothing else. Forward, or forward and backward."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def run(job: Job) -> Measurement:
         errors = check_rows(
             timed, inputs if backward else inputs[:3], positions, shape, mesh, config.seed, columns["error_budget"]
         )
-        del timed  # a recorded step keeps its memory, and the arms need theirs
+        del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, config.workload, device)

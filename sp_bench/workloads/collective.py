@@ -1,7 +1,9 @@
-"""The method's own primitive over message sizes, and the latency and bandwidth that its times lie on.
+"""Times the method's communication primitive over message sizes, and fits latency and bandwidth to the times.
 
-No attention: what a row says is how fast this fabric moves what the method would send, as the method itself sends it,
-from the issue on the host to the result that the compute stream may use.
+There is no attention. A row says how fast this fabric moves what the method would send, in the way that the method
+sends it: from the call on the host until the compute stream may use the result.
+
+P ranks, n elements of a slice.
 """
 
 from statistics import median
@@ -17,7 +19,7 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Measurement, Step, measure, time_arm
 from sp_bench.workloads import Job
 
-STAMPS = 251  # distinct values of a stamp; whole numbers up to 256 are exact in every dtype
+STAMPS = 251  # values 0 to 250 mark what is sent: whole numbers up to 256 are exact in every dtype
 
 
 def run(job: Job) -> Measurement:
@@ -27,8 +29,9 @@ def run(job: Job) -> Measurement:
     for size in sizes:
         prove(job, size)
     measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase)
-    # The other sizes follow in the last phase that `measure` entered: a phase is never entered twice.
-    times_ms = [_time(job, size) for size in sizes[:-1]] + [_median_of_slowest(measurement.step_ms)]
+    # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
+    times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
+    times_ms.append(_median_of_slowest(measurement.step_ms))
     line = message_sizes.fit_line([size.sent_bytes for size in sizes], times_ms)
     measurement.predicted = message_sizes.traffic(config, sizes[-1])
     measurement.columns = {
@@ -40,10 +43,10 @@ def run(job: Job) -> Measurement:
 
 
 def prove(job: Job, size: MessageSize) -> None:
-    """Every rank received, slice by slice, what its peers sent it.
+    """Prove that every rank received, slice by slice, what its peers sent it.
 
     Raises:
-        Incorrect: on every rank, naming those that received something else.
+        Incorrect: some rank received something else. Raised on every rank, and names those ranks.
     """
     wrong: list[bool] = [False] * dist.get_world_size()
     dist.all_gather_object(wrong, not torch.equal(_step(job, size)(), _expected(job, size)))
@@ -58,7 +61,7 @@ def _group(job: Job) -> dist.ProcessGroup:
 
 
 def _step(job: Job, size: MessageSize) -> Step:
-    """One exchange of what this rank sends: P slices [P, n] for all_to_all, else one slice [n]."""
+    """A step: sends stamped slices, [P, n] for all_to_all and otherwise [n], and returns what it received."""
     group, method = _group(job), job.config.method.name
     rank, transport = group.rank(), copy_engines.transport(job.config.method.exchange, group)
     if method == "ulysses":
@@ -71,7 +74,7 @@ def _step(job: Job, size: MessageSize) -> Step:
 
 
 def _expected(job: Job, size: MessageSize) -> Tensor:
-    """What this rank must receive: [P, n], [n] or [P*n], as `_step` of the same method gives it."""
+    """What the step of the same method and size must return on this rank: [P, n], [n] or [P*n]."""
     group, method = _group(job), job.config.method.name
     rank, ranks = group.rank(), range(group.size())
     if method == "ulysses":
@@ -82,7 +85,7 @@ def _expected(job: Job, size: MessageSize) -> Tensor:
 
 
 def stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
-    """[n]: values that tell the sender, the slice and the place within it."""
+    """A slice [n] whose values tell the sender, the receiver and the place within the slice."""
     dtype = getattr(torch, job.config.dtype)
     length = size.slice_bytes // dtype.itemsize
     first = sender * job.config.sp_size + receiver
@@ -90,13 +93,8 @@ def stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
     return stamps.repeat(-(-length // STAMPS))[:length].contiguous()
 
 
-def _time(job: Job, size: MessageSize) -> float:
-    """ms of one step of `size`, warmed up and timed as `measure` does it."""
-    return _median_of_slowest(time_arm(_step(job, size), job.config.workload, job.device))
-
-
 def _median_of_slowest(step_ms: list[float]) -> float:
-    """The median over steps of the max over ranks."""
+    """The median over steps of the slowest rank's time, in ms; the same on every rank."""
     rank_step_ms: list[list[float]] = [[]] * dist.get_world_size()
     dist.all_gather_object(rank_step_ms, step_ms)
     return median(map(max, zip(*rank_step_ms, strict=True)))

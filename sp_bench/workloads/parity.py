@@ -1,7 +1,7 @@
-"""Training parity: one small model on one text, step by step equal to the same training on one process.
+"""Training parity: a small model is trained, and each step is compared with the same training on one process.
 
-The comparison is over the warm-up and timed steps themselves; the gradient norm matters as much as the loss, for
-under AdamW gradients of a wrong scale train alike. So this workload asks for SGD.
+The warm-up and timed steps themselves are compared, by loss and gradient norm. The optimizer must be SGD: under AdamW,
+gradients of a wrong scale would train just as well.
 """
 
 import torch
@@ -17,7 +17,7 @@ from sp_bench.workloads.train_step import labelled, require_finite
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
-MINIMUM_FALL = 0.5  # nats: a model that learns nothing agrees with anything
+MINIMUM_FALL = 0.5  # nats that the loss must fall: agreement says nothing about a model that does not learn
 
 
 def run(job: Job) -> Measurement:
@@ -51,12 +51,12 @@ def run(job: Job) -> Measurement:
 
 
 def compare(got: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
-    """Row columns: how far the NLL differs, in nats, and gradient norms, relative. Both arguments are [num_steps, 2]:
-    loss and gradient norm of each step.
+    """Compare loss and gradient norm of each step [num_steps, 2] with those of the reference. Returns row columns:
+    differences of the loss in nats, and of gradient norms relative to the reference.
 
     Raises:
-        Incorrect: a step differs by more than the tolerances, or the loss of the reference did not fall enough to
-            make agreement mean something.
+        Incorrect: a step differs by more than the tolerances, or the loss of the reference fell by less than
+            MINIMUM_FALL.
     """
     nll_difference = (got - expected).abs()[:, 0]
     norm_difference = ((got - expected).abs() / expected)[:, 1]
@@ -68,7 +68,10 @@ def compare(got: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
             )
     fall = float(expected[0, 0] - expected[-1, 0])
     if not fall >= MINIMUM_FALL:
-        raise Incorrect(f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}")
+        raise Incorrect(
+            f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}: agreement would prove "
+            "nothing; use more steps, or another workload.learning_rate"
+        )
     return {
         "max_nll_difference": float(nll_difference.max()),
         "mean_nll_difference": float(nll_difference.mean()),

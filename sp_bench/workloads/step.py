@@ -1,4 +1,7 @@
-"""One step of attention alone, forward or forward and backward, on inputs that a rank draws where it is."""
+"""One step of attention alone, on inputs that each rank draws for itself.
+
+B batch, s local tokens, H heads, D head size.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +14,8 @@ from sp_bench.methods import SequenceParallelAttention
 
 
 def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[Tensor]:
-    """This rank's q, k, v, dout, drawn on the device: at the timed length nobody holds the whole sequence."""
+    """This rank's q, k, v and dout [B,s,H,D], in the shape's dtype. They are drawn on the device and for this rank
+    alone, because no rank has room for the whole sequence at the timed length."""
     generator = torch.Generator(device).manual_seed(seed)
     return [
         torch.randn(
@@ -30,7 +34,7 @@ def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, se
 def attention_step(
     inputs: Sequence[Tensor], attention: SequenceParallelAttention, *, backward: bool = True
 ) -> list[Tensor]:
-    """output, or output, dq, dk, dv, of this rank's q, k, v and dout."""
+    """This rank's output, or with `backward` its output, dq, dk and dv. `inputs` are its q, k, v and dout."""
     q, k, v, dout = inputs
     if not backward:
         with torch.no_grad():

@@ -1,4 +1,7 @@
-"""A full training step: forward, loss, backward, gradient synchronisation and optimizer of a whole decoder."""
+"""A full training step of a decoder: forward, loss, backward, gradient synchronisation and optimizer.
+
+m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
+"""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,18 +25,18 @@ from sp_bench.training import text, train
 from sp_bench.workloads import Job
 from sp_bench.workloads.step import attention_step, local_inputs
 
-# The proof keeps the trial's heads, widths, ranks and layout, and cuts its depth: a whole 8B model with its gradients
-# does not fit one device beside that device's own shards.
+# The proof has the trial's heads, widths, ranks and layout, but fewer layers: a whole 8B model with its gradients does
+# not fit on one device beside that device's own shards.
 PROOF_LAYERS = 2
-# Relative error against one process in the same dtype. Lower dtypes: see `prove`.
+# Largest relative error against one process in the same dtype. For lower dtypes see `prove`.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-5}
 
 
 @dataclass(frozen=True)
 class Proof:
-    """Relative errors of step 0 against one process, and what they may be."""
+    """Relative errors of step 0 against one process, and their budgets."""
 
-    loss: float  # L2 over the tokens' losses: a wrong position moves each of them, but hardly moves their mean
+    loss: float  # L2 over the tokens' losses; their mean would hardly show wrong positions, which change each of them
     grad_norm: float
     loss_budget: float
     grad_norm_budget: float
@@ -80,7 +83,8 @@ def run(job: Job) -> Measurement:
 
 
 def labelled(engine: Engine, sequences: Tensor) -> Tensor:
-    """Of `sequences` [m*D*B,S+1] what the engine's loss sees: a token without a label changes nothing before it."""
+    """`sequences` [m*D*B,S+1] without the last tokens, for which the engine has no label. The reference is trained
+    without them; under a causal mask they change nothing before them."""
     return sequences[:, : sequences.shape[1] - engine.UNLABELLED]
 
 
@@ -95,8 +99,12 @@ def require_finite(loss: list[float], grad_norm: list[float]) -> None:
 
 
 def prove_attention(job: Job) -> dict[str, Any]:
-    """The method's output and gradients on random inputs, whole at the reduced length, and of sampled rows at the timed
-    one; returns row columns."""
+    """Prove the method's output and gradients on random inputs: of all rows at the reduced length, and of sampled rows
+    at the timed length. Returns row columns.
+
+    Raises:
+        Incorrect: an error is above its budget.
+    """
     config = job.config
     shape = config.attention_shape(train.padded_seq_len(config, _proof_seq_len(config)))
     kernel = kernels.get(config.kernel.name)
@@ -117,8 +125,8 @@ def prove_attention(job: Job) -> dict[str, Any]:
 def prove(job: Job) -> Proof:
     """Compare the tokens' losses and the gradient norm of step 0, at the reduced length, with one process.
 
-    fp32 and fp64: with the same dtype, within TOLERANCES. Below: with fp32, within 2 x (error of one process in the
-    trial's dtype + eps), as the attention's budget.
+    fp32 and fp64 are compared with the same dtype; the budget is TOLERANCES. Lower dtypes are compared with fp32; the
+    budget is 2 x (error of one process in the trial's dtype + eps), as for attention.
     """
     config = proof_config(job.config)
     batch = text.sequences(0, config.num_sequences, _proof_seq_len(config))
@@ -136,14 +144,14 @@ def prove(job: Job) -> Proof:
 
 
 def _proof_seq_len(config: TrialConfig) -> int:
-    """The reduced length, padded like the timed one: as far from a multiple of what the layout can cut."""
+    """The reduced length, made a little shorter so that it needs as many padded tokens as the timed length does."""
     multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
     reduced = min(config.workload.correctness_seq_len, config.seq_len)
     return reduced - (reduced - config.seq_len) % multiple or config.seq_len
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:
-    """Fewer layers, and a loss in as many tiles as at the timed length."""
+    """`config` with PROOF_LAYERS layers, and with as many tiles of the loss as the timed length has."""
     model = replace(config.model, num_layers=min(PROOF_LAYERS, config.model.num_layers))
     if (tile := config.workload.loss_tile_tokens) is None:
         return replace(config, model=model)
@@ -154,8 +162,8 @@ def proof_config(config: TrialConfig) -> TrialConfig:
 def _errors_on_mesh(
     job: Job, config: TrialConfig, sequences: Tensor, expected_losses: Tensor, expected_norm: Tensor
 ) -> tuple[float, float]:
-    """Relative errors of the tokens' losses [m*D*B,S] and of the gradient norm, with the trial's method, engine and
-    dtype; the same on every rank."""
+    """Take one step with the trial's method, engine and dtype. Returns the relative errors of the tokens' losses
+    [m*D*B,S] and of the gradient norm; the same on every rank."""
     engine, layout = (
         engines.get(config.engine.name),
         methods.get(config.method.name).layout(config.method, config.sp_size),

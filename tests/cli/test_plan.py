@@ -75,7 +75,10 @@ def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(plan
         (["model.num_kv_heads=3"], "model.num_kv_heads=3 does not divide model.num_heads=8"),
         (["seq_len=range(1,1e9)"], "the sweep has 999,999,999 points, more than max_points=2000"),
         (["seq_len=range(0,100)", "max_points=99"], "the sweep has 100 points, more than max_points=99"),
-        (["method=ulysses", "method.layout=zigzag"], "ulysses gathers the whole sequence and has contiguous only"),
+        (
+            ["method=ulysses", "method.layout=zigzag"],
+            "ulysses gathers the whole sequence; use contiguous",
+        ),
         (["method=ulysses", "method.dkv_dtype=float32"], "method=ulysses has no such option; it has method.layout"),
         (["campaign=../../x"], "campaign='../../x': use letters, digits"),
         (["campaign=${oc.env:HOME}"], "no interpolation"),

@@ -1,4 +1,4 @@
-"""The collective workload on real ranks: right content, predicted bytes, a curve; and wrong content is `incorrect`."""
+"""The collective workload on real ranks: right content, predicted bytes and a curve. Wrong content is `incorrect`."""
 
 from unittest.mock import patch
 
@@ -19,7 +19,8 @@ from sp_bench.config.trial import (
     WorkloadConfig,
 )
 from sp_bench.costs import message_sizes
-from sp_bench.measure.incorrect import Incorrect, collective
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.workloads import collective
 
 MODEL = ModelConfig("tiny", 1, 64, 64, 8, 2, 16, 256, 1e4, 1e-5, False, False, True)
 METHODS = ("ulysses", "ring", "all_gather")
@@ -86,7 +87,7 @@ def wrong_last_element(self, tensor):
 
 
 def backward_shift(self, sent):
-    """The next rank's content arrives where the previous rank's belongs."""
+    """A fault: the next rank's content arrives where the previous rank's belongs."""
     received = sent
     for _ in range(self.group.size() - 1):
         received = right_shift(self, received).wait_all()
@@ -94,7 +95,7 @@ def backward_shift(self, sent):
 
 
 def chatty_shift(self, sent):
-    """Right, but twice the bytes."""
+    """A fault: the content is right, but travels twice."""
     right_shift(self, sent).wait_all()
     return right_shift(self, sent)
 
@@ -124,7 +125,8 @@ def check_faults(rank: int) -> None:
 
 
 def check_stamps(rank: int) -> None:
-    """No two slices of a group are equal, nor any slice shifted within itself, and the narrowest dtype holds them."""
+    """No two slices of a group are equal, a slice shifted within itself differs too, and the narrowest dtype holds all
+    values."""
     narrow, wide = job(trial("ulysses", "bfloat16")), job(trial("ulysses", "float64"))
     size = message_sizes.message_sizes(narrow.config)[0]
     ranks = range(narrow.config.sp_size)

@@ -192,6 +192,7 @@ def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get).assign(folder="made_up", pool="env")
     files = [store.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
     frame["file"] = [f"made_up/{file}" for file in files]
+    frame["core_id"] = frame["core_id"].fillna(frame["env_id"])
     frame["device_set"] = device_sets.numbered(frame["environment"])
     return Selection(frame, len(frame), 0, {}, (), ())
 

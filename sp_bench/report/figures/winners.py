@@ -1,7 +1,7 @@
 """The map of who wins: a tile for each (seq_len, sp_size) with the method of the lowest median step and the second's
 time over it, said to be ahead only where that is proven."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -60,8 +60,8 @@ def _is_open(place: Place, every: Sequence[Place]) -> bool:
 
 
 def _figure(shown: Sequence[Place], lengths: Sequence[int], sizes: Sequence[int], style: Mapping[str, Style]) -> Figure:
-    unsaid = _common_kernel(shown)
-    texts = {(p.sp_size, p.seq_len): _text(p, (width_in() - BESIDE) / len(sizes), unsaid) for p in shown}
+    name = _naming(shown)
+    texts = {(p.sp_size, p.seq_len): _text(p, (width_in() - BESIDE) / len(sizes), name) for p in shown}
     line = LEADING * points(SIZE) / 72
     heights = [max(t.count("\n") + 1 for (_, n), t in texts.items() if n == length) for length in lengths]
     tops = list(accumulate(height + 0.9 for height in heights))
@@ -119,28 +119,27 @@ def _tint(look: Style, share: float) -> tuple[float, float, float]:
     return red, green, blue
 
 
-def _common_kernel(shown: Sequence[Place]) -> str:
-    """The words in the names of all that are compared that tiles need not repeat, for the caption has them."""
-    compared = [cell for p in shown if p.win for cell in (p.win.winner, p.win.second)]
-    kernels = {str(cell.asked["kernel"]) for cell in compared}
-    return f" {kernels.pop()}" if len(kernels) == 1 else ""
+def _naming(shown: Sequence[Place]) -> Callable[[Cell], str]:
+    """What tiles call a cell: without its kernel where all that are compared have one, which the caption says."""
+    kernels = {cell.asked["kernel"] for p in shown if p.win for cell in (p.win.winner, p.win.second)}
+    return (lambda cell: cell.name.series_but_kernel) if len(kernels) == 1 else (lambda cell: cell.series)
 
 
-def _text(place: Place, inches: float, unsaid: str) -> str:
+def _text(place: Place, inches: float, name: Callable[[Cell], str]) -> str:
     """Method, lead, and who was out of memory, in lines as wide as a tile."""
     failed = _methods(place.out_of_memory)
     if place.win is None:
         ran = _methods(place.measured)
         lines = [f"only {ran}" if ran else ""]
     else:
-        lines = [place.win.winner.series.removesuffix(unsaid), _lead(place.win, unsaid)]
+        lines = [name(place.win.winner), _lead(place.win, name)]
     lines.append(f"out of memory: {failed}" if failed else "")
     return "\n".join(wrapped(text, inches - 0.15, SIZE) for text in lines if text)
 
 
-def _lead(win: Win, unsaid: str) -> str:
-    """Ahead of those alone that the interval of the paired ratio is above 1 for."""
-    second, doubtful = win.second.series.removesuffix(unsaid), win.unproven_against
+def _lead(win: Win, name: Callable[[Cell], str]) -> str:
+    """The lead over the second, and over whom it is not proven: whose paired ratio's interval is not above 1."""
+    second, doubtful = name(win.second), win.unproven_against
     if win.second not in doubtful:
         others = f", not proven against {_methods(doubtful)}" if doubtful else ""
         return f"{times(win.lead)} ahead of {second}{others}"

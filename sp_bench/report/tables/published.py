@@ -7,7 +7,6 @@ from sp_bench.report.formats import MISSING, whole
 from sp_bench.report.limits import limits, out_of_memory
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import fastest
-from sp_bench.report.series import config_leaves
 from sp_bench.report.tables.metrics import LONGEST, METRICS
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, significant, words_of
 from sp_bench.report.tables.sources import Figure, figures
@@ -40,7 +39,8 @@ def tables(cells: Sequence[Cell]) -> list[PaperTable]:
     notes = dict.fromkeys(figure.note for figure, _ in pairs if figure.note)
     caption = " ".join([CAPTION, *dict.fromkeys(_about(figure) for figure, _ in pairs), *notes]) + legend(lines)
     setting = settings[0] if len(settings) == 1 else ""
-    return [PaperTable("published", setting, "published", "Published figures", caption, columns, lines, words(used))]
+    title = "Published figures"
+    return [PaperTable("published", setting, "published", title, caption, columns, lines, words(used))]
 
 
 def _about(figure: Figure) -> str:
@@ -132,7 +132,7 @@ def _line(figure: Figure, cell: Cell, cells: Sequence[Cell]) -> tuple[Entry, ...
     return (
         Entry(figure.source),
         Entry(", ".join(filter(None, (what, length, figure.reading)))),
-        Entry(f"{figure.value:,}", number=f"{figure.value:,}") if is_number else Entry(str(figure.value)),
+        Entry(number=f"{figure.value:,}") if is_number else Entry(str(figure.value)),
         words_of(cell) if ours is None else measured(cell, significant(ours)),
         _ratio(figure, cell, ours),
         Entry(_named(figure, cell), cells=(cell,)),
@@ -159,7 +159,7 @@ def _devices(cell: Cell) -> list[str]:
 
 def _named(figure: Figure, cell: Cell) -> str:
     kernel = str(cell.asked["kernel"])
-    series = cell.series if kernel in cell.series.split() else f"{cell.series}, {kernel}"
+    series = cell.series if cell.name.says_kernel else f"{cell.series}, {kernel}"
     offload = cell.asked["optimizer_offload"]
     place = f"optimizer offloaded ({offload})" if offload else "no offload" if figure.our_offloads else None
     parts = (cell.asked["engine"], place, cell.micro_batches_note)
@@ -175,7 +175,7 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
     and ours is this benchmark, whoever wrote the attention."""
     asked = cell.asked
     different = [] if asked["engine"] in figure.our_engines[:1] else ["engine"]
-    same_device = all(figure.device.split()[0] in name.split() for name in _devices(cell))
+    same_device = all((figure.device_model or figure.device) in name.split() for name in _devices(cell))
     if not same_device:
         different.append("device")
     if (
@@ -188,7 +188,7 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
         different.append("offload (not said)")
     elif _offloads(cell) != bool(figure.our_offloads):
         different.append("offload")
-    checkpointing = config_leaves(asked["config"]).get("workload.activation_checkpointing")
+    checkpointing = cell.options.get("workload.activation_checkpointing")
     if figure.activation_checkpointing and checkpointing not in (None, figure.activation_checkpointing):
         different.append("checkpointing")
     if cell.launch_note:

@@ -1,0 +1,85 @@
+"""Names of what was measured with: a hash of the packages, the device and the code that a rank runs.
+
+`core_id` covers what every trial shares; `env_id` adds the files of the trial's own method, kernel and engine. So an
+edit of one method measures that method again, and its new rows still pair with everybody else's.
+Code is hashed as syntax: see syntax.py.
+"""
+
+import ast
+import hashlib
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+
+from sp_bench import hardware
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver.syntax import source_hash
+from sp_bench.kernels import REFERENCE
+
+# Of these folders, a trial runs the files that its config names.
+BY_NAME = ("methods", "kernels", "engines")
+
+
+def env_id(config: TrialConfig) -> str:
+    """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines."""
+    engine = config.engine.name if config.workload.pass_kind == "step" else None
+    return _env_id(config.hardware.device, config.method.name, config.kernel.name, engine)
+
+
+@cache
+def core_id(device: str) -> str:
+    """8 hex digits: what every trial on `device` (cpu or cuda) is measured with, whatever its method, kernel or engine.
+
+    Rows of one core_id may be compared.
+    """
+    environment = repr((sorted(hardware.package_versions().items()), hardware.device_model(device)))
+    return _digest([environment, *(_file_hash(path) for path in _shared())])
+
+
+@cache
+def _env_id(device: str, method: str, kernel: str, engine: str | None) -> str:
+    named = zip(BY_NAME, (method, kernel, engine), strict=True)
+    files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
+    own = _with_imports(files) - set(_shared())
+    return _digest([core_id(device), *(_file_hash(path) for path in sorted(own))])
+
+
+def _file_hash(path: Path) -> str:
+    return f"{path.relative_to(hardware.PACKAGE).as_posix()} {source_hash(path)}"
+
+
+def _digest(texts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:8]
+
+
+@cache
+def _shared() -> tuple[Path, ...]:
+    """The files that a rank can import in any trial: from its first file, a workload and the oracle's kernel on."""
+    package = hardware.PACKAGE
+    found_by_name = [*package.glob("workloads/*.py"), package / "kernels" / f"{REFERENCE}.py"]
+    return tuple(sorted(_with_imports([package / "worker.py", *found_by_name])))
+
+
+def _with_imports(paths: Iterable[Path]) -> set[Path]:
+    """These files and all that they import of the package, directly or not."""
+    left, found = list(paths), set()
+    while left:
+        path = left.pop()
+        if path not in found and path.is_file():
+            found.add(path)
+            left += [path.parent / "__init__.py", *_imports(path)]
+    return found
+
+
+@cache
+def _imports(path: Path) -> tuple[Path, ...]:
+    """Where the package's modules that a file imports would lie; not all of these paths exist."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    places = [hardware.PACKAGE.joinpath(*name.split(".")[1:]) for name in names if name.split(".")[0] == "sp_bench"]
+    return tuple(file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))
