@@ -28,7 +28,7 @@ from sp_bench.report.selection import MIXED, Selection, select
 from sp_bench.report.tables import paper_tables
 from sp_bench.rows import store
 
-from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, ULYSSES, commit, row
+from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
 
 OTHER_ENV = "0000000f"
 H200 = {"device_names": ["NVIDIA H200"] * 2, "nccl": "2.28.9", "process_group": "ProcessGroupNCCL"}
