@@ -17,7 +17,6 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError, nearest
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
-from sp_bench.costs.message_sizes import transport_name
 from sp_bench.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def missing_library_reason(method: str, extra: str, *packages: str) -> str | Non
 
 
 def primitive(method: MethodConfig) -> str:
-    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives.
+    """The collective that moves the attention tensors.
 
     Raises:
         ConfigError: a variant that the method does not have.
@@ -121,8 +120,8 @@ def primitive(method: MethodConfig) -> str:
     if not isinstance(own, str):
         if method.variant is None or method.variant not in own:
             raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
-        own = own[method.variant]
-    return transport_name(own, method.exchange)
+        return own[method.variant]
+    return own
 
 
 def get(name: str) -> Method:

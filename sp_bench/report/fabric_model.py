@@ -109,7 +109,13 @@ def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
     for cell in cells:
         for row in cell.rows if cell.asked["workload"] == "collective" else ():
             if row["status"] == "ok" and row["comm_counted_bytes"] and row["primitive"]:
-                key = (cell.pool, row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
+                key = (
+                    cell.pool,
+                    row["fabric"],
+                    row["hardware"],
+                    row["sp_size"],
+                    transport_name(row["primitive"], row["exchange"]),
+                )
                 bytes_per_s = 1e3 * float(row["comm_counted_bytes"]) / float(row["median_step_ms"])
                 found.setdefault(key, []).append((bytes_per_s, cell))
     return {

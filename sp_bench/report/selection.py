@@ -20,7 +20,8 @@ from sp_bench.rows import store
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
     *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id", "core_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
+    *("replicate", "attempt", "method", "implementation", "primitive", "exchange", "layout", "variant", "placement"),
+    "dkv_dtype",
     *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
     *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
     *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),
@@ -105,8 +106,7 @@ class _Read(NamedTuple):
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-    # A row written before there was a core_id was measured by code that its env_id covers whole.
-    frame = frame.assign(folder=name, core_id=frame["core_id"].fillna(frame["env_id"]))
+    frame = frame.assign(folder=name)
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])

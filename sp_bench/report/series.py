@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from sp_bench.config.dotted import dotted
 from sp_bench.config.trial import EngineConfig
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
@@ -205,7 +206,9 @@ class _Series:
         }
         self.said: list[list[tuple[str, str]]] = []
         for cell in cells:
-            method = cell["primitive"] if cell["workload"] == EXCHANGE else cell["method"]
+            method = cell["method"]
+            if cell["workload"] == EXCHANGE:
+                method = transport_name(cell["primitive"], cell["exchange"])
             layout = cell["layout"] if method in with_ring else None
             whose = library(cell["implementation"])
             code = whose and f"({' '.join(filter(None, whose))})"
