@@ -13,7 +13,6 @@ MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
-EngineName = Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -33,6 +32,7 @@ class MethodConfig:
     head_chunks: int | None = None  # ulysses, usp: parts of the heads, exchanged in turn; None: 1
     # what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels
     exchange: Literal["collectives", "copy_engines"] | None = None
+    own: Mapping[str, str | int | float | bool | None] | None = None  # of a method from outside: its own options
 
     def __post_init__(self) -> None:
         require_positive(self, "ulysses_degree", "head_stride", "head_chunks")
@@ -42,7 +42,7 @@ class MethodConfig:
 class EngineConfig:
     """What trains the decoder of train_step and parity. None: the engine has no such option."""
 
-    name: EngineName = "fsdp2"
+    name: str = "fsdp2"
     # all but fsdp2: fp32 parameters and moments in host memory, and whose Adam steps them there; None: on the device
     optimizer_offload: Literal["deepspeed_cpu_adam", "torch_adamw"] | None = None
     # hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch
