@@ -12,7 +12,7 @@ prepare_environment() {
   if [[ -n "${SP_BENCH_PYTHON:-}" ]]; then
     PYTHON="$SP_BENCH_PYTHON"
     # sp_bench itself is found in this folder by any Python: what counts is that it can be run
-    reason="$("$PYTHON" -c 'import sp_bench.cli, hydra_plugins.sp_bench_plugins' 2>&1)" || {
+    reason="$("$PYTHON" -c 'import sp_bench.cli' 2>&1)" || {
       echo "SP_BENCH_PYTHON=$PYTHON cannot run sp_bench (${reason##*$'\n'}): $PYTHON -m pip install -e '$target' first" >&2
       exit 2
     }

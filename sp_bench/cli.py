@@ -1,9 +1,8 @@
 """The console: `sp-bench run | resume | plan | report | compare | status | doctor | methods`."""
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -57,7 +56,7 @@ def run(context: typer.Context) -> None:
     once, on one machine or on two that share the folder, and the runs share the trials. Exit codes: 0 all trials have
     rows, 2 bad input or a folder that cannot be written, 130 interrupted.
     """
-    _hand_over(context.args)
+    _run_sweep(context.args)
 
 
 @app.command(context_settings=PASS_ON)
@@ -72,7 +71,7 @@ def resume(context: typer.Context) -> None:
     ok, oom or incorrect would end the same way and is left as it is; so is what is unsupported, until nothing stands in
     the trial's way any more. Exit codes as of run.
     """
-    _hand_over([*context.args, "resume=true"])
+    _run_sweep([*context.args, "resume=true"])
 
 
 @app.command(context_settings=PASS_ON)
@@ -83,7 +82,7 @@ def plan(context: typer.Context) -> None:
 
     sp-bench plan method=ulysses sp_size=2,3,4 model=llama3_8b
     """
-    _hand_over([*context.args, "plan_only=true"])
+    _run_sweep([*context.args, "plan_only=true"])
 
 
 @app.command()
@@ -228,17 +227,18 @@ def doctor(
 
         sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
     """
+    from sp_bench.driver import campaign, overrides, sweep
     from sp_bench.driver import doctor as examination
-    from sp_bench.driver import overrides
 
     if not curves:
         if context.args:
             raise ConfigError(f"{shown(' '.join(context.args))}: doctor takes --curves, and overrides only with that")
         examination.show()
         return
-    arguments = overrides.replaced(examination.fabrics_here(), context.args)
-    _hand_over(arguments)
-    examination.show_curves(arguments)
+    request = overrides.read_arguments(overrides.replaced(examination.fabrics_here(), context.args))
+    configs, settings = sweep.configs(request)
+    campaign.run(configs, settings, _Reporter())
+    examination.show_curves(settings.folder)
 
 
 @app.command()
@@ -256,44 +256,40 @@ def methods(
         support_table.write_into(write)
 
 
-def _hand_over(arguments: Sequence[str]) -> None:
-    """Give the checked overrides to Hydra, whose sweeper and launcher (hydra_plugins) do the rest.
+class _Reporter:
+    """Makes the reports of runs. The report draws with matplotlib, so it is imported only once rows are there."""
 
-    The cells' overrides reach the sweeper as its own setting: Hydra would also apply them to the campaign's config,
-    where an option of a swept method has no place.
-    """
-    import hydra
+    def effort(self, folder: Path) -> str:
+        from sp_bench.report.effort import effort
 
-    from sp_bench.driver import conf_files, overrides, sweep
+        rows, _ = store.read(folder, ("status", "duration_s", "phase_s"))
+        return effort(rows.to_pylist()).summary()
 
-    conf_files.check_defaults()
+    def build(self, folder: Path) -> Iterator[str]:
+        from sp_bench import report
+
+        built = report.build([folder])
+        yield from built.problems
+        if built.num_unread:
+            yield "a row that cannot be read counts as done: move its file away, and a run measures that trial again"
+        yield f"report: {built.page}"
+
+
+def _run_sweep(arguments: Sequence[str]) -> None:
+    """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
+    from sp_bench.driver import campaign, overrides, sweep
+
     request = overrides.read_arguments(arguments)
-    if request.sweep:
-        sweep.check_file(request.sweep)
-    argv = ["--multirun", *request.campaign, f"hydra.sweeper.overrides={overrides.quoted_list(request.cells)}"]
-    if request.show_config:  # a run that shows its one trial, so that what it refuses is not shown
-        argv.append("+hydra.launcher.show_config=true")
-    for name in [name for name in os.environ if name.startswith("HYDRA_")]:
-        del os.environ[name]  # they change what Hydra loads and instantiates; a run is what its words say
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then raises what it would print, and `main` says it in one line
-    sys.argv = [sys.argv[0], *argv]
-    hydra.main(config_path=str(conf_files.conf_folder()), config_name="config", version_base="1.3")(_unused_task)()
-
-
-def _unused_task(config: object) -> None:
-    raise AssertionError("a multirun calls the launcher, never the task")
+    if request.show_config:
+        print(sweep.as_yaml(request), end="")
+    else:
+        campaign.run(*sweep.configs(request), _Reporter())
 
 
 def main() -> None:
     """Console entry. Bad input ends in one line and exit code 2; a traceback is a bug of ours."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     try:
         app()
-    except (ConfigError, HydraException, OmegaConfBaseException) as error:
-        text = str(error)
-        if not isinstance(error, ConfigError):  # the first of Hydra's lines; ours is one, whatever it quotes
-            text = next((line for line in text.splitlines() if line.strip()), type(error).__name__)
-        print(f"sp-bench: {shown(text, LONGEST)}", file=sys.stderr)
+    except ConfigError as error:
+        print(f"sp-bench: {shown(error, LONGEST)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,7 @@ from rich.text import Text
 from sp_bench import hardware, kernels
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
-from sp_bench.driver.conf_files import choices, conf_file
-from sp_bench.driver.overrides import parse_overrides, read_arguments
+from sp_bench.driver.overrides import choices
 from sp_bench.driver.progress import console
 from sp_bench.driver.support import Support, all_methods
 from sp_bench.rows import store
@@ -118,9 +117,8 @@ CURVE_COLUMNS = (
 )
 
 
-def show_curves(arguments: Sequence[str]) -> None:
-    """A line for each curve that this machine and this code measured, of the campaign that `arguments` fill."""
-    folder = _campaign_folder(arguments)
+def show_curves(folder: Path) -> None:
+    """Print a line for each curve in a campaign's folder that was measured on this machine and with this code."""
     rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
     here = {hardware.env_id(device) for device in ("cpu", "cuda")}
     rows = [row for row in rows if row["workload"] == "collective" and row["env_id"] in here]
@@ -133,13 +131,6 @@ def show_curves(arguments: Sequence[str]) -> None:
     for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
         table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
     console().print(table)
-
-
-def _campaign_folder(arguments: Sequence[str]) -> Path:
-    """Where `run` with these overrides puts its rows."""
-    given = {o.key_or_group: o.value() for o in parse_overrides(read_arguments(arguments).campaign)}
-    chosen = {**conf_file("config"), **conf_file(f"sweep/{given['sweep']}"), **given}
-    return Path(str(chosen["results_root"])) / str(chosen["campaign"])
 
 
 def _curve_cells(row: dict[str, Any]) -> list[str | Text]:

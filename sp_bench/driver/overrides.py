@@ -1,54 +1,34 @@
-"""The command line of a run, every name in it checked before Hydra sees it.
+"""What a user may say: the keys of the command line, the files of conf, and Hydra's grammar for values.
 
-So a misspelt name gets a clear line and the nearest one, and no override reaches Hydra that could read other files or
-the environment, add keys, or create folders.
+Every name is checked here, before Hydra composes anything. So a misspelt name gets one line with the nearest valid
+name, and no override reads the environment, adds a key or touches Hydra's own settings.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
 from decimal import Decimal
+from functools import cache
+from pathlib import Path
 from typing import Any, get_type_hints
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import (
-    ChoiceSweep,
-    Glob,
-    IntervalSweep,
-    Override,
-    Quote,
-    QuotedString,
-    RangeSweep,
-)
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver.conf_files import GROUPS, check_file, choices
 from sp_bench.driver.settings import CampaignConfig
 
-MAX_LINE = 20_000  # characters of one override: 2,000 values of a sweep fit, and Hydra reads them in seconds
-MAX_BRACKETS = 20  # sort(shuffle(range(...))) has three; Hydra's grammar takes seconds for thousands
-_KEY_VALUE = re.compile(r"(?P<key>[A-Za-z_][\w.]*)=(?P<value>.*)", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class Request:
-    """The command line of `run` or `plan`, every name in it checked."""
-
-    campaign: list[str]  # overrides that hold for the whole campaign, and the sweep's name
-    cells: list[str]  # overrides of the cells, sweeps unexpanded
-    show_config: bool
-
-    @property
-    def sweep(self) -> str | None:
-        """The file of conf/sweep that was asked for."""
-        return next((line.partition("=")[2] for line in self.campaign if line.startswith("sweep=")), None)
+# The keys of the command line
 
 
 def _leaves(schema: type, prefix: str = "") -> list[str]:
-    """Dotted names of the fields that an override may set; a group's `name` is chosen by the group itself."""
+    """Dotted names of the fields that an override may set. `name` of a group is missing: `method=ring` chooses it."""
     names = []
     for name, kind in get_type_hints(schema).items():
         if is_dataclass(kind) and isinstance(kind, type):
@@ -58,21 +38,122 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
     return names
 
 
-CAMPAIGN_KEYS = (*_leaves(CampaignConfig), "sweep")
-CELL_KEYS = (*GROUPS[:-1], *_leaves(TrialConfig))
+GROUPS = ("method", "kernel", "model", "workload", "engine", "fabric", "hardware")  # of a trial; a folder of conf each
+CELL_KEYS = (*GROUPS, *_leaves(TrialConfig))  # what a trial measures; may be swept
+CAMPAIGN_KEYS = (*_leaves(CampaignConfig), "sweep")  # how the list of trials is run; one value a run
+SWEEP_FILE_KEYS = ("sweep", *(field.name for field in fields(CampaignConfig)))  # top level of conf/sweep/*.yaml
+
+# The files of conf
+
+SWEEP_HEADER = "# @package _global_"  # without it, Hydra puts the file's keys below `sweep`, where nothing reads them
+
+
+@cache
+def conf_folder() -> Path:
+    """The folder `conf`: inside an installed wheel, or beside the package in a checkout."""
+    package = Path(__file__).parents[1]
+    return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
+
+
+@cache
+def choices(group: str) -> list[str]:
+    """Names of the files in a folder of conf."""
+    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+
+
+@cache
+def conf_file(name: str) -> Mapping[str, Any]:
+    """The keys and values of one file of conf, such as `fabric/gloo`.
+
+    Raises:
+        ConfigError: the file is not YAML, or does not map keys to values.
+    """
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(conf_folder() / f"{name}.yaml"))
+    except yaml.MarkedYAMLError as error:
+        line = f", line {error.problem_mark.line + 1}," if error.problem_mark else ""
+        raise ConfigError(f"conf/{name}.yaml{line} is not YAML: {shown(error.problem)}") from None
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"conf/{name}.yaml cannot be read: {shown(reason)}") from None
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"conf/{name}.yaml must map keys to values; it is a list")
+    return {str(key): value for key, value in content.items()}
+
+
+def check_file(group: str, choice: str) -> None:
+    """Check that a chosen file can be read, and that a trial's file gives its own name.
+
+    Raises:
+        ConfigError: it cannot be read, or gives another name or none.
+    """
+    if group == "sweep":
+        _check_sweep_file(choice)
+        return
+    name = conf_file(f"{group}/{choice}").get("name")
+    if name != choice:
+        says = f"says name: {shown(name)}" if name is not None else "gives no name"
+        raise ConfigError(f"conf/{group}/{choice}.yaml {says}; rows are labelled by it: write name: {choice}")
+
+
+def _check_sweep_file(name: str) -> None:
+    """Check that a sweep file begins with the header, has a list of blocks, and has no key that nothing reads."""
+    file = f"conf/sweep/{name}.yaml"
+    shape = f"begin it with the line '{SWEEP_HEADER}', and list what it sweeps over below 'sweep: blocks:'"
+    content = conf_file(f"sweep/{name}")
+    lines = (conf_folder() / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    if next(filter(None, map(str.split, lines)), None) != SWEEP_HEADER.split():
+        raise ConfigError(f"{file} is not a sweep: {shape}")
+    for key in content:
+        if key in CELL_KEYS:
+            raise ConfigError(f"{file}: {key} is a field of a trial; it goes into the blocks below 'sweep: blocks:'")
+        if key not in SWEEP_FILE_KEYS:
+            hint, known = nearest(key, SWEEP_FILE_KEYS), ", ".join(SWEEP_FILE_KEYS)
+            raise ConfigError(f"{file}: {shown(key)} is not a key of a sweep; {hint}keys: {known}")
+    sweep = content.get("sweep")
+    if not isinstance(sweep, Mapping) or not sweep.get("blocks"):
+        raise ConfigError(f"{file} has no blocks: {shape}")
+    if not isinstance(sweep["blocks"], list):
+        raise ConfigError(f"{file}: blocks must be a list, each block after a dash")
+    if others := [str(key) for key in sweep if key != "blocks"]:
+        raise ConfigError(f"{file}: sweep.{shown(others[0])} is not a key; sweep has blocks only")
+
+
+def check_defaults() -> None:
+    """Check conf/config.yaml and the files that it chooses: Hydra reads them in every run.
+
+    Raises:
+        ConfigError: one of them cannot be read, or gives a name that is not its own.
+    """
+    for entry in conf_file("config").get("defaults", []):
+        for group, choice in entry.items() if isinstance(entry, Mapping) else ():
+            if choice is not None:  # sweep: null
+                check_file(group, choice)
+
+
+# The command line
+
+
+@dataclass(frozen=True)
+class Request:
+    """A command line whose names have all been checked."""
+
+    campaign: list[str]  # overrides of CAMPAIGN_KEYS
+    cells: list[str]  # overrides of CELL_KEYS, sweeps not expanded
+    show_config: bool  # --cfg job
 
 
 def read_arguments(arguments: Sequence[str]) -> Request:
     """Check what follows `sp-bench run`.
 
     Raises:
-        ConfigError: a flag, key, group choice or value that is not ours to take.
+        ConfigError: an unknown flag, key, choice of a group, or value.
     """
     overrides, show_config = [], False
     remaining = iter(arguments)
     for argument in remaining:
         if argument in ("-m", "--multirun"):
-            continue  # every run is a sweep, of one point if need be
+            continue  # every run is a sweep, if only of one point
         if argument in ("-c", "--cfg"):
             if next(remaining, None) != "job":
                 raise ConfigError(f"{argument} shows the composed config; use {argument} job")
@@ -85,18 +166,19 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             overrides.append(argument)
     parsed = parse_overrides(overrides)
     _refuse_repeated(parsed)
-    campaign = [override for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
-    for override in campaign:
-        if override.is_sweep_override():
-            raise ConfigError(f"{_line(override)}: one {override.key_or_group} a run; sweep over fields of a trial")
-    for override in parsed if show_config else ():
-        if override.key_or_group == "sweep" or override.is_sweep_override():
-            raise ConfigError(f"{_line(override)}: --cfg job shows one configuration and takes no sweeps")
-    cells = [override for override in parsed if override.key_or_group in CELL_KEYS]
-    return Request(_lines(campaign), _lines(cells), show_config)
+    for override in parsed:
+        key, line = override.key_or_group, shown(override.input_line)
+        if key in CAMPAIGN_KEYS and override.is_sweep_override():
+            raise ConfigError(f"{line}: a run has one {key}; only fields of a trial can be swept")
+        if show_config and (key == "sweep" or override.is_sweep_override()):
+            raise ConfigError(f"{line}: --cfg job shows one configuration and takes no sweeps")
+    campaign = [str(override.input_line) for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
+    cells = [str(override.input_line) for override in parsed if override.key_or_group in CELL_KEYS]
+    return Request(campaign, cells, show_config)
 
 
 def _refuse_repeated(overrides: Sequence[Override]) -> None:
+    """Refuse a key that is given twice. If its plain values can be swept over, say how."""
     lines: dict[str, list[str]] = {}
     for override in overrides:
         lines.setdefault(override.key_or_group, []).append(str(override.input_line))
@@ -105,52 +187,75 @@ def _refuse_repeated(overrides: Sequence[Override]) -> None:
             continue
         together = ",".join(line.partition("=")[2] for line in given)
         items = dict.fromkeys(together.split(","))
-        plain = not set("([{'\"") & set(together)  # no list holds range(...)
+        plain = not set("([{'\"") & set(together)  # range(1,3) cannot stand in a list
         can_sweep = key in CELL_KEYS and len(items) > 1 and plain
         use = f"use {key}={','.join(items)}" if can_sweep else "give it once"
         raise ConfigError(f"{shown(' '.join(given))}: {key} is given {len(given)} times; {shown(use)}")
 
 
 def replaced(lines: Iterable[str], above: Sequence[str]) -> list[str]:
-    """`above`, and before it those of `lines` whose key it does not set."""
+    """`above`, and before it those of `lines` whose key `above` does not set."""
     keys = {line.partition("=")[0] for line in above}
     return [*(line for line in lines if line.partition("=")[0] not in keys), *above]
 
 
-def _line(override: Override) -> str:
-    return shown(override.input_line)
-
-
-def _lines(overrides: Iterable[Override]) -> list[str]:
-    return [str(override.input_line) for override in overrides]
-
-
 def parse_overrides(lines: Iterable[str]) -> list[Override]:
-    """Hydra's own reading of `key=value` lines whose names have been checked.
+    """Parse `key=value` lines by Hydra's grammar, after a check of their names.
 
     Raises:
-        ConfigError: not key=value, an unknown key or group choice, or a value that Hydra's grammar refuses.
+        ConfigError: not key=value, an unknown key or choice of a group, or a value that Hydra's grammar refuses.
     """
     parser = OverridesParser.create()
     parsed = []
     for line in lines:
-        _check_line(line)
+        _check_key(line)
         try:
             override = parser.parse_override(line)
-        except (HydraException, ValueError, RecursionError) as error:  # of a number, or brackets, without end
-            raise ConfigError(f"{shown(line)}: {shown(_unreadable(line, error))}") from error
+        except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
+            raise ConfigError(f"{shown(line)}: {shown(_why_unreadable(line, error))}") from error
         if isinstance(override.value(), list):
             items = line.partition("=")[2].strip("[] ").replace(" ", "")
             use = f"{override.key_or_group}={items}"
             raise ConfigError(f"{shown(line)}: values to sweep over have no brackets here; use {shown(use)}")
-        if override.key_or_group in GROUPS:
+        if override.key_or_group in (*GROUPS, "sweep"):
             _check_choice(override)
         parsed.append(override)
     return parsed
 
 
-def _unreadable(line: str, error: Exception) -> str:
-    """Why Hydra's grammar takes no such value; its own words are those of a parser."""
+def _check_key(line: str) -> None:
+    """Refuse a line that is not `key=value` with a key of ours and a plain value."""
+    text = shown(line)
+    if line.startswith(("+", "~")):
+        raise ConfigError(f"{text}: keys cannot be added or deleted; set one with key=value")
+    if line.startswith("hydra/"):
+        raise ConfigError(f"{text}: Hydra's own groups are fixed; trials run on this machine only, one after another")
+    if line.startswith("hydra"):
+        raise ConfigError(
+            f"{text}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
+        )
+    match = re.fullmatch(r"([A-Za-z_][\w.]*)=(.*)", line, re.DOTALL)
+    if not match:
+        raise ConfigError(f"{text}: expected key=value without spaces, such as method=ring or seq_len=2048,4096")
+    key, value = match.groups()
+    if "$" in value or "_target_" in line:
+        raise ConfigError(f"{text}: values are plain; no interpolation ($) and no _target_")
+    if key.startswith("fabric.env"):
+        raise ConfigError(f"{text}: a fabric is known by its name; give these variables a file in conf/fabric")
+    known = (*CELL_KEYS, *CAMPAIGN_KEYS)
+    if key in known:
+        return
+    group, _, field = key.rpartition(".")
+    if group in GROUPS and field == "name":
+        raise ConfigError(f"{text}: choose it with {group}={shown(value)}")
+    raise ConfigError(
+        f"{shown(key)} is not a field; {nearest(key, known)}"
+        "sp-bench run --cfg job shows the fields of a run, and with method=NAME the options of that method"
+    )
+
+
+def _why_unreadable(line: str, error: Exception) -> str:
+    """Say in our words why Hydra's grammar refuses a value; its own are about tokens."""
     value = line.partition("=")[2]
     if re.search(r"^\s*,|,\s*,|,\s*$", value):
         return "a value is missing beside a comma; there are no spaces around commas, as in sp_size=2,4"
@@ -162,42 +267,12 @@ def _unreadable(line: str, error: Exception) -> str:
     return "no such value; use a number, plain text, text in quotes, a list such as 2,4, or range(start,stop,step)"
 
 
-def _check_line(line: str) -> None:
-    text = shown(line)
-    if len(line) > MAX_LINE:
-        raise ConfigError(f"{text}: an override has at most {MAX_LINE:,}; use range(start,stop,step), or several runs")
-    if line.startswith(("+", "~")):
-        raise ConfigError(f"{text}: keys cannot be added or deleted; set one with key=value")
-    if line.startswith("hydra/"):
-        raise ConfigError(f"{text}: Hydra's own groups are fixed; trials run on this machine only, one after another")
-    if line.startswith("hydra"):
-        raise ConfigError(
-            f"{text}: Hydra's own settings are fixed; results_root=... and campaign=... say where rows go"
-        )
-    match = _KEY_VALUE.fullmatch(line)
-    if not match:
-        raise ConfigError(f"{text}: expected key=value without spaces, such as method=ring or seq_len=2048,4096")
-    if sum(map(match["value"].count, "([{")) > MAX_BRACKETS:
-        raise ConfigError(f"{text}: more than {MAX_BRACKETS} brackets; no override needs so many")
-    if "$" in match["value"] or "_target_" in line:
-        raise ConfigError(f"{text}: values are plain; no interpolation ($) and no _target_")
-    key, known = match["key"], (*CELL_KEYS, *CAMPAIGN_KEYS)
-    if key.startswith("fabric.env"):
-        raise ConfigError(f"{text}: a fabric is known by its name; give these variables a file in conf/fabric")
-    if key in known:
-        return
-    if key.endswith(".name") and key.removesuffix(".name") in GROUPS:
-        raise ConfigError(f"{text}: choose it with {key.removesuffix('.name')}={shown(match['value'])}")
-    raise ConfigError(
-        f"{shown(key)} is not a field; {nearest(key, known)}"
-        "sp-bench run --cfg job shows the fields of a run, and with method=NAME the options of that method"
-    )
-
-
 def _check_choice(override: Override) -> None:
+    """Refuse a choice that has no file in the group's folder, or whose file is wrong."""
     group = override.key_or_group
     if isinstance(override.value(), RangeSweep | IntervalSweep):
-        raise ConfigError(f"{_line(override)}: give names; {group} is one of {', '.join(choices(group))}")
+        line = shown(override.input_line)
+        raise ConfigError(f"{line}: give names; {group} is one of {', '.join(choices(group))}")
     for choice in values(override):
         if choice not in choices(group):
             hint = nearest(choice, choices(group))
@@ -205,33 +280,30 @@ def _check_choice(override: Override) -> None:
         check_file(group, choice)
 
 
-def count_values(override: Override) -> int:
-    """How many values the override sweeps over, without expanding them."""
-    value = override.value()
-    if isinstance(value, IntervalSweep):
-        raise ConfigError(f"{_line(override)}: an interval has no points; list values or use range(start,stop)")
-    if isinstance(value, RangeSweep):
-        return _range_length(value, _line(override))
-    return len(value.list) if isinstance(value, ChoiceSweep) else len(list(values(override)))
-
-
-def values(override: Override) -> Iterator[str]:
-    """Each value of the override, as text of Hydra's grammar."""
+def values(override: Override) -> list[Any]:
+    """The values that an override gives to its key, one after another."""
     value: Any = override.value()
     if isinstance(value, Glob):
-        return iter(value.filter(choices(override.key_or_group)))
-    if override.is_sweep_override():
-        return override.sweep_string_iterator()
-    return iter([override.get_value_element_as_str()])
+        return value.filter(choices(override.key_or_group))
+    if not override.is_sweep_override():
+        return [value]
+    return [item.text if isinstance(item, QuotedString) else item for item in override.sweep_iterator()]
 
 
-def _range_length(sweep: RangeSweep, line: str) -> int:
-    start, stop, step = (Decimal(str(value)) for value in (sweep.start, sweep.stop, sweep.step))
-    if not all(value.is_finite() for value in (start, stop, step)) or step == 0:
+def count_values(override: Override) -> int:
+    """How many values an override sweeps over. A range is counted without being expanded.
+
+    Raises:
+        ConfigError: an interval, or a range that does not end.
+    """
+    value, line = override.value(), shown(override.input_line)
+    if isinstance(value, IntervalSweep):
+        raise ConfigError(f"{line}: an interval has no points; list values or use range(start,stop)")
+    if isinstance(value, ChoiceSweep):
+        return len(value.list)
+    if not isinstance(value, RangeSweep):
+        return len(values(override))
+    start, stop, step = (Decimal(str(end)) for end in (value.start, value.stop, value.step))
+    if not all(end.is_finite() for end in (start, stop, step)) or step == 0:
         raise ConfigError(f"{line}: a range has finite ends and a step other than 0")
     return max(0, math.ceil((stop - start) / step))
-
-
-def quoted_list(lines: Iterable[str]) -> str:
-    """Lines as one list literal of Hydra's grammar."""
-    return f"[{','.join(QuotedString(line, Quote.single).with_quotes() for line in lines)}]"

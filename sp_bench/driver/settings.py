@@ -1,14 +1,17 @@
-"""How a list of trials is run: none of it changes what a trial measures, and so no worker reads it."""
+"""How a list of trials is run. None of it changes what a trial measures, so no worker reads it."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sp_bench.config.parsing import require_path, require_plain_name, require_positive
 
 
 @dataclass(frozen=True)
 class DeadlinesConfig:
-    """Seconds that each phase of a trial may take before the trial is ended as `timeout`. The ledger's step has
-    those of `measure`; the hand-over and the end have those of `init`."""
+    """Seconds that each phase of a trial may take; after them the trial ends as `timeout`.
+
+    The step that the ledger counts has the deadline of `measure`. The hand-over and the shutdown have that of `init`.
+    """
 
     init: float
     correctness: float
@@ -21,19 +24,24 @@ class DeadlinesConfig:
 
 @dataclass(frozen=True)
 class CampaignConfig:
-    """How a list of cells is run; none of it changes what a trial measures."""
+    """The settings of one campaign."""
 
     campaign: str
     results_root: str
-    replicates: int  # fresh-process repetitions of every cell, in randomised complete blocks
+    replicates: int  # trials of every cell, each in fresh processes; one randomised complete block a replicate
     order_seed: int
     deadlines: DeadlinesConfig
-    resume: bool  # what ended as preempted, timeout or error is tried again
-    max_attempts: int  # launches of one trial in one environment, all runs together
-    plan_only: bool
+    resume: bool  # try again what ended as preempted, timeout or error
+    max_attempts: int  # launches of one trial in one environment, counted over all runs
+    plan_only: bool  # show the trials and launch none
     max_points: int  # a sweep of more points is refused before it is expanded
 
     def __post_init__(self) -> None:
         require_positive(self, "replicates", "max_attempts", "max_points")
         require_plain_name(self, "campaign")
         require_path(self, "results_root")
+
+    @property
+    def folder(self) -> Path:
+        """Where the campaign's rows lie."""
+        return Path(self.results_root) / self.campaign

@@ -13,7 +13,7 @@ from sp_bench import kernels, methods
 from sp_bench.attention.layouts import LayoutKind
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.driver.conf_files import conf_file
+from sp_bench.driver.overrides import conf_file
 
 HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
 SP_SIZES = (1, 2, 3, 4, 8, 16, 64)

@@ -39,14 +39,12 @@ def test_plan_of_20_000_rows(timed):
     assert timed("plan", *words).stdout.splitlines()[-1].startswith("20000 trials: 20000 done")
 
 
-def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full):
+def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full, monkeypatch):
     root, configs = full
+    monkeypatch.setattr(campaign.local, "launch", Mock(side_effect=KeyboardInterrupt))
 
     def resume():
-        def launch(left, driver):
-            raise KeyboardInterrupt
-
         with pytest.raises(SystemExit):
-            campaign.run(configs, settings(root, resume=True, plan_only=False), launch, Mock())
+            campaign.run(configs, settings(root, resume=True, plan_only=False), Mock())
 
     benchmark.pedantic(resume, rounds=3)

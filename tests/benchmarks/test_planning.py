@@ -19,5 +19,5 @@ def test_identify_one_cell(benchmark, make_config):
 
 def test_set_options_of_one_point(benchmark, make_config):
     composed = make_config(method="ring").to_mapping()
-    options = ("seq_len=4096", "sp_size=4", "method.layout=striped")
+    options = {"seq_len": 4096, "sp_size": 4, "method.layout": "striped"}
     assert benchmark(with_options, composed, options)["sp_size"] == 4

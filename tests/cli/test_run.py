@@ -198,7 +198,7 @@ def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp
 
 def test_ranks_run_the_code_of_the_checkout_that_planned_them(tmp_path):
     """Not that of the checkout which this Python has installed; and what a rank said before it had a log is told."""
-    for folder in ("sp_bench", "conf", "hydra_plugins"):
+    for folder in ("sp_bench", "conf"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
     worker = tmp_path / "sp_bench" / "worker.py"
     worker.write_text(worker.read_text().replace("import os\n", "raise RuntimeError('of this checkout')\n", 1))

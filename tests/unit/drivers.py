@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, a
 from sp_bench import hardware
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, claims, launcher, local
+from sp_bench.driver import campaign, claims, launcher
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.testing import kill_points
 
@@ -46,8 +45,8 @@ class NoReport:
     def effort(self, folder: Path) -> str:
         return ""
 
-    def build(self, folder: Path) -> Any:
-        return types.SimpleNamespace(page="page", problems=(), num_unread=0)
+    def build(self, folder: Path) -> list[str]:
+        return []
 
 
 def main(spec: dict[str, Any]) -> None:
@@ -96,7 +95,7 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
     )
     code = 1
     try:
-        campaign.run(configs, settings, local.launch, NoReport())
+        campaign.run(configs, settings, NoReport())
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

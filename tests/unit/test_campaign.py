@@ -59,12 +59,12 @@ def test_the_hardware_that_rows_name_is_what_the_machine_has(make_config, kind, 
     config = make_config(hardware=kind, fabric="nvlink", dtype="bfloat16", kernel="cudnn")
     found = None if names is None else Gpus("580", tuple(Gpu(name, f"GPU-{n}") for n, name in enumerate(names)))
     with pytest.raises(ConfigError, match=expected) if expected else nullcontext():
-        campaign._require_devices([config], found, settings(plan_only=plan_only))
+        campaign.require_devices([config], found, settings(plan_only=plan_only))
 
 
 def test_a_plan_for_the_cpu_and_gpus_runs_where_there_are_none(make_config):
     gpu = make_config(hardware="h200", fabric="nvlink", dtype="bfloat16", kernel="cudnn")
-    assert campaign._require_devices([make_config(), gpu], None, settings()) is None
+    assert campaign.require_devices([make_config(), gpu], None, settings()) is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
@@ -75,7 +75,7 @@ def test_what_has_no_row_is_attempt_0(resume):
 def test_rows_of_another_environment_are_named_before_their_trials_run_again(make_config, tmp_path, capsys):
     configs = [make_config(seq_len=96), make_config(seq_len=192)]
     asked = settings(results_root=str(tmp_path), plan_only=True)
-    campaign.run(configs, asked, launch=lambda *arguments: (), reporter=Mock())
+    campaign.run(configs, asked, reporter=Mock())
     assert "env_id" not in capsys.readouterr().out
     (tmp_path / "c").mkdir()
     first = plan.plan(configs, 1, 0, None)[0].trial_id
@@ -83,7 +83,7 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
     (tmp_path / "c" / RowName(second, hardware.env_id("cpu"), 0, "ok").file_name).touch()
     for env_id in ("0" * 8, "1" * 8):
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
-    campaign.run(configs, asked, launch=lambda *arguments: (), reporter=Mock())
+    campaign.run(configs, asked, reporter=Mock())
     here = hardware.env_id("cpu")
     expected = f"1 of 1 trial without a row of this environment (env_id {here}) have one of 00000000, 11111111: other"
     assert expected in capsys.readouterr().out

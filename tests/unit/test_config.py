@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sp_bench import kernels, methods
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
-from sp_bench.driver.conf_files import choices, conf_folder
+from sp_bench.driver.overrides import choices, conf_folder
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 
 CAMPAIGN = {

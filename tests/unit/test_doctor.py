@@ -68,7 +68,7 @@ def test_curves_of_this_environment_are_shown_and_a_dash_is_what_the_times_canno
         row(fabric="gloo"),
     ):
         store.write(made, folder)
-    doctor.show_curves(["sweep=fabrics", "sp_size=2", f"results_root={tmp_path}"])
+    doctor.show_curves(folder)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [line[0] for line in lines] == ["nvlink", "shm", "socket"]
     assert lines[0][1:] == ["all_to_all", "float32", "2", "-", "3.00", "1.00", "2.00", "ok"]
@@ -77,5 +77,5 @@ def test_curves_of_this_environment_are_shown_and_a_dash_is_what_the_times_canno
 
 
 def test_a_campaign_of_ones_own_is_where_its_curves_are_read(tmp_path, capsys):
-    doctor.show_curves(["sweep=fabrics", f"results_root={tmp_path}", "campaign=mine"])
+    doctor.show_curves(tmp_path / "mine")
     assert len(capsys.readouterr().out.splitlines()) == 1  # the heading: nothing was measured

@@ -12,7 +12,7 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import attempt, plan
-from sp_bench.driver.conf_files import choices
+from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements
 from sp_bench.training import model
 

@@ -148,7 +148,6 @@ def test_optional_libraries_are_imported_inside_functions_only():
         ("import sp_bench.cli, sp_bench.driver.doctor, sp_bench.driver.campaign", {"torch", "matplotlib"}),
         ("import sp_bench.report", {"torch", "hydra"}),
         ("import sp_bench.worker", {"hydra", "omegaconf", "typer", "rich"}),
-        ("import hydra_plugins.sp_bench_plugins", {"torch"}),
     ],
 )
 def test_importing_pulls_in_no_more_than_it_should(statement, absent):

@@ -51,7 +51,7 @@ def unopened(monkeypatch):
 
 def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root), never, Mock())
+    campaign.run(configs, settings(root), Mock())
     *lines, counts = capsys.readouterr().out.splitlines()
     assert len(lines) == 1 + ROWS
     assert counts == "20000 trials: 20000 done; nothing was launched"
@@ -60,12 +60,12 @@ def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unope
 
 def test_a_plan_to_resume_them_has_those_again_that_may_end_otherwise(full, unopened, capsys):
     root, configs = full
-    campaign.run(configs, settings(root, resume=True), never, Mock())
+    campaign.run(configs, settings(root, resume=True), Mock())
     counts = capsys.readouterr().out.splitlines()[-1]
     assert counts == "20000 trials: 12000 done, 8000 to run; nothing was launched"
 
 
-def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unopened, capsys):
+def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unopened, capsys, monkeypatch):
     root, configs = full
     attempts = []
 
@@ -73,8 +73,9 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
         attempts.extend(left)
         raise KeyboardInterrupt
 
+    monkeypatch.setattr(campaign.local, "launch", launch)
     with pytest.raises(SystemExit, match="130"):
-        campaign.run(configs, settings(root, resume=True, plan_only=False), launch, Mock())
+        campaign.run(configs, settings(root, resume=True, plan_only=False), Mock())
     assert len(attempts) == 8000
     assert {attempt.number for attempt in attempts} == {1}
     assert "12000 of 20000 trials are committed already" in capsys.readouterr().out

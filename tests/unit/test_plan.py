@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import plan
-from sp_bench.driver.conf_files import choices
+from sp_bench.driver.overrides import choices
 
 
 def test_planning_imports_no_torch(make_config):
