@@ -37,7 +37,7 @@ class Event:
 
 
 def write_trial(folder: Path, config: TrialConfig) -> Path:
-    """Write the config, and beside it the file of a method that came by `method.path`: a path is no part of a config."""
+    """Write the config, and beside it the file of a method that came by `method.path`: no config has a path."""
     file = outside.file_of(config.method.name)
     path = folder / TRIAL
     path.write_text(json.dumps({"config": config.to_mapping(), "method_path": file and str(file)}, indent=1))

@@ -55,6 +55,18 @@ class Source:
         origin = Path(spec.origin) if spec and spec.origin else None
         return origin if origin and origin.suffix == ".py" else None
 
+    def files(self) -> list[tuple[Path, Path]]:
+        """(where it lies in its package, where it is) of each Python file of the source: the file, or the whole package
+        that holds the module. Empty: no Python file."""
+        if (file := self.file) is None:
+            return []
+        packages = self.entry.module.split(".")[:-1] if self.entry else []
+        if file.name == "__init__.py" and self.entry:
+            packages = self.entry.module.split(".")
+        folder = file.parents[len(packages) - 1] if packages else file.parent
+        found = sorted(folder.rglob("*.py")) if packages else [file]
+        return [(path.relative_to(folder), path) for path in found]
+
 
 def add_file(path: Path) -> str:
     """Make the method of a file known in this process; returns its name, which is the file's.

@@ -14,7 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sp_bench import hardware
+from sp_bench import engines, hardware, kernels, methods
+from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
 from sp_bench.hardware import PACKAGE
 
@@ -25,7 +26,7 @@ CHOSEN_FROM = ("methods", "kernels", "engines")  # a trial runs one file of each
 def env_id(config: TrialConfig) -> str:
     """8 hex digits of all that the trial is measured with. Host, UUIDs, paths and git state are not in it, so that
     equal machines share their results."""
-    return _env_id(config.hardware.device, _chosen(config))
+    return _env_id(config.hardware.device, _chosen(config), _from_outside(config))
 
 
 def core_id(device: str) -> str:
@@ -36,7 +37,23 @@ def core_id(device: str) -> str:
 
 def source_hash(path: Path) -> str:
     """64 hex digits of a Python file's code, whatever its docstrings, comments and formatting."""
-    return _digest(syntax(ast.parse(path.read_bytes(), filename=str(path))))
+    source = path.read_bytes()
+    try:
+        return _digest(syntax(ast.parse(source, filename=str(path))))
+    except SyntaxError:  # a file from outside
+        return hashlib.sha256(source).hexdigest()
+
+
+def outside_hash(source: Source) -> str:
+    """12 hex digits of the code of a method, kernel or engine from outside, wherever it lies: of its file, or of the
+    whole package that holds its module."""
+    return _digest(str([(path.as_posix(), source_hash(file)) for path, file in source.files()] or source.place))[:12]
+
+
+def method_source(name: str) -> str | None:
+    """What a row says of the code of its method; None: the method is ours."""
+    source = methods.source_of(name)
+    return outside_hash(source) if source else None
 
 
 def _chosen(config: TrialConfig) -> tuple[str, ...]:
@@ -49,10 +66,20 @@ def _chosen(config: TrialConfig) -> tuple[str, ...]:
     return tuple(f"sp_bench.{module}" for module in modules)
 
 
+def _from_outside(config: TrialConfig) -> tuple[str, ...]:
+    """The hashes of what of it comes from outside."""
+    found = [
+        methods.source_of(config.method.name),
+        kernels.source_of(config.kernel.name) if config.workload.name != "collective" else None,
+        engines.source_of(config.engine.name) if config.workload.pass_kind == "step" else None,
+    ]
+    return tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in found if source)
+
+
 @cache
-def _env_id(device: str, chosen: tuple[str, ...]) -> str:
+def _env_id(device: str, chosen: tuple[str, ...], from_outside: tuple[str, ...]) -> str:
     own = _with_imports(filter(None, map(_choosable_file, chosen))) - _core_files()
-    return _digest(f"{_core(device)} {_listing(own)}")[:8]
+    return _digest(f"{_core(device)} {_listing(own)}{from_outside or ''}")[:8]
 
 
 @cache

@@ -1,9 +1,9 @@
 """Sequence-parallel attention methods. One file a method; adapters to other libraries are methods too.
 
-To add one to this package: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a line
-in the parametrised tests; of a library, a line in sp_bench/costs/patterns.py and in its table in docs/METHODS.md too.
-Module level imports no torch: planning reads `unsupported_reason` and `traffic` without it. A method that stays outside
-needs its own file or package only: docs/OUTSIDE.md.
+To add one to this package: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a
+line in the parametrised tests; of a library, a line in sp_bench/costs/patterns.py and in its table in docs/METHODS.md
+too. Module level imports no torch: planning reads `unsupported_reason` and `traffic` without it. A method that stays
+outside needs its own file or package only: docs/OUTSIDE.md.
 """
 
 import importlib
