@@ -1,6 +1,5 @@
 """What this machine is: peak rates with their source, and the environment that a row records. No torch."""
 
-import hashlib
 import importlib.metadata
 import os
 import platform
@@ -46,9 +45,6 @@ PACKAGES = (
     "datasets",
     "transformer-engine",
 )
-
-# Folders and files that no rank imports; everything else in the package is measuring code.
-NOT_MEASURING = ("driver", "report", "rows", "__main__.py", "cli.py")
 
 RECORDED_VARIABLES = re.compile(
     r"NCCL_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
@@ -147,22 +143,6 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
-
-
-def measuring_sources() -> list[Path]:
-    """The files of this package that a rank can import."""
-    return sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in NOT_MEASURING)
-
-
-def env_id(device: str) -> str:
-    """8 hex digits: package versions, device model and the bytes of the measuring code. Host, UUIDs, paths and git
-    state are not in it, so that equal machines share their results."""
-    digest = hashlib.sha256()
-    digest.update(repr((sorted(package_versions().items()), device_model(device))).encode())
-    for path in measuring_sources():
-        digest.update(f"\0{path.relative_to(PACKAGE).as_posix()}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()[:8]
 
 
 def topology() -> str | None:

@@ -150,8 +150,8 @@ class CopyEngines:
         slots = self._slots.setdefault(num_bytes, [])
         if len(slots) < SLOTS:
             buffer = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device)
-            # The barrier's signals are zeroed on the default stream. If a kernel held that up, it would wipe the
-            # signal of a faster peer.
+            # `empty` zeroes the barrier's signals on the default stream. If a kernel delayed that, the zeroing would
+            # wipe the signal of a faster peer. So wait for it before the peers learn of the buffer.
             torch.cuda.synchronize(device)
             slots.append(_Slot(buffer, symmetric_memory.rendezvous(buffer, self.group)))
         else:

@@ -43,7 +43,7 @@ class Message:
     sent: Sequence[Tensor]
     received: Sequence[Tensor]
     works: Sequence[Waitable]
-    packed: Waitable | None = None  # waits for the copies that it makes on this device by kernels; None: it makes none
+    packed: Waitable | None = None  # its copies on this device, which may run as kernels; None: it needs none
 
     def wait_all(self) -> Sequence[Tensor]:
         """Wait, and return the received tensors. On CUDA the current stream waits and the host goes on."""
@@ -153,8 +153,7 @@ class Collectives:
     def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
         """Issue the calls, in one launch where the backend can coalesce them.
 
-        torch's own functions do the same and check each operation first. That takes the host time for which the device
-        would wait in a short step.
+        torch's own functions also check each operation. In a short step the device would wait for the host to do so.
         """
         if len(calls) == 1 or not self._coalesces(like):
             return [call() for call in calls]

@@ -175,6 +175,7 @@ class Gather:
         """
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
         sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
+        # sums of [B,n,h,D] -> [P,2,B,s,h,D]: each run of tokens to the rank that holds it; rank axis first
         for place in self.places(size * local):
             found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
             for which in (0, 1):

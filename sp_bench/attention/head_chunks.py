@@ -80,7 +80,7 @@ class HeadChunks:
             del arrived
             coming = beside or coming
         last = exchange_heads([], results, self.transport)
-        under_way = [coming, last] if len(to_heads) > 1 else [last]
+        under_way = [coming, last] if len(to_heads) > 1 else [last]  # they bring the results of the last two chunks
         return chain(home, (exchange.arrive()[1] for exchange in under_way))
 
 
@@ -128,7 +128,7 @@ class ChunkedAttention(torch.autograd.Function):
             dq, *dkv = chunks.attention.backward(*arrived, *tensors, causal=chunks.causal, scale=chunks.scale)
             if shared:
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
-            ends_kv = following is None or following.brings_kv
+            ends_kv = following is None or following.brings_kv  # no later chunk reads these KV heads
             shared[:] = [] if ends_kv else [t.to(wide_dtype(dq)) for t in dkv]
             return [dq, *(t.to(dq.dtype) for t in dkv)] if ends_kv else [dq]
 

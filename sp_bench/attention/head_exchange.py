@@ -34,6 +34,7 @@ def by_rows(to: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _in_16_bytes(tensor: Tensor) -> bool:
+    """Whether each row is contiguous, and begins and ends at a multiple of 16 bytes in its storage."""
     *strides, last = tensor.stride()
     # in elements: every row begins and ends at a multiple of it
     step = math.gcd(tensor.shape[-1], tensor.storage_offset(), *strides)
@@ -47,15 +48,15 @@ def by_rank(tensor: Tensor, size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class HeadExchange:
-    """One message in both directions: some tensors become by heads, others become by tokens."""
+    """One message under way in both directions: some tensors go from tokens to heads, others from heads to tokens."""
 
     message: Message
-    heads: Sequence[int]  # h of each tensor that becomes by heads
+    heads: Sequence[int]  # h of each tensor that goes to heads
 
     def arrive(self) -> tuple[list[Tensor], list[Tensor]]:
         """Wait; returns the tensors by heads, [B, S, h, D] each, and those by tokens, [B, S/P, P, h, D] each.
 
-        All are strided views of what was received. Only if B > 1 the tensors by heads are copied first.
+        All are strided views of what was received; if B > 1, the tensors by heads are views of a copy of it.
         """
         received = list(self.message.wait_all())
         to_heads: list[Tensor] = []
@@ -69,8 +70,8 @@ class HeadExchange:
 def exchange_heads(to_heads: Sequence[Tensor], to_tokens: Sequence[Tensor], transport: Transport) -> HeadExchange:
     """Start one all-to-all.
 
-    to_heads: [B, S/P, P, h, D] each, which become by heads; they are packed into one tensor.
-    to_tokens: [B, S, h, D] each, which become by tokens.
+    to_heads: tensors [B, S/P, P, h, D] that go from tokens to heads; they are packed into one.
+    to_tokens: tensors [B, S, h, D] that go from heads to tokens.
     """
     heads, sent = [t.shape[3] for t in to_heads], []
     if to_heads:

@@ -1,8 +1,8 @@
 """Ring Attention: KV shards travel point to point around the group, while each rank computes on the one that it holds.
 
 B batch, S tokens, R ring ranks, n = S/R tokens of a ring rank's shard, Hq and Hkv heads, D head size. Source: Ring
-Attention, arXiv 2310.01889; zigzag and striped shards balance the causal mask (arXiv 2311.09431). KV is never expanded
-to all query heads.
+Attention, arXiv 2310.01889. Zigzag and striped shards balance the causal mask (striped: arXiv 2311.09431). KV is never
+expanded to all query heads.
 """
 
 from collections.abc import Iterator, Sequence

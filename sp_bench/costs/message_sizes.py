@@ -30,6 +30,11 @@ def unsupported_reason(config: TrialConfig) -> str | None:
     return None
 
 
+def transport_name(primitive: str, exchange: str | None) -> str:
+    """A primitive in words, with what moves it unless that is the group's collectives."""
+    return f"{primitive} by copy engines" if exchange == "copy_engines" else primitive
+
+
 @dataclass(frozen=True)
 class MessageSize:
     """One size of one primitive: `num_sent` slices of `slice_bytes` leave a rank."""

@@ -3,25 +3,23 @@
 import os
 import shutil
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from sp_bench import handover, hardware, methods
-from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import patterns
-from sp_bench.driver import launcher
+from sp_bench import handover, hardware
+from sp_bench.driver import identity, launcher
 from sp_bench.driver.claims import Claim, Claims, LostClaim
-from sp_bench.driver.plan import Trial, canonical
+from sp_bench.driver.plan import Trial, resolve
 from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.driver.storage import StorageError, keep
-from sp_bench.engines import requirements
 from sp_bench.rows import store
+from sp_bench.rows.row import Identity, Outcome, Row
 from sp_bench.testing.kill_points import reach
 
 
@@ -31,7 +29,6 @@ class Campaign:
 
     settings: CampaignConfig
     folder: Path
-    env_ids: Mapping[str, str]  # by kind of device: cpu, cuda
     git_sha: str | None
     git_dirty: bool | None
 
@@ -41,7 +38,7 @@ class Campaign:
         return self.folder / store.WORK
 
     def env_id(self, planned: Trial) -> str:
-        return self.env_ids[planned.config.hardware.device]
+        return identity.env_id(planned.config)
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,8 @@ class Driver:
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""
-        identity = (attempt.planned.trial_id, attempt.env_id, attempt.number)
-        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *identity))
+        key = (attempt.planned.trial_id, attempt.env_id, attempt.number)
+        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
 
 
 class Ended(NamedTuple):
@@ -102,7 +99,7 @@ def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[E
             for result in outcomes:
                 reach("trial_ended")
                 lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
-                outcome = watch.preempted() if lost else result.columns
+                outcome = watch.preempted() if lost else Outcome.of(result.columns)
                 num_ended += 1
                 yield _commit(*held[num_ended - 1], driver, outcome)
                 watch.begin()
@@ -128,14 +125,14 @@ class _Watch:
         self._driver.progress.enter_phase(phase)
         self._driver.signals.check()
 
-    def preempted(self) -> dict[str, Any]:
-        return {
-            "status": "preempted",
-            "reason": f"{self._driver.signals.taken_away} in phase {self._phase}: the machine was taken away",
-            "phase": self._phase,
-            "started_at": self._started_at,
-            "duration_s": time.monotonic() - self._start,
-        }
+    def preempted(self) -> Outcome:
+        return Outcome(
+            "preempted",
+            self._phase,
+            f"{self._driver.signals.taken_away} in phase {self._phase}: the machine was taken away",
+            started_at=self._started_at,
+            duration_s=time.monotonic() - self._start,
+        )
 
 
 def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
@@ -143,13 +140,8 @@ def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
     claim = driver.claim(attempt)
     if claim is None:
         return None
-    columns = {
-        "status": "unsupported",
-        "reason": attempt.planned.unsupported_reason,
-        "phase": "plan",
-        "started_at": datetime.now(UTC),
-    }
-    return _commit(attempt, claim, driver, columns)
+    outcome = Outcome("unsupported", "plan", attempt.planned.unsupported_reason, started_at=datetime.now(UTC))
+    return _commit(attempt, claim, driver, outcome)
 
 
 def _folder(attempt: Attempt, claim: Claim, campaign: Campaign) -> Path:
@@ -166,12 +158,12 @@ def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -
             shutil.rmtree(parent / name)
 
 
-def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str, Any]) -> Ended | None:
+def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) -> Ended | None:
     campaign, config = driver.campaign, attempt.planned.config
-    columns = dict(outcome)
-    if "environment" not in columns and columns["phase"] != "plan":
-        columns["environment"] = hardware.environment(config.hardware.device, launcher.environment(config))
-    row = _row(attempt, campaign, columns)
+    if outcome.environment is None and outcome.phase != "plan":
+        environment = hardware.environment(config.hardware.device, launcher.environment(config))
+        outcome = replace(outcome, environment=environment)
+    row = _row(attempt, campaign, outcome).columns()
     try:
         driver.claims.commit(claim, row, campaign.folder)
     except LostClaim:
@@ -181,85 +173,23 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
-    return Ended(columns["status"], columns.get("reason"), columns.get("median_step_ms"))
+    return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"))
 
 
-def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
     planned = attempt.planned
-    identity = {
-        "campaign": campaign.settings.campaign,
-        "cell_id": planned.cell_id,
-        "trial_id": planned.trial_id,
-        "env_id": attempt.env_id,
-        "replicate": planned.replicate,
-        "attempt": attempt.number,
-        "order_index": planned.order_index,
-        "order_seed": campaign.settings.order_seed,
-        "git_sha": campaign.git_sha,
-        "git_dirty": campaign.git_dirty,
-    }
-    return asked_for(planned.config) | dict(outcome) | identity
-
-
-# What asks for attention: null where the workload is the exchange alone.
-_OF_ATTENTION = (
-    *("layout", "variant", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len"),
-    "padded_seq_len",
-    *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "merge_dtype", "head_chunks"),
-)
-
-
-def asked_for(config: TrialConfig) -> dict[str, Any]:
-    """The columns that say what was asked for; known without running it."""
-    columns = _asked_for(config)
-    return columns | dict.fromkeys(_OF_ATTENTION) if config.workload.name == "collective" else columns
-
-
-def _asked_for(config: TrialConfig) -> dict[str, Any]:
-    method, model, workload = methods.get(config.method.name), config.model, config.workload
-    layout = method.layout(config.method, config.sp_size)
-    attention = workload.name == "attention"
-    return {
-        "method": config.method.name,
-        "implementation": method.IMPLEMENTATION,
-        "primitive": methods.primitive(config.method),
-        "layout": config.method.layout,
-        "variant": config.method.variant,
-        "placement": config.method.placement,
-        "dkv_dtype": config.method.dkv_dtype
-        or patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree),
-        "merge_dtype": config.method.merge_dtype,
-        "head_stride": config.method.head_stride,
-        "head_chunks": config.method.head_chunks,
-        "kernel": config.kernel.name,
-        "workload": workload.name,
-        "pass_kind": workload.pass_kind,
-        "launch": workload.launch or "eager",
-        "engine": config.engine.name if workload.pass_kind == "step" else None,
-        "engine_implementation": requirements.implementation(config.engine) if workload.pass_kind == "step" else None,
-        "optimizer_offload": config.engine.optimizer_offload,
-        "model": model.name,
-        "fabric": config.fabric.name,
-        "hardware": config.hardware.name,
-        "device_memory_gib": config.hardware.device_memory_gib,
-        "batch_size": config.batch_size,
-        "micro_batches": workload.num_micro_batches if workload.pass_kind == "step" else None,
-        "seq_len": config.seq_len,
-        "padded_seq_len": config.seq_len if attention else layout.padded(config.seq_len),
-        "sp_size": config.sp_size,
-        "ulysses_degree": layout.ulysses_degree,
-        "ring_degree": layout.ring_degree,
-        "dp_replicate_size": config.dp_replicate_size,
-        "dp_shard_size": config.dp_shard_size,
-        "world_size": config.world_size,
-        "num_layers": None if attention else model.num_layers,
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "causal": workload.causal,
-        "dtype": config.dtype,
-        "isolation": config.isolation,
-        "config": canonical(config),
-        "warmup_steps": workload.warmup_steps,
-        "timed_steps": workload.timed_steps,
-    }
+    named = Identity(
+        campaign=campaign.settings.campaign,
+        cell_id=planned.cell_id,
+        trial_id=planned.trial_id,
+        env_id=attempt.env_id,
+        core_id=identity.core_id(planned.config.hardware.device),
+        method_source=identity.method_source(planned.config.method.name),
+        replicate=planned.replicate,
+        attempt=attempt.number,
+        order_index=planned.order_index,
+        order_seed=campaign.settings.order_seed,
+        git_sha=campaign.git_sha,
+        git_dirty=campaign.git_dirty,
+    )
+    return Row(named, planned.config, resolve(planned.config), outcome)

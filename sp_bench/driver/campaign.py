@@ -55,8 +55,7 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Repo
     found = hardware.gpus() if "cuda" in kinds else None
     require_devices(configs, found, settings)
     require_contained(settings.folder)
-    env_ids = {device: hardware.env_id(device) for device in kinds}
-    campaign = Campaign(settings, settings.folder, env_ids, *hardware.git_state())
+    campaign = Campaign(settings, settings.folder, *hardware.git_state())
 
     trials = plan.plan(configs, settings.replicates, settings.order_seed, len(found.devices) if found else None)
     rows = _latest_rows(trials, campaign)

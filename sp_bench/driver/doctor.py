@@ -13,6 +13,8 @@ from rich.text import Text
 from sp_bench import hardware, kernels
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.costs.message_sizes import transport_name
+from sp_bench.driver import identity
 from sp_bench.driver.methods_table import Support, all_methods
 from sp_bench.driver.overrides import choices
 from sp_bench.driver.progress import console
@@ -112,7 +114,7 @@ def fabrics_here() -> list[str]:
 
 
 CURVE_COLUMNS = (
-    *("env_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("core_id", "fabric", "primitive", "exchange", "sp_size", "dtype", "status", "reason", "started_at"),
     *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
 )
 
@@ -120,16 +122,17 @@ CURVE_COLUMNS = (
 def show_curves(folder: Path) -> None:
     """Print a line for each curve in a campaign's folder that was measured on this machine and with this code."""
     rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
-    here = {hardware.env_id(device) for device in ("cpu", "cuda")}
-    rows = [row for row in rows if row["workload"] == "collective" and row["env_id"] in here]
+    here = {identity.core_id(device) for device in ("cpu", "cuda")}
+    rows = [row for row in rows if row["workload"] == "collective" and row["core_id"] in here]
     table = Table(box=None, pad_edge=False)
     for heading in ("fabric", "primitive", "dtype"):
         table.add_column(heading, no_wrap=True)
     for heading in ("ranks", "latency (us)", "bandwidth (GiB/s)", "largest (MiB)", "at the largest (GiB/s)"):
         table.add_column(heading, justify="right")
     table.add_column("status", overflow="fold")
-    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
-        table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
+    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["exchange"], r["sp_size"], r["started_at"])):
+        primitive = transport_name(row["primitive"], row["exchange"])
+        table.add_row(row["fabric"], primitive, row["dtype"], str(row["sp_size"]), *_curve_cells(row))
     console().print(table)
 
 

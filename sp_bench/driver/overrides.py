@@ -261,7 +261,7 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
         _check_key(line)
         try:
             override = parser.parse_override(line)
-        except (HydraException, ValueError) as error:  # ValueError: a number with thousands of digits
+        except HydraException as error:
             raise ConfigError(f"{shown(line)}: {shown(_why_unreadable(line, error))}") from error
         if isinstance(override.value(), list):
             items = line.partition("=")[2].strip("[] ").replace(" ", "")
@@ -328,7 +328,8 @@ def _check_choice(override: Override) -> None:
     for choice in values(override):
         if choice not in names(group):
             hint = nearest(choice, names(group))
-            raise ConfigError(f"{group}={shown(choice)}: {hint}{group} is one of {', '.join(names(group))}")
+            given = "null" if choice is None else shown(choice)
+            raise ConfigError(f"{group}={given}: {hint}{group} is one of {', '.join(names(group))}")
         if choice in choices(group):
             check_file(group, choice)
 

@@ -79,7 +79,8 @@ def _trial(composed: Mapping[str, Any]) -> TrialConfig:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    return {str(key): value for key, value in OmegaConf.to_container(config).items()}
+    plain: Any = OmegaConf.to_container(config)
+    return {str(key): value for key, value in plain.items()}
 
 
 def merge_blocks(blocks: Sequence[Mapping[str, Any]], cells: Sequence[str]) -> list[list[Override]]:

@@ -90,7 +90,7 @@ def build(config: TrialConfig, seq_len: int) -> Any:
     ours = train.build_decoder(config.model, lambda q, k, v: q, config.dtype).named_parameters()
     theirs = dict(built.named_parameters())
     zero3.initialise([(name, index, theirs.pop(their_name(name))) for index, (name, _) in enumerate(ours)], config.seed)
-    assert not theirs, f"parameters that our decoder has not: {', '.join(theirs)}"
+    assert not theirs, f"parameters that our decoder does not have: {', '.join(theirs)}"
     return built
 
 

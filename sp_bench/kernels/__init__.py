@@ -19,7 +19,8 @@ from sp_bench.config.trial import AttentionShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAMES = ("math", "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
+REFERENCE = "math"  # the others, and every method, are held against it
+NAMES = (REFERENCE, "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
 
 
 class Attention(Protocol):

@@ -63,21 +63,17 @@ def _library() -> Any:
     If the folder cannot be used, the trial runs without it and says so in the rank's log.
     """
     if not {KEEP, FOLDER} & set(os.environ):
+        import torch
+
+        architecture = "".join(map(str, torch.cuda.get_device_capability()))  # some of the library's cache keys lack it
         try:
-            _keep_compiled()
+            folder = own_folder(f"flash_attn_4-sm{architecture}")
+            os.environ |= {FOLDER: str(folder), KEEP: "1"}
         except OSError as error:
             print(f"flash_attn_4 does not keep its compiled kernels for the next launch: {error}", flush=True)
     from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
 
     return interface
-
-
-def _keep_compiled() -> None:
-    import torch
-
-    architecture = "".join(map(str, torch.cuda.get_device_capability()))  # some of the library's cache keys lack it
-    os.environ[FOLDER] = str(own_folder(f"flash_attn_4-sm{architecture}"))
-    os.environ[KEEP] = "1"
 
 
 def own_folder(name: str) -> Path:
@@ -93,5 +89,5 @@ def own_folder(name: str) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise OSError(f"{folder} is not a folder that you alone can write to, and code is loaded from it: remove it")
+        raise OSError(f"{folder} must be a folder that only you can write to, since code is loaded from it; remove it")
     return folder

@@ -40,5 +40,5 @@ def of_one_trial(device: torch.device) -> Iterator[None]:
         yield
     for setting, value in before:
         if (left := setting.read()) != value:
-            print(f"the trial left the {setting.name} at {left}; put back to {value}", flush=True)
+            print(f"the trial left the {setting.name} at {left}; restored to {value}", flush=True)
             setting.write(value)

@@ -117,7 +117,7 @@ def missing_library_reason(method: str, extra: str, *packages: str) -> str | Non
 
 
 def primitive(method: MethodConfig) -> str:
-    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives.
+    """The collective that moves the attention tensors.
 
     Raises:
         ConfigError: a variant that the method does not have.
@@ -128,8 +128,8 @@ def primitive(method: MethodConfig) -> str:
     if not isinstance(own, str):
         if method.variant is None or method.variant not in own:
             raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
-        own = own[method.variant]
-    return f"{own} by copy engines" if method.exchange == "copy_engines" else own
+        return own[method.variant]
+    return own
 
 
 def names() -> list[str]:

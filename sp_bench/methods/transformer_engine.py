@@ -119,7 +119,9 @@ def open(
 
     from sp_bench.measure import ledger
 
-    cut = layout(method, mesh.get_group("ulysses").size() * mesh.get_group("ring").size())
+    ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
+    groups = {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
+    cut = layout(method, ulysses.size() * ring.size())
     with _only_backend(next(name for name in _BACKENDS if kernels.get(name) is kernel)) as require_asked_for:
         from transformer_engine.pytorch import DotProductAttention  # pyright: ignore[reportMissingImports]
 
@@ -134,7 +136,7 @@ def open(
         )
         first = mesh.get_rank() - mesh.get_rank() % cut.sp_size  # the ranks of one sequence are adjacent and in order
         ranks = list(range(first, first + cut.sp_size))
-        module.set_context_parallel_group(_groups(method, mesh), ranks, torch.cuda.Stream(), method.variant)
+        module.set_context_parallel_group(groups, ranks, torch.cuda.Stream(), method.variant)
 
         def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
             with ledger.attention():
@@ -144,11 +146,6 @@ def open(
             return out.unflatten(-1, (shape.num_heads, shape.head_dim))  # [B,S/P,H*D] -> [B,S/P,H,D]: a view
 
         yield SequenceParallelAttention(cut, attend)
-
-
-def _groups(method: MethodConfig, mesh: "DeviceMesh") -> Any:
-    ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
-    return {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
 
 
 @contextmanager

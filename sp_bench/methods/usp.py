@@ -35,7 +35,7 @@ PRIMITIVE = "all_to_all+send_recv"
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     degree = method.ulysses_degree
     if degree is None:
-        raise ConfigError("method.ulysses_degree must be given for usp; ring_degree is sp_size / ulysses_degree")
+        raise ConfigError(f"method.ulysses_degree must be given for usp; use a divisor of sp_size={sp_size}")
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
 

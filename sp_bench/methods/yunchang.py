@@ -57,8 +57,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         return reason
     if kernel_name != "flash_attn":
         return (
-            f"yunchang differentiates flash-attn only, not kernel={kernel_name}: its torch attention has no backward "
-            "and it knows no FlashAttention-4; use kernel=flash_attn"
+            f"yunchang has a backward for flash-attn only, not for kernel={kernel_name}: its torch attention has none, "
+            "and it does not know FlashAttention-4; use kernel=flash_attn"
         )
     if not shape.causal and method.layout != "contiguous":
         return (

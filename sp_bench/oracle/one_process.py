@@ -41,7 +41,9 @@ def run_steps(
 
     compute_dtype: of activations and gradients; parameters are kept and updated in `train.stored_dtype`.
     """
-    attention = differentiable(kernels.get("math"), causal=config.workload.causal, scale=config.model.head_dim**-0.5)
+    attention = differentiable(
+        kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
+    )
     decoder = train.build_decoder(config.model, attention, config.dtype)
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)

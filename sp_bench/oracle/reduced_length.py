@@ -62,7 +62,7 @@ def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionSh
     dtype = inputs[0].dtype
     narrow = torch.float32 if dtype == torch.float64 else dtype
     scale, eps = torch.finfo(dtype).eps / torch.finfo(narrow).eps, torch.finfo(dtype).eps
-    low = _run_kernel(kernels.get("math"), [x.to(narrow) for x in inputs], shape)
+    low = _run_kernel(kernels.get(kernels.REFERENCE), [x.to(narrow) for x in inputs], shape)
     return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
 
 
@@ -93,7 +93,7 @@ def check_attention(
     dtype = getattr(torch, shape.dtype)
     inputs = random_inputs(shape, device, seed)
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
-    want = _run_kernel(kernels.get("math"), wide, shape)
+    want = _run_kernel(kernels.get(kernels.REFERENCE), wide, shape)
     budget = _budget(inputs, want, shape)
     alone = _run_kernel(kernel, inputs, shape)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
@@ -119,7 +119,7 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) 
     leaves = [x.clone().requires_grad_() for x in qkv]
     out = attention(*leaves)
     if out.shape != leaves[0].shape:
-        raise Incorrect(f"output has shape {tuple(out.shape)}, its queries {tuple(leaves[0].shape)}")
+        raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
 
 

@@ -18,6 +18,7 @@ from typing import Any
 import pandas as pd
 
 from sp_bench.report.selection import Selection
+from sp_bench.rows import store
 
 HOST, USER, PATH, ADDRESS, COMMIT, UUID, URL = (
     f"({what} removed)" for what in ("host", "user", "path", "address", "commit", "UUID", "URL")
@@ -69,7 +70,8 @@ def anonymous(selection: Selection, folders: Sequence[Path]) -> Selection:
     cleaned["environment"] = [_cleaned_environment(value, clean) for value in rows["environment"]]
     names = _distinct({str(name): clean(str(name)) for name in sorted(set(rows["folder"]))})
     cleaned["folder"] = [names[str(name)] for name in rows["folder"]]
-    files = (str(file).rpartition("/")[2] for file in rows["file"])
+    identity = rows[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
+    files = (store.RowName(*each).file_name for each in identity)
     cleaned["file"] = [f"{folder}/{file}" for folder, file in zip(cleaned["folder"], files, strict=True)]
     return replace(selection, rows=cleaned, problems=tuple(map(clean, selection.problems)))
 

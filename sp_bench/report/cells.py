@@ -12,7 +12,7 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import EXCHANGE, OWN_CODE, REPLAYED, Name, config_leaves, name_cells
+from sp_bench.report.series import EXCHANGE, REPLAYED, Name, config_leaves, library, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -41,7 +41,7 @@ class Cell:
     name: Name
     asked: Mapping[str, Any]  # the columns that say what was asked for
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
-    step_ms: Mapping[str, float]  # "campaign folder/env_id/replicate" -> median step time of that process launch
+    step_ms: Mapping[str, float]  # "campaign folder/core_id/replicate" -> median step time of that process launch
     median_step_ms: float | None
     interval_ms: Interval | None
     tokens_per_step: float | None
@@ -83,8 +83,8 @@ class Cell:
         return [row["device_set"] for row in self.rows if row["device_set"] is not None]
 
     @property
-    def env_ids(self) -> list[str]:
-        return sorted({str(row["env_id"]) for row in self.rows})
+    def core_ids(self) -> list[str]:
+        return sorted({str(row["core_id"]) for row in self.rows})
 
     @property
     def statuses(self) -> list[str]:
@@ -103,7 +103,7 @@ class Cell:
     @property
     def is_library(self) -> bool:
         """Whether the attention is code of others."""
-        return self.asked["implementation"] not in (None, OWN_CODE)
+        return library(self.asked["implementation"]) is not None
 
     @property
     def micro_batches(self) -> int:
@@ -223,7 +223,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _launch(row: Mapping[str, Any]) -> str:
-    return f"{row['folder']}/{row['env_id']}/{row['replicate']}"
+    return f"{row['folder']}/{row['core_id']}/{row['replicate']}"
 
 
 def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:

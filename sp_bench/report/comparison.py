@@ -127,14 +127,14 @@ class Comparison:
 
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
-        explains that env_ids differ."""
+        explains that core_ids differ."""
         before, after = self.a.facts, self.b.facts
         found = [
             f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
             for fact in dict.fromkeys([*before, *after])
             if before.get(fact) != after.get(fact)
         ]
-        if not found and self.a.selection.env_ids != self.b.selection.env_ids:
+        if not found and self.a.selection.core_ids != self.b.selection.core_ids:
             found.append("the code that measures")
         return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.report.formats import counted, number
+from sp_bench.report.formats import number
 
 MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that give a row its numbers
 PROOF = ("correctness",)
@@ -34,21 +34,18 @@ class Effort:
         spent = f"{number(self.measured_s)} of the campaign's {number(self.wall_s)} s"
         return f"measuring took {spent} ({self.measured_share:.0%})"
 
-    def sentence(self) -> str:
-        """The same and what else took time; empty when nothing is known."""
-        if self.measured_share is None:
-            return ""
+    @property
+    def shares(self) -> dict[str, float]:
+        """What took time -> its share of `wall_s`; empty when nothing is known."""
+        if not self.wall_s:
+            return {}
         parts = {
             "measurement (warm-up, timed and counted steps)": self.measured_s,
             "proofs of correctness": self.proof_s,
             "trials that are not ok": self.failed_s,
             "starting and ending processes": self.wall_s - self.measured_s - self.proof_s - self.failed_s,
         }
-        shares = [f"{what} {seconds / self.wall_s:.0%}" for what, seconds in parts.items() if seconds > 0]
-        text = f"Of {number(self.wall_s)} s in {counted(self.num_trials, 'launched trial')}: {', '.join(shares)}."
-        if self.num_unknown:
-            text += f" What {counted(self.num_unknown, 'further trial')} took is not known by phase."
-        return text
+        return {what: seconds / self.wall_s for what, seconds in parts.items() if seconds > 0}
 
 
 def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.overlap import Times, exposed_ms
 from sp_bench.report.ratios import by_speed
@@ -108,7 +109,13 @@ def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
     for cell in cells:
         for row in cell.rows if cell.asked["workload"] == "collective" else ():
             if row["status"] == "ok" and row["comm_counted_bytes"] and row["primitive"]:
-                key = (cell.pool, row["fabric"], row["hardware"], row["sp_size"], str(row["primitive"]))
+                key = (
+                    cell.pool,
+                    row["fabric"],
+                    row["hardware"],
+                    row["sp_size"],
+                    transport_name(row["primitive"], row["exchange"]),
+                )
                 bytes_per_s = 1e3 * float(row["comm_counted_bytes"]) / float(row["median_step_ms"])
                 found.setdefault(key, []).append((bytes_per_s, cell))
     return {
@@ -138,9 +145,8 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     """None where the bandwidth of any of its primitives is not known."""
     where = (cell.pool, *(cell.asked[name] for name in ("fabric", "hardware", "sp_size")))
-    _, *transport = str(cell.asked["primitive"]).partition(" by ")  # "all_to_all by copy engines"
-    sent = _predicted_bytes(cell)
-    names = {op: "".join([PRIMITIVES.get(op, op), *transport]) for op in sorted({op for _, op in sent})}
+    exchange, sent = cell.options.get("method.exchange"), _predicted_bytes(cell)
+    names = {op: transport_name(PRIMITIVES.get(op, op), exchange) for op in sorted({op for _, op in sent})}
     if not sent or any((*where, name) not in known for name in names.values()):
         return None
     used = {op: known[*where, name] for op, name in names.items()}

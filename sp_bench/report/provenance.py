@@ -9,12 +9,13 @@ from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import several
 from sp_bench.report.formats import counted
 from sp_bench.report.ratios import MIN_REPLICATES
+from sp_bench.report.series import library
 
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
 
 
 def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
-    """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and env_id of these cells.
+    """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and core_id of these cells.
 
     What no row knows is left out, the estimator where no times are shown. Empty without cells.
     """
@@ -27,7 +28,7 @@ def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
         _git(rows),
         _hardware(rows),
         _libraries(cells),
-        f"env_id {_listing(row['env_id'] for row in rows)}",
+        f"core_id {_listing(row['core_id'] for row in rows)}",
         mixing(cells),
     ]
     return f"{'; '.join(part for part in parts if part)}."
@@ -35,11 +36,11 @@ def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
 
 def mixing(cells: Sequence[Cell]) -> str:
     """Says that rows of several environments are pooled, as --mix asks; empty where none are."""
-    env_ids = sorted({env_id for cell in cells if not cell.pool for env_id in cell.env_ids})
-    if len(env_ids) < 2:
+    core_ids = sorted({core_id for cell in cells if not cell.pool for core_id in cell.core_ids})
+    if len(core_ids) < 2:
         return ""
     pooled = "lines, medians and paired ratios pool them; each pair is of one"
-    return f"rows of {len(env_ids)} env_ids are mixed (--mix): {pooled}"
+    return f"rows of {len(core_ids)} core_ids are mixed (--mix): {pooled}"
 
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -118,8 +119,9 @@ def _spread(numbers: Iterable[int]) -> str:
 
 
 def _libraries(cells: Sequence[Cell]) -> str:
-    asked = {str(cell.asked[name]) for cell in cells for name in ("kernel", "method", "implementation")}
-    wanted = {*ALWAYS, *(_plain(name.partition("==")[0]) for name in asked)}
+    asked = {str(cell.asked[name]) for cell in cells for name in ("kernel", "method")}
+    whose = [library(cell.asked["implementation"]) for cell in cells]
+    wanted = {*ALWAYS, *map(_plain, asked), *(_plain(name) for name, _ in filter(None, whose))}
     versions: dict[str, set[str]] = {}
     for environment in _environments([row for cell in cells for row in cell.rows]):
         packages = {str(name): version for name, version in listed(environment.get("packages"))}

@@ -102,6 +102,12 @@ def ratio_of_medians(over: Cell, under: Cell) -> float:
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
 
 
+def rounded_ratio(over: Cell, under: Cell) -> tuple[str, str]:
+    """The paired ratio and its interval in brackets; without one the ratio of the medians and nothing."""
+    paired = paired_ratio(over, under)
+    return (f"{ratio_of_medians(over, under):.3f}", "") if paired is None else paired.rounded(3)
+
+
 def by_speed(cell: Cell) -> tuple[float, str]:
     """Sorts cells by median step time, the fastest first; equal ones by name. All were measured."""
     return cell.median_step_ms or 0.0, cell.series

@@ -1,6 +1,6 @@
 """Rows of some campaign folders -> the rows that one page is about, and which of them may be pooled.
 
-The last attempt of a trial counts, and of a cell within one campaign its newest environment. Rows of different env_ids
+The last attempt of a trial counts, and of a cell within one campaign its newest environment. Rows of different core_ids
 or device models are never pooled, unless the reader asks for it.
 """
 
@@ -19,8 +19,9 @@ from sp_bench.report.formats import counted
 from sp_bench.rows import store
 
 COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
-    *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
+    *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id", "core_id"),
+    *("replicate", "attempt", "method", "implementation", "primitive", "exchange", "layout", "variant", "placement"),
+    "dkv_dtype",
     *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
     *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
     *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),
@@ -53,13 +54,13 @@ class Selection:
     unread: tuple[str, ...]  # folder/file name of rows, by their names, that cannot be read; `problems` says why
 
     @property
-    def env_ids(self) -> tuple[str, ...]:
-        return tuple(sorted(set(map(str, self.rows["env_id"]))))
+    def core_ids(self) -> tuple[str, ...]:
+        return tuple(sorted(set(map(str, self.rows["core_id"]))))
 
     @property
-    def env_id(self) -> str | None:
+    def core_id(self) -> str | None:
         """All of them in words; None without rows."""
-        return ", ".join(self.env_ids) or None
+        return ", ".join(self.core_ids) or None
 
 
 def select(
@@ -135,13 +136,13 @@ def _newest_environments(rows: pd.DataFrame) -> list[str]:
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:
-    """`env 36b06b82`; with the device model where one env_id ran on several, as its rows should not."""
+    """`env 36b06b82`; with the device model where one core_id ran on several, as its rows should not."""
     models = [_device_model(environment) for environment in rows["environment"]]
     known: dict[str, set[str]] = {}
-    for env_id, model in zip(rows["env_id"], models, strict=True):
-        known.setdefault(env_id, set()).update([model] if model else [])
-    several = {env_id for env_id, each in known.items() if len(each) > 1}
-    pairs = zip(rows["env_id"], models, strict=True)
+    for core_id, model in zip(rows["core_id"], models, strict=True):
+        known.setdefault(core_id, set()).update([model] if model else [])
+    several = {core_id for core_id, each in known.items() if len(each) > 1}
+    pairs = zip(rows["core_id"], models, strict=True)
     return [f"env {e} on {m or 'an unknown device'}" if e in several else f"env {e}" for e, m in pairs]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from sp_bench.config.dotted import dotted
 from sp_bench.config.trial import EngineConfig
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
@@ -90,6 +91,16 @@ def option_words(name: str, value: Any) -> str:
     """micro_batches=8; an environment variable of a fabric goes by its own name."""
     shown = name.removeprefix("fabric.env.")
     return f"{shown} not set" if value is None else f"{shown}={_text(value)}"
+
+
+def library(implementation: str | None) -> tuple[str, str] | None:
+    """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
+
+    The version is empty where it was not known. None: the code is ours, or nobody's."""
+    if implementation in (None, OWN_CODE):
+        return None
+    name, _, version = implementation.partition("==")
+    return name, version
 
 
 def config_leaves(config: Any) -> dict[str, Any]:
@@ -195,10 +206,13 @@ class _Series:
         }
         self.said: list[list[tuple[str, str]]] = []
         for cell in cells:
-            method = cell["primitive"] if cell["workload"] == EXCHANGE else cell["method"]
+            method = cell["method"]
+            if cell["workload"] == EXCHANGE:
+                method = transport_name(cell["primitive"], cell["exchange"])
             layout = cell["layout"] if method in with_ring else None
-            code = None if cell["implementation"] in (None, OWN_CODE) else cell["implementation"].replace("==", " ")
-            parts = (_text(method), cell["variant"], layout, cell["placement"], code and f"({code})")
+            whose = library(cell["implementation"])
+            code = whose and f"({' '.join(filter(None, whose))})"
+            parts = (_text(method), cell["variant"], layout, cell["placement"], code)
             self.said.append([("method", " ".join(str(part) for part in parts if part is not None))])
 
     def name(self, i: int, leave_out: str = "") -> str:

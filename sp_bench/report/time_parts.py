@@ -12,7 +12,7 @@ from sp_bench.costs.flags import flags_of_steps
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import MISSING, number
-from sp_bench.report.ratios import paired_ratio, ratio_of_medians, shared_replicates
+from sp_bench.report.ratios import rounded_ratio, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
 
 _SAME = (
@@ -53,13 +53,13 @@ class Attribution:
         return self.alone.median_step_ms if self.alone else None
 
     @property
-    def fraction(self) -> str:
-        """Of the kernel alone, with the interval of the paired ratio where there is one."""
-        if self.alone is None:
-            return MISSING
-        if (paired := paired_ratio(self.alone, self.cell)) is None:
-            return f"{ratio_of_medians(self.alone, self.cell):.3f}"
-        return " ".join(paired.rounded(3))
+    def fraction(self) -> tuple[str, str]:
+        """Of the kernel alone, and the interval of the paired ratio where there is one."""
+        return (MISSING, "") if self.alone is None else rounded_ratio(self.alone, self.cell)
+
+    @property
+    def fraction_words(self) -> str:
+        return " ".join(filter(None, self.fraction))
 
 
 def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:

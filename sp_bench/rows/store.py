@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from sp_bench.config.parsing import shown
 from sp_bench.rows.containment import WORK as WORK
 from sp_bench.rows.containment import stays
+from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
 from sp_bench.testing.kill_points import reach
 
@@ -178,13 +179,14 @@ def read(
 ) -> tuple[pa.Table, list[str]]:
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
-    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named. Only
-    `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
+    Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
+    schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
+    files; threads do not help. `progress` hears of files read.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
     """
-    schema = pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
+    schema = pa.schema([SCHEMA.field(name) for name in needed_to_read(columns)], SCHEMA.metadata)
     paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
     parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
     tables, problems = [schema.empty_table()], []
@@ -193,7 +195,7 @@ def read(
         tables.append(table)
         problems += lines
         progress(len(part))
-    return pa.concat_tables(tables), problems
+    return as_written_today(pa.concat_tables(tables)).select(list(columns)), problems
 
 
 def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:

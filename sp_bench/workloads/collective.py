@@ -30,7 +30,8 @@ def run(job: Job) -> Measurement:
         prove(job, size)
     measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase)
     # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
-    times_ms = [_time(job, size) for size in sizes[:-1]] + [_median_of_slowest(measurement.step_ms)]
+    times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
+    times_ms.append(_median_of_slowest(measurement.step_ms))
     line = message_sizes.fit_line([size.sent_bytes for size in sizes], times_ms)
     measurement.predicted = message_sizes.traffic(config, sizes[-1])
     measurement.columns = {
@@ -90,11 +91,6 @@ def stamped(job: Job, size: MessageSize, sender: int, receiver: int) -> Tensor:
     first = sender * job.config.sp_size + receiver
     stamps = ((torch.arange(STAMPS, device=job.device) + first) % STAMPS).to(dtype)
     return stamps.repeat(-(-length // STAMPS))[:length].contiguous()
-
-
-def _time(job: Job, size: MessageSize) -> float:
-    """ms of one step of `size`, with as many warm-up and timed steps as in `measure`."""
-    return _median_of_slowest(time_arm(_step(job, size), job.config.workload, job.device))
 
 
 def _median_of_slowest(step_ms: list[float]) -> float:

@@ -69,7 +69,10 @@ def compare(got: torch.Tensor, expected: torch.Tensor) -> dict[str, float]:
             )
     fall = float(expected[0, 0] - expected[-1, 0])
     if not fall >= MINIMUM_FALL:
-        raise Incorrect(f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}")
+        raise Incorrect(
+            f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}: agreement would prove "
+            "nothing; use more steps, or another workload.learning_rate"
+        )
     return {
         "max_nll_difference": float(nll_difference.max()),
         "mean_nll_difference": float(nll_difference.mean()),

@@ -1,4 +1,4 @@
-"""Words and folders that mean harm, given to the real console: one line, exit code 2, and nothing made on the disk."""
+"""Words and folders that could do harm, given to the real console: one line, exit code 2, nothing made on disk."""
 
 import os
 import subprocess
@@ -30,15 +30,11 @@ WORDS = [
     ("campaign=a\nb", r"campaign=a\nb"),
     ("campaign='a\nb'", r"campaign='a\nb': use letters"),
     ("campaign=\x1b[2J", r"campaign=\x1b[2J"),
-    ("campaign=\udcff", r"campaign=\udcff"),
     (f"campaign={LONG}", "at most 100"),
     ("campaign=${oc.env:HOME}", "no interpolation"),
     (f"{LONG}=1", "(10,240 characters) is not a field"),
     (f"method={LONG}", "method is one of"),
     (f"seq_len={LONG}", "must be a whole number"),
-    (f"seq_len={'[' * 5000}{']' * 5000}", "more than 20 brackets"),
-    (f"seq_len={','.join('1' * 15000)}", "at most 20,000"),
-    (f"seq_len={'9' * 5000}", "seq_len=9999"),
     ("seq_len=99999999999999999999", "does not fit into 64 bits"),
     ("model.rope_theta=nan", "model.rope_theta=nan must be a finite number"),
     ("model.norm_eps=inf", "model.norm_eps=inf must be a finite number"),
@@ -67,16 +63,6 @@ def test_a_hostile_word_is_one_line_and_makes_nothing(tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     assert message in refusal(capfd, "run", *overrides.replaced(THREE, [word]))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_alias_bomb_of_a_foreign_config_folder_is_never_read(command, tmp_path):
-    bomb = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    bomb += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
-    (tmp_path / "config.yaml").write_text("\n".join(bomb))
-    done = command("run", *THREE, f"--config-dir={tmp_path}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "is not a flag of run" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
 
 
 def test_variables_of_hydra_change_nothing(tmp_path):

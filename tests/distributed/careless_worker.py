@@ -1,6 +1,6 @@
-"""A rank whose trials leave library state behind: the real worker, with a workload that sets what it does not own.
+"""A rank whose trials leave library state behind: the real worker, with a workload that changes process-wide settings.
 
-`rank<r>.state.json` in each trial's folder says what the trial found at its start.
+Each trial writes the settings that it found at its start to `rank<r>.state.json` in its folder.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""A rank that sends each message twice: the real worker, with an exchange that is right and moves too many bytes."""
+"""A rank that sends each message twice: the real worker, with an exchange whose results are right but whose bytes are
+too many."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Lets the ranks' functions be imported by name in the spawned processes."""
+"""Makes the functions that ranks run importable by name in the spawned processes."""
 
 import os
 import sys

@@ -1,6 +1,6 @@
-"""flash_attn's functions, of version 2.8.3, computed by our math kernel: what its callers need of it, on CPU.
+"""A stand-in for flash_attn 2.8.3 on CPU: the functions that other libraries call, computed by our math kernel.
 
-And, where transformers is not installed, as much of it as ring_flash_attn imports, in the form that transformers 5 has.
+Where transformers is not installed, also a stand-in for what ring_flash_attn imports of it, as in transformers 5.
 """
 
 import importlib.util

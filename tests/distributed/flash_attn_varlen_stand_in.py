@@ -1,7 +1,7 @@
-"""flash_attn's functions for packed tokens, of version 2.8.3, computed by our math kernel, on CPU.
+"""A stand-in for flash_attn 2.8.3 on CPU: its functions for packed tokens, computed by our math kernel.
 
-T packed tokens of sequences that lie one after the other, cut at cu_seqlens. The last query of a sequence sees all its
-keys: with fewer queries than keys the causal mask is aligned to the bottom right.
+T packed tokens: sequences lie one after the other, cut at cu_seqlens. The last query of a sequence sees all its keys.
+So with fewer queries than keys the causal mask is aligned to the bottom right.
 """
 
 import itertools
@@ -35,7 +35,7 @@ def _flash_attn_varlen_forward(
     seqused_k: Tensor | None = None,
     zero_tensors: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q [Tq,Hq,D], k and v [Tk,Hkv,D] -> out like q, lse [Hq,Tq], and two that nobody reads."""
+    """q [Tq,Hq,D], k and v [Tk,Hkv,D] -> out [Tq,Hq,D], lse [Hq,Tq], and two tensors that nobody reads."""
     assert (dropout_p, window_size_left, window_size_right, softcap, alibi_slopes) == (0.0, -1, -1, 0.0, None)
     assert (return_softmax, block_table, leftpad_k, seqused_k, zero_tensors) == (False, None, None, None, False)
     assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
@@ -99,5 +99,6 @@ def _sequences(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[sli
 
 
 def _at_the_end(rows: Tensor, length: int) -> Tensor:
-    """[n,H,D] -> [1,length,H,D], zeros first: a causal mask of equal lengths then is the one aligned bottom right."""
+    """[n,H,D] -> [1,length,H,D], with zeros before the rows. A causal mask over equal lengths is then aligned to the
+    bottom right for the rows."""
     return pad(rows, (0, 0, 0, 0, length - len(rows), 0))[None]

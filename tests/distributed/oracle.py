@@ -41,7 +41,7 @@ def mesh_of(layout: SequenceLayout) -> DeviceMesh:
 
 
 def on_meshes(cases: Iterable[Case]) -> Iterator[tuple[Case, DeviceMesh]]:
-    """Each case with the mesh of its layout. Those of equal degrees share one: communicators take time."""
+    """Each case with the mesh of its layout. Cases of equal degrees share a mesh, because communicators take time."""
     meshes: dict[tuple[int, int, bool], DeviceMesh] = {}
     for case in cases:
         layout = methods.get(case.method.name).layout(case.method, dist.get_world_size())
@@ -57,7 +57,7 @@ def global_tensors(shape: AttentionShape, seed: int = 0) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     heads = (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
     sizes = [(shape.batch_size, shape.seq_len, h, shape.head_dim) for h in heads]
-    # rounded to the case's dtype first, so that its input is exactly the oracle's
+    # rounded to the case's dtype first, so that the oracle and the case have exactly the same inputs
     dtype = getattr(torch, shape.dtype)
     return [torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).double() for size in sizes]
 

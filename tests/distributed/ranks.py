@@ -1,6 +1,6 @@
 """Runs a function on real ranks: gloo ranks on the CPU, or NCCL ranks with a GPU each.
 
-Starting a group costs a second: start one a world size, run many cases in it.
+Starting a group takes a second. So start one for each world size, and run many cases in it.
 """
 
 import multiprocessing
@@ -17,23 +17,24 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Ranks are forks of one process that has imported what takes each of them 3 s; it has no threads and no device.
+# Ranks are forks of one process that has imported these modules, which would take each rank 3 s. That process has no
+# threads and uses no device.
 multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp"])
 COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at different speeds; a hang must still end
 
 
 def device(backend: str, rank: int) -> torch.device:
-    """Where a rank of a group computes; nothing else in these tests decides it."""
+    """The device on which a rank of a group computes. Only this function decides it."""
     return torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
 
 
 def here() -> torch.device:
-    """Where this rank computes."""
+    """The device on which this rank computes."""
     return device(dist.get_backend(), dist.get_rank())
 
 
 def worlds(*, gloo: Iterable[int] = (), nccl: Iterable[int] = ()) -> list[Any]:
-    """Parameters (backend, world_size); a world of more GPUs than this machine has is skipped, and says so."""
+    """Test parameters (backend, world_size). A world of more GPUs than this machine has is skipped with that reason."""
     num_gpus = torch.cuda.device_count()
     return [
         *(pytest.param("gloo", size, id=f"gloo-{size}") for size in gloo),
@@ -74,11 +75,11 @@ def _rank(
     except BaseException:
         traceback.print_exc()
         sys.stdout.flush()
-        os._exit(1)  # peers may wait in a collective: leave at once, the parent ends them
+        os._exit(1)  # peers may wait in a collective, so leave at once; the parent ends them
 
 
 def run(world_size: int, function: Callable[..., None], *args: Any, backend: str = "gloo") -> None:
-    """`function(rank, *args)` in `world_size` fresh processes with an initialised group.
+    """Call `function(rank, *args)` in `world_size` fresh processes with an initialised group.
 
     Raises:
         ProcessExitedException, ProcessRaisedException: a rank failed; its traceback is on stderr.

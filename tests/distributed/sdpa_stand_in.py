@@ -1,5 +1,7 @@
-"""aten's CUDA flash attention and its backward on CPU, computed by our math kernel, and an SDPA that takes them: what
-torch's context parallelism needs, which has no rule for the op that SDPA chooses on CPU."""
+"""A stand-in for aten's CUDA flash attention on CPU, computed by our math kernel, and an SDPA that uses it.
+
+torch's context parallelism needs both, because it has no rule for the op that SDPA chooses on CPU.
+"""
 
 from typing import Any
 
@@ -58,7 +60,7 @@ def _backward(
 
 
 def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
-    """Of sharded tensors what SDPA comes to on a GPU with its flash backend; of others, such as the oracle's, SDPA."""
+    """For sharded tensors, what SDPA does on a GPU with its flash backend. For others, such as the oracle's, SDPA."""
     if not isinstance(q, DTensor):
         return _sdpa(q, k, v, **options)
     assert options.keys() == {"is_causal", "scale", "enable_gqa"}
@@ -68,7 +70,7 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any
 
 
 def install() -> None:
-    """For the rest of this process."""
+    """Install the stand-in for the rest of this process."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("_scaled_dot_product_flash_attention", _forward, "CPU")
     library.impl("_scaled_dot_product_flash_attention_backward", _backward, "CPU")

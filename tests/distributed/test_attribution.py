@@ -1,5 +1,7 @@
-"""A step without its messages and a step without its kernels: same shapes, no traffic or all of it, and what a row says
-of them. Then inputs that the timed step never has, and a user's may."""
+"""The two arms of a step, without messages and without kernels: all shapes stay; one arm has no traffic.
+
+Also inputs that the timed step never has but a user may have: strided gradients, odd head sizes, fp16.
+"""
 
 import statistics
 from collections.abc import Iterator
@@ -82,7 +84,7 @@ def check_arms(case: Case, mesh: DeviceMesh) -> None:
 
 
 def check_any_inputs(case: Case, mesh: DeviceMesh) -> None:
-    """Gradients of the output that are expanded (`out.sum().backward()`) or strided are as good as any."""
+    """Gradients of the output may be expanded, as in `out.sum().backward()`, or strided."""
     rank, shape = dist.get_rank(), case.shape
     positions = methods.get(case.method.name).layout(case.method, mesh.size()).global_positions(rank, shape.seq_len)
     qkv = [
@@ -111,7 +113,7 @@ def check_all(rank: int, size: int) -> None:
     for case, mesh in on_meshes(cases(GQA, size)):
         check_arms(case, mesh)
         check_any_inputs(case, mesh)
-    # heads of which no two ranks share one evenly but by replication; a head size that fits no 16 bytes; fp16
+    # heads that two ranks can share only by replication; a head size that is no multiple of 16 bytes; fp16
     uneven = [replace(GQA, num_kv_heads=3), replace(GQA, num_kv_heads=1, batch_size=3), replace(GQA, head_dim=7)]
     for shape in uneven:
         for case, mesh in on_meshes(cases(shape, size)):
@@ -120,7 +122,7 @@ def check_all(rank: int, size: int) -> None:
         assert all(error < 4e-3 for error in relative_errors(case, mesh).values()), str(case)
 
 
-def test_without_messages_or_kernels_shapes_stay_and_uncommon_inputs_are_right() -> None:
+def test_both_arms_keep_shapes_and_uncommon_inputs_give_right_results() -> None:
     chosen = list(cases(GQA, 3))
     assert {case.method.name for case in chosen} == {"ulysses", "ring", "all_gather", "usp"}
     assert {case.method.head_chunks for case in chosen} >= {1, 2}
@@ -128,7 +130,7 @@ def test_without_messages_or_kernels_shapes_stay_and_uncommon_inputs_are_right()
 
 
 def check_conditions(workload: WorkloadConfig) -> None:
-    """What each arm's steps run with: the trial's kernel and no messages; messages and no kernel."""
+    """One arm runs with the trial's kernel and without messages, the other with messages and without kernel."""
     seen: list[tuple[bool, bool]] = []
     kernel = kernels.get("math")
 

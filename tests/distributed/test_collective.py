@@ -1,4 +1,4 @@
-"""The collective workload on real ranks: right content, predicted bytes, a curve; and wrong content is `incorrect`."""
+"""The collective workload on real ranks: right content, predicted bytes and a curve. Wrong content is `incorrect`."""
 
 from unittest.mock import patch
 
@@ -87,7 +87,7 @@ def wrong_last_element(self, tensor):
 
 
 def backward_shift(self, sent):
-    """The next rank's content arrives where the previous rank's belongs."""
+    """A fault: the next rank's content arrives where the previous rank's belongs."""
     received = sent
     for _ in range(self.group.size() - 1):
         received = right_shift(self, received).wait_all()
@@ -95,7 +95,7 @@ def backward_shift(self, sent):
 
 
 def chatty_shift(self, sent):
-    """Right, but twice the bytes."""
+    """A fault: the content is right, but travels twice."""
     right_shift(self, sent).wait_all()
     return right_shift(self, sent)
 
@@ -125,7 +125,8 @@ def check_faults(rank: int) -> None:
 
 
 def check_stamps(rank: int) -> None:
-    """No two slices of a group are equal, nor any slice shifted within itself, and the narrowest dtype holds them."""
+    """No two slices of a group are equal, a slice shifted within itself differs too, and the narrowest dtype holds all
+    values."""
     narrow, wide = job(trial("ulysses", "bfloat16")), job(trial("ulysses", "float64"))
     size = message_sizes.message_sizes(narrow.config)[0]
     ranks = range(narrow.config.sp_size)

@@ -1,4 +1,4 @@
-"""Steps replayed as a CUDA graph: of new inputs the same values as eager ones; what is not is `incorrect`."""
+"""Steps replayed as a CUDA graph give the same values as eager steps for new inputs; otherwise they are `incorrect`."""
 
 from dataclasses import replace
 
@@ -56,7 +56,7 @@ def test_a_replayed_step_computes_and_sends_what_an_eager_one_does(backend: str,
 
 
 def check_gate(rank: int) -> None:
-    """Doubles stand in for a graph: one that computes anew, one with a result of the recorded inputs, on one rank."""
+    """Doubles stand in for a graph. One computes anew; the other has, on one rank, a result of the recorded inputs."""
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("ring", "ulysses"))
     inputs = [torch.randn(1, 6, 2, 4) for _ in range(4)]
     budget = dict.fromkeys(reduced_length.TENSORS, 1e-6)
@@ -66,7 +66,7 @@ def check_gate(rank: int) -> None:
         return [q + v, dout * v, dout * q, dout * k]
 
     recorded = eager()
-    for _ in range(2):  # turned round twice: the recorded ones again
+    for _ in range(2):  # reversed twice, the inputs are the recorded ones again
         errors = check_replay(eager, eager, inputs, budget, mesh)
         assert errors == dict.fromkeys(reduced_length.TENSORS, 0.0)
     for place, tensor in enumerate(reduced_length.TENSORS):
@@ -77,7 +77,7 @@ def check_gate(rank: int) -> None:
         with pytest.raises(Incorrect, match=rf"replayed step against an eager one: relative error of {tensor} is "):
             check_replay(stale, eager, inputs, budget, mesh)
         check_replay(eager, eager, inputs, budget, mesh)
-    for bad in (0, 1):  # on one rank alone: a maximum over ranks may lose it
+    for bad in (0, 1):  # NaN on one rank only, which a maximum over ranks may lose
 
         def lost(bad: int = bad) -> list[Tensor]:
             return [x * float("nan") if (i, rank) == (1, bad) else x for i, x in enumerate(eager())]
@@ -87,5 +87,5 @@ def check_gate(rank: int) -> None:
     assert set(check_replay(lambda: eager()[:1], lambda: eager()[:1], inputs, budget, mesh)) == {"output"}
 
 
-def test_a_replay_that_holds_values_of_the_recorded_inputs_is_incorrect_on_every_rank() -> None:
+def test_a_replay_with_a_result_of_the_recorded_inputs_is_incorrect_on_every_rank() -> None:
     run(2, check_gate)

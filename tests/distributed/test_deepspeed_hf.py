@@ -1,4 +1,4 @@
-"""DeepSpeed's UlyssesSPAttentionHF on real ranks: output, gradients, bytes, and what it leaves behind."""
+"""DeepSpeed's UlyssesSPAttentionHF on real ranks: output, gradients, bytes, and what stays in the process."""
 
 import itertools
 from fractions import Fraction
@@ -22,7 +22,7 @@ OURS = MethodConfig("ulysses")
 
 
 def cases(sp_size: int) -> list[Case]:
-    """MHA, GQA and MQA: with one KV head every further rank gets a copy of it."""
+    """MHA, GQA and MQA. With MQA every rank gets a copy of the one KV head."""
     return [
         Case(METHOD, AttentionShape(batch, 12 * sp_size, 12, hkv, 8, causal, "float64"))
         for hkv, causal, batch in itertools.product((12, 4, 2, 1), (True, False), (1, 2))
@@ -45,13 +45,13 @@ def check_cases(rank: int, sp_size: int) -> None:
 @needs("deepspeed")
 @needs("transformers")
 @pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(1, 2, 3, 4), nccl=(1, 2, 4)))
-def test_it_agrees_with_the_oracle_and_sends_our_bytes_and_the_positions(backend: str, sp_size: int) -> None:
+def test_it_agrees_with_the_oracle_and_sends_the_bytes_of_ulysses_and_the_positions(backend: str, sp_size: int) -> None:
     assert len(cases(sp_size)) >= 8
     run(sp_size, check_cases, sp_size, backend=backend)
 
 
 def check_refusals(rank: int) -> None:
-    """What our reason says cannot be split, the library refuses itself."""
+    """The library itself refuses the heads that our `unsupported_reason` refuses."""
     mesh = mesh_of(methods.get(METHOD.name).layout(METHOD, 4))
     for hq, hkv in ((6, 6), (12, 3)):
         shape = AttentionShape(1, 48, hq, hkv, 8, True, "float64")
@@ -62,7 +62,7 @@ def check_refusals(rank: int) -> None:
 
 @needs("deepspeed")
 @needs("transformers")
-def test_heads_that_no_rank_could_share_are_refused_by_the_library_too() -> None:
+def test_the_library_refuses_the_heads_that_our_reason_refuses() -> None:
     run(4, check_refusals)
 
 
@@ -72,7 +72,7 @@ def check_training(rank: int) -> None:
 
 @needs("deepspeed")
 @needs("transformers")
-def test_a_whole_training_step_is_right_and_the_exchanges_are_told_from_the_parameters() -> None:
+def test_a_training_step_is_right_and_its_exchanges_are_not_counted_as_parameters() -> None:
     run(2, check_training)
 
 
@@ -93,5 +93,5 @@ def check_no_trace(rank: int) -> None:
 
 @needs("deepspeed")
 @needs("transformers")
-def test_a_trial_passes_the_gate_and_the_next_ones_in_its_processes_too() -> None:
+def test_a_trial_passes_the_gate_and_so_do_the_next_ones_in_its_processes() -> None:
     run(2, check_no_trace)

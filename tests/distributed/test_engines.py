@@ -1,6 +1,7 @@
-"""Whole training steps under other libraries' engines, on real ranks: equal to one process, bytes as they can be said.
+"""Whole training steps under other libraries' engines, on real ranks: equal to training on one process, and with the
+predicted bytes where bytes can be predicted.
 
-Each skips without its libraries.
+A test is skipped if its libraries are not installed.
 """
 
 import gc
@@ -84,7 +85,7 @@ def hugging_face_cases(name: str, world_size: int) -> list[TrialConfig]:
 
 
 def placed(config: TrialConfig) -> TrialConfig:
-    """On GPUs transformers' sdpa is in half precision what our sdpa_flash is."""
+    """On GPUs and in half precision, transformers' sdpa runs the same kernel as our sdpa_flash."""
     if here().type == "cpu":
         return config
     fabric, hardware = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
@@ -106,8 +107,8 @@ def check(config: TrialConfig) -> None:
 
 
 def tensors_left() -> list[str]:
-    """The tensors with memory that this process keeps, and what holds each: nothing, if torch's own code does. Single
-    numbers are constants and defaults of modules that the libraries import: no model is one."""
+    """The tensors that this process keeps in memory, and what holds each of them. Tensors that torch's own code holds
+    are left out, and so are single numbers: those are constants of imported modules, never part of a model."""
     gc.collect()
     tensors = (each for each in gc.get_objects() if isinstance(each, torch.Tensor))
     found = [t for t in tensors if t.device.type != "meta" and t.numel() > 1]
@@ -120,7 +121,7 @@ def _holders(tensor: torch.Tensor, found: list[torch.Tensor]) -> list[str]:
 
 
 def as_under_torchrun(rank: int, world_size: int) -> None:
-    """DeepSpeed and Accelerate read from the environment where they are."""
+    """Sets the environment variables from which DeepSpeed and Accelerate read their rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
 
 
@@ -131,18 +132,18 @@ def check_engine(rank: int, name: str, world_size: int) -> None:
         reason = requirements.unsupported_reason(config)
         if reason is None:
             check(config)
-            left = tensors_left()  # they would lie beside the next training of this process
+            left = tensors_left()  # what is left would take memory during the next training of this process
             assert left == [], f"{config}: {left}"
         else:
             assert "over gloo" in reason or "on a CPU" in reason or "dp_replicate_size" in reason, reason
 
 
 def check_parity(rank: int, name: str) -> None:
-    """Each rank's loader has another step's text, so a wrong order of samples would show."""
+    """The data loader of each rank has the text of another step. So a wrong order of samples shows."""
     as_under_torchrun(rank, 2)
     method, kernel = ("ulysses", "math") if name == "deepspeed" else (HF, "cpu_flash")
     config = trial(MethodConfig(method), 2, workload=PARITY, engine=EngineConfig(name), kernel=KernelConfig(kernel))
-    for number in (None, 3):  # of three, a step begins in the middle of what the loader's adapter has cut
+    for number in (None, 3):  # with three, a step begins in the middle of a sample that the adapter has cut
         several = replace(config, workload=replace(PARITY, micro_batches=number))
         columns = parity.run(job(several)).columns
         assert columns["mean_nll_difference"] <= columns["max_nll_difference"] <= parity.NLL_TOLERANCE
@@ -161,7 +162,7 @@ def check_offload(rank: int, adam: str) -> None:
     names = {"deepspeed": "ulysses", "hf_deepspeed": HF, "hf_trainer": HF} | ({"trl_sft": HF} if TRL else {})
     for name, method in names.items():
         engine = EngineConfig(name, optimizer_offload=adam)  # pyright: ignore[reportArgumentType]
-        workload = TWO if name == "hf_deepspeed" else TRAIN  # of two, the sum of gradients is in host memory too
+        workload = TWO if name == "hf_deepspeed" else TRAIN  # with two micro-batches gradients add up in host memory
         config = trial(MethodConfig(method), 2, engine=engine, workload=workload, kernel=KernelConfig("cpu_flash"))
         losses = train_step.run(job(config)).columns["loss"]
         without = train_step.run(job(replace(config, engine=EngineConfig(name)))).columns["loss"]

@@ -1,4 +1,4 @@
-"""The gate itself: whatever is wrong with a kernel or a method comes out `incorrect`, before any time is kept."""
+"""The gate: whatever is wrong with a kernel or a method makes the trial `incorrect`. No time of it is kept."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -87,18 +87,18 @@ def scaled_dv(ctx, dout):
 
 
 def chatty_shift(transport, sent):
-    """Right, but a hop more than the closed form says: the bytes must give it away."""
+    """A fault: the result is right, but it travels one hop more than the closed form says. Only the bytes show it."""
     right_shift(transport, sent).wait_all()
     return right_shift(transport, sent)
 
 
 def dropped_merge(parts, out, lse=None) -> None:
-    """A ring that forgets what the other ranks hold."""
+    """A fault: the ring leaves out what the other ranks hold."""
     right_merge(parts[:1], out, lse)
 
 
 def overwritten_last_token(ctx, chunks, *qkv):
-    """Wrong at one token only, far from the first: whole-sequence errors must see it."""
+    """A fault at one token only, far from the first. Errors over the whole sequence must show it."""
     out = right_ulysses(ctx, chunks, *qkv)
     if chunks.transport.group.rank() == chunks.transport.group.size() - 1:
         out[:, -1] = 0
@@ -106,18 +106,18 @@ def overwritten_last_token(ctx, chunks, *qkv):
 
 
 def inexact(ctx, chunks, *qkv):
-    """Ten times the fp32 budget: what a kernel in a lower precision would do."""
+    """A fault of ten times the fp32 budget, as of a kernel in a lower precision."""
     return right_ulysses(ctx, chunks, *qkv) * (1 + 1e-5)
 
 
 def inexact_when_timed(ctx, chunks, *qkv):
-    """Right at the length of the proof."""
+    """A fault that is right at the length of the proof, and wrong at the timed length."""
     num_tokens = qkv[0].shape[1] * chunks.transport.group.size()
     return (inexact if num_tokens == SEQ_LEN else right_ulysses)(ctx, chunks, *qkv)
 
 
 def timed_gradient(wrong: Callable[[Tensor], Tensor], place: int) -> Callable[..., Any]:
-    """A backward that is right at the length of the proof, and `wrong` in one gradient at the timed one."""
+    """A fault of one gradient: right at the length of the proof, and `wrong` at the timed length."""
 
     def backward(ctx, dout):
         results = list(right_backward(ctx, dout))
@@ -129,25 +129,26 @@ def timed_gradient(wrong: Callable[[Tensor], Tensor], place: int) -> Callable[..
 
 
 def moved(gradient: Tensor) -> Tensor:
-    """Each token's to the next one."""
+    """Each token gets the gradient of its neighbour."""
     return gradient.roll(1, 1)
 
 
 def cut_off(gradient: Tensor) -> Tensor:
-    """The last tokens', on the last rank: they see much and are seen little."""
+    """The last tokens of the last rank are wrong. They see many keys, and few queries see them."""
     last = dist.get_rank() == dist.get_world_size() - 1
     return torch.cat([gradient[:, :-3], gradient[:, -3:] * (not last)], dim=1)
 
 
 def lost_head(gradient: Tensor) -> Tensor:
-    """The last head's, on the last rank."""
+    """The last head of the last rank is wrong."""
     last = dist.get_rank() == dist.get_world_size() - 1
     return torch.cat([gradient[:, :, :-1], gradient[:, :, -1:] * (not last)], dim=2)
 
 
 @contextmanager
 def answers_at_hand(method, kernel, shape, mesh) -> Iterator[SequenceParallelAttention]:
-    """Output and gradients of the proof are right and no rank hears of another: each drew the whole sequence itself."""
+    """A fault: output and gradients of the proof are right, but no rank exchanges anything. Each has drawn the inputs
+    of the whole sequence itself."""
     layout = ulysses.layout(method, mesh.size())
     positions = layout.global_positions(mesh.get_rank(), shape.seq_len)
     inputs = reduced_length.random_inputs(shape, torch.device("cpu"), 0)
@@ -229,7 +230,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
 
 
 def check_budget(published: dict[str, float]) -> None:
-    """Twice what fp32 itself costs: a wider budget would pass kernels that a user takes for exact."""
+    """The budget of fp32 is twice the error of fp32 itself. A wider one would pass kernels that users think exact."""
     shape = trial(ULYSSES, 2).attention_shape(PROOF_LEN)
     inputs = reduced_length.random_inputs(shape, torch.device("cpu"), 0)
     low, want = (
@@ -242,15 +243,16 @@ def check_budget(published: dict[str, float]) -> None:
 
 
 def check_flops(config: TrialConfig, model_forwards: float, hardware_forwards: float) -> None:
-    """The FLOP/s and MFU of a user's row are these over its time; the backward's score matrix is no model FLOP."""
-    forward = 4 * (SEQ_LEN * (SEQ_LEN + 1) // 2) * 8 * 16  # two matmuls a visible pair, 8 heads of 16
+    """A row's FLOP/s and MFU are these FLOPs over its time. Model FLOPs do not count the scores that a flash backward
+    computes again."""
+    forward = 4 * (SEQ_LEN * (SEQ_LEN + 1) // 2) * 8 * 16  # two matmuls for each visible pair, 8 heads of size 16
     found = row(config)
     assert found["model_flops"] == model_forwards * forward
     assert found["hardware_flops"] == hardware_forwards * forward
 
 
 def check_faults(rank: int, sp_size: int) -> None:
-    for method in (ULYSSES, ZIGZAG):  # the control: without a fault both are right
+    for method in (ULYSSES, ZIGZAG):  # without a fault both are right
         found = row(trial(method, sp_size))
         assert found["rel_error_dq"] < 1e-6
         check_budget(found["error_budget"])
@@ -268,7 +270,7 @@ def test_each_fault_is_incorrect() -> None:
 
 
 def check_training(rank: int) -> None:
-    """A training step has many more places for a fault to hide: its attention is proven at the timed length too."""
+    """The attention of a training step is proven at the timed length too."""
     config = replace(trial(ULYSSES, 2), workload=replace(TRAIN, correctness_seq_len=PROOF_LEN))
     columns = train_step.prove_attention(job(config))
     assert columns["correctness_seq_len"] == PROOF_LEN

@@ -1,4 +1,4 @@
-"""Trials by ranks that misbehave: nothing of one shows in the next of its processes, nor passes for a result."""
+"""Trials that share processes, run by ranks that misbehave: no trial affects the next; wrong bytes are no result."""
 
 import json
 from pathlib import Path
@@ -57,19 +57,19 @@ def test_peak_memory_is_that_of_each_trial_alone(group):
     assert all(value < large - 64 * 2**20 for value in small), f"{kind}: {large}, then {small}"
 
 
-def test_retries_of_the_allocator_are_not_handed_on(group):
+def test_allocator_retries_of_one_trial_are_not_counted_in_the_next(group):
     columns, _ = group
     assert all(columns[n]["allocator_retries"] in (None, [0, 0]) for n in NAMES)
 
 
-def test_every_rank_tells_what_its_host_takes_to_launch_an_operation(group):
+def test_every_rank_reports_the_time_of_its_host_to_launch_an_operation(group):
     columns, _ = group
     each = [columns[name]["host_launch_us"] for name in NAMES]
     assert [len(ranks) for ranks in each] == [2] * len(NAMES)
     assert all(0 < us < 1e4 for ranks in each for us in ranks)
 
 
-def test_library_state_is_as_before_for_the_next_trial(group):
+def test_the_next_trial_finds_library_state_restored(group):
     _, root = group
     for rank in range(2):
         first, *others = (json.loads((root / n / f"rank{rank}.state.json").read_text()) for n in NAMES)
@@ -77,7 +77,7 @@ def test_library_state_is_as_before_for_the_next_trial(group):
         assert others == [first, first]
 
 
-def test_what_had_to_be_put_back_is_named_in_the_ranks_log(group):
+def test_settings_that_were_restored_are_named_in_the_ranks_log(group):
     _, root = group
     for name in NAMES:
         log = (root / name / "rank1.log").read_text()
@@ -86,7 +86,7 @@ def test_what_had_to_be_put_back_is_named_in_the_ranks_log(group):
 
 
 def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config, tmp_path):
-    """Else a user compares methods by bytes that were never sent, or that nobody foresaw."""
+    """Otherwise a user would compare methods by bytes that were never sent, or that no closed form explains."""
     config = make_config(method="ulysses", kernel="math", sp_size=2, seq_len=64, **SHORT)
     columns = launch({"chatty": config}, tmp_path, CHATTY)["chatty"]
     assert columns["status"] == "incorrect", columns

@@ -1,4 +1,4 @@
-"""Counted bytes equal predicted ones: real ranks, gloo and NCCL, and torch's fake process group up to P = 64."""
+"""Counted bytes equal predicted bytes, on real ranks (gloo and NCCL) and on torch's fake process group up to P = 64."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -60,7 +60,7 @@ def fake_group(world_size: int, rank: int) -> Iterator[None]:
 
 @pytest.mark.parametrize(("sp_size", "rank"), [(8, 7), (16, 5), (64, 63)])
 @pytest.mark.parametrize("heads", [(64, 64), (64, 8), (64, 1)], ids=["MHA", "GQA", "MQA"])
-def test_counted_bytes_equal_predicted_ones_at_scale(sp_size: int, rank: int, heads: tuple[int, int]) -> None:
+def test_counted_bytes_equal_predicted_ones_with_many_ranks(sp_size: int, rank: int, heads: tuple[int, int]) -> None:
     shape = AttentionShape(1, 2 * sp_size, *heads, 8, True, "bfloat16")
     tried = 0
     with fake_group(sp_size, rank):
@@ -77,7 +77,7 @@ def test_counted_bytes_equal_predicted_ones_at_scale(sp_size: int, rank: int, he
 @pytest.mark.parametrize(
     ("name", "ulysses_degree", "hops"), [("ring", None, 3), ("all_gather", None, 3), ("usp", 2, 1)]
 )
-def test_key_and_value_gradients_in_fp32_travel_as_twice_the_bytes_of_bf16(
+def test_gradients_of_keys_and_values_take_twice_the_bytes_in_fp32(
     name: str, ulysses_degree: int | None, hops: int
 ) -> None:
     shape = AttentionShape(1, 64, 8, 4, 16, True, "bfloat16")
@@ -104,14 +104,14 @@ def test_a_scalar_all_reduce_over_three_ranks_is_a_fraction() -> None:
     assert book.counts == {("loss", "all_reduce"): (1, Fraction(16, 3))}
 
 
-def test_what_a_rank_sends_to_itself_is_no_traffic() -> None:
+def test_what_a_rank_sends_to_itself_is_not_counted() -> None:
     with fake_group(2, 0), Ledger() as book, ledger.attention():
         for to in (0, 1):
             dist.isend(torch.ones(4), to)
     assert book.counts == {("forward", "send"): (2, 16)}
 
 
-def test_of_lists_of_tensors_the_slices_of_the_other_ranks_are_sent() -> None:
+def test_of_a_list_of_tensors_only_the_slices_for_other_ranks_are_counted() -> None:
     slices = [torch.ones(size) for size in (1, 20, 300, 4000)]
     with fake_group(4, 1), Ledger() as book, ledger.attention():
         dist.all_to_all([torch.empty_like(t) for t in slices], slices)
@@ -124,7 +124,7 @@ def test_of_lists_of_tensors_the_slices_of_the_other_ranks_are_sent() -> None:
     }
 
 
-def test_untagged_gathers_belong_to_the_parameters() -> None:
+def test_gathers_outside_attention_are_counted_as_parameters() -> None:
     with fake_group(4, 0), Ledger() as book:
         _all_gather(torch.empty(8), torch.ones(2))
         _reduce_scatter(torch.empty(2), torch.ones(8))
@@ -138,7 +138,7 @@ def test_untagged_gathers_belong_to_the_parameters() -> None:
 
 
 class Summed(torch.autograd.Function):
-    """As a library's: collectives in the forward and in the backward, untagged."""
+    """Like a library's function: it issues collectives in forward and backward, and does not say what they are for."""
 
     @staticmethod
     def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:  # pyright: ignore
@@ -151,7 +151,7 @@ class Summed(torch.autograd.Function):
         return grad
 
 
-def test_a_library_function_marked_as_attention_is_so_in_its_own_backward_and_nowhere_else() -> None:
+def test_a_library_function_marked_as_attention_is_counted_so_in_its_own_backward_only() -> None:
     with fake_group(2, 0), Ledger() as book:
         leaf = torch.ones(2, requires_grad=True)
         with ledger.attention():
@@ -168,7 +168,7 @@ def test_a_library_function_marked_as_attention_is_so_in_its_own_backward_and_no
 
 @torch.library.custom_op("sp_bench_test::exchange", mutates_args=())
 def exchange(tensors: list[torch.Tensor]) -> torch.Tensor:
-    """As a library's: an operator written in Python, which an active dispatch mode sees as one call."""
+    """Like a library's operator: it is written in Python, and an active dispatch mode sees it as one call."""
     received = torch.empty_like(tensors[0])
     dist.all_to_all_single(received, tensors[0])
     return received
@@ -181,8 +181,8 @@ def test_collectives_inside_a_custom_operator_are_counted() -> None:
     assert book.counts == {("forward", "all_gather"): (1, 24), ("forward", "all_to_all"): (1, 24)}
 
 
-def test_messages_that_no_collective_carries_are_counted_as_the_collectives_are() -> None:
-    ledger.count("send", 7)  # nobody listens
+def test_messages_that_no_collective_carries_are_counted_as_collectives_are() -> None:
+    ledger.count("send", 7)  # no ledger is active
     with Ledger() as book:
         with ledger.attention():
             ledger.count("send", 10)
@@ -190,7 +190,7 @@ def test_messages_that_no_collective_carries_are_counted_as_the_collectives_are(
                 ledger.count("send", 20)
                 ledger.count("all_to_all", 5)
             ledger.count("send", 1)
-        ledger.count("all_gather", 3)  # untagged: FSDP's
+        ledger.count("all_gather", 3)  # outside attention: counted as FSDP's
     ledger.count("send", 7)
     assert book.counts == {
         ("backward", "all_to_all"): (1, 5),
@@ -200,7 +200,7 @@ def test_messages_that_no_collective_carries_are_counted_as_the_collectives_are(
     }
 
 
-def test_a_ledger_within_another_counts_its_own_part_of_both_kinds_of_messages() -> None:
+def test_an_inner_ledger_counts_its_own_part_of_both_kinds_of_messages() -> None:
     with fake_group(2, 0), Ledger() as outer, ledger.attention():
         ledger.count("send", 1)
         with Ledger() as inner:

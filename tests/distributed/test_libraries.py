@@ -1,7 +1,8 @@
-"""Other libraries' attention through its adapters, on real ranks: output, gradients, bytes, and what they leave.
+"""Other libraries' attention through its adapters, on real ranks: output, gradients, bytes, and what stays in the
+process.
 
-Each skips without its library. ring_flash_attn calls flash-attn, which has no CPU kernel: on gloo a stand-in computes
-for it, so that what is tested there is which function gets which tokens, not the kernel.
+A test is skipped if its library is not installed. ring_flash_attn calls flash-attn, which has no CPU kernel. On gloo a
+stand-in computes instead, so that these tests show which function gets which tokens, and say nothing about the kernel.
 """
 
 import itertools
@@ -54,14 +55,14 @@ def check_uneven_heads(rank: int, sp_size: int) -> None:
         dist.all_gather_object(sent, counted(case, mesh))
         predicted = methods.get(DEEPSPEED.name).traffic(DEEPSPEED, case.shape, sp_size)
         assert {key: sum((s[key] for s in sent), Fraction(0)) / sp_size for key in predicted} == predicted
-        # a KV head more: its group's output goes to P-1 ranks, where its Q, K and V would have gone to another
+        # one KV head more: the output of its group goes to P-1 ranks; its own Q, K and V would have gone to another
         more = hq // hkv * (sp_size - 2) - 2
         assert (len({s["forward", "all_to_all"] for s in sent}) > 1) == (more != 0)
 
 
 @needs("deepspeed")
 @pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(3, 4), nccl=(3, 4)))
-def test_deepspeed_splits_uneven_heads_and_then_sends_the_closed_form_on_average(backend: str, sp_size: int) -> None:
+def test_with_uneven_heads_deepspeed_sends_the_closed_form_on_average(backend: str, sp_size: int) -> None:
     run(sp_size, check_uneven_heads, sp_size, backend=backend)
 
 
@@ -80,12 +81,12 @@ def check_deepspeed_leaves_no_trace(rank: int) -> None:
 
 
 @needs("deepspeed")
-def test_a_deepspeed_trial_passes_the_gate_and_the_next_one_in_its_processes_too() -> None:
+def test_a_deepspeed_trial_passes_the_gate_and_so_does_the_next_one_in_its_processes() -> None:
     run(2, check_deepspeed_leaves_no_trace)
 
 
 def ring_cases(sp_size: int) -> list[Case]:
-    # float16, as flash-attn is for half precision: in float32 the library's casts alias its buffers
+    # float16, since flash-attn is for half precision: in float32 the library's casts alias its buffers
     return [
         Case(
             MethodConfig("ring_flash_attn", kind),
@@ -103,7 +104,7 @@ def check_ring_flash_attn(rank: int, sp_size: int) -> None:
     for case, mesh in on_meshes(ring_cases(sp_size)):
         errors = relative_errors(case, mesh)
         if case.method.layout == "contiguous":
-            # dq is rounded to bfloat16 and back; the rounding of float16 itself would be eight times less
+            # dq is rounded to bfloat16 and back; rounding to float16 would have an error eight times smaller
             assert 1e-3 < errors.pop("dq") < 4e-3, f"{case} on rank {rank}"
         assert max(errors.values()) < 1e-3, f"{case} on rank {rank}: {errors}"
         check(case, mesh)
@@ -128,5 +129,5 @@ def check_transformers_is_left_as_it_was(rank: int) -> None:
 
 
 @needs("ring-flash-attn")
-def test_the_name_lent_to_transformers_for_an_import_is_gone_afterwards() -> None:
+def test_the_name_added_to_transformers_for_an_import_is_gone_afterwards() -> None:
     run(2, check_transformers_is_left_as_it_was)

@@ -1,4 +1,4 @@
-"""What a method holds while a kernel runs, where memory peaks: nothing of what it has merged or sent home."""
+"""What a method holds while a kernel runs, where memory peaks: nothing that it has already merged or sent away."""
 
 import gc
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def held_bytes() -> int:
 
 
 def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[float]]:
-    """What a step holds as each of its kernels begins, beside its inputs, in units of a rank's queries."""
+    """The memory that a step holds beside its inputs as each of its kernels begins, in units of a rank's queries."""
     method, math, size = methods.get(config.name), kernels.get("math"), dist.get_world_size()
     local = (shape.batch_size, shape.seq_len // size)
     held: dict[str, list[int]] = {"forward": [], "backward": []}
@@ -51,7 +51,7 @@ def check_ring(rank: int, more_queries: float) -> None:
     queries = held_queries(config, AttentionShape(1, 1024, 8, 2, 64, True, "bfloat16"))
     size = dist.get_world_size()
     assert [len(sizes) for sizes in queries.values()] == [size, size + 1]
-    # two shards of KV, the one at hand and the one under way, are one of queries; what is not merged yet is below three
+    # two KV shards, one at hand and one under way, are 1 unit; what is not merged yet is below 3 units
     assert max(queries["forward"]) < 1 + 2 + 0.6, queries
     assert max(queries["backward"]) < queries["backward"][0] + more_queries, queries  # and dK/dV: at home, under way
 
@@ -72,7 +72,7 @@ def check_all_gather(rank: int) -> None:
     assert len(set(groups["backward"][kernels_a_group::kernels_a_group])) == 1, "more with each group"
 
 
-def test_groups_of_heads_bound_what_an_all_gather_holds() -> None:
+def test_an_all_gather_in_groups_of_heads_holds_less_and_no_more_with_each_group() -> None:
     run(4, check_all_gather)
 
 
@@ -80,10 +80,10 @@ def check_ulysses(rank: int) -> None:
     shape = AttentionShape(1, 1024, 32, 16, 64, True, "bfloat16")
     whole, chunks = (held_queries(MethodConfig("ulysses", "contiguous", head_chunks=n), shape) for n in (1, 4))
     assert [len(sizes) for sizes in chunks.values()] == [4, 4]
-    # of one chunk: Q, K and V that come, and the output that leaves, each where it is sent from and where it arrives
+    # of one chunk: Q, K and V that arrive and the output that leaves, each both as sent and as received
     assert max(chunks["forward"]) < max(whole["forward"]) + 6 / 4 + 0.1, (whole, chunks)
     assert max(chunks["backward"]) < max(whole["backward"]) + 6 / 4, (whole, chunks)
 
 
-def test_chunks_of_heads_hold_what_two_of_them_have_under_way_and_not_all_that_came_home() -> None:
+def test_chunked_ulysses_holds_what_two_chunks_have_under_way_and_no_more() -> None:
     run(4, check_ulysses)

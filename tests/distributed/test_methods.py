@@ -1,4 +1,4 @@
-"""Every own method against the oracle on real ranks, gloo and NCCL: output and all three gradients."""
+"""Each of our methods against the oracle, on real ranks (gloo and NCCL): output and all three gradients."""
 
 import itertools
 from dataclasses import replace
@@ -14,8 +14,8 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 
-TOKENS_A_RANK = 12  # a multiple of what every layout cuts by, and of no power of two above 4
-# bf16 kernels work in blocks of 64 and 128 tokens on GPUs: whole ones, and a rest
+TOKENS_A_RANK = 12  # every layout can cut it, and it is no multiple of a power of two above 4
+# On GPUs bf16 kernels work in blocks of 64 and 128 tokens: here whole blocks and a rest.
 HALF_PRECISION_TOKENS = {"cpu": TOKENS_A_RANK, "cuda": 160}
 
 
@@ -48,7 +48,7 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
 
 
 def cases(sp_size: int) -> list[Case]:
-    """The cross product in fp64, with the kernel that runs everywhere."""
+    """All methods, heads and masks in fp64, with the kernel that runs everywhere."""
     chosen = []
     for method, (hq, hkv), causal, batch in itertools.product(
         method_configs(sp_size), heads(sp_size).values(), (True, False), (1, 2)
@@ -75,13 +75,13 @@ def half_precision_cases(sp_size: int, device: str) -> list[Case]:
 
 
 def by_copy_engines(sp_size: int) -> list[Case]:
-    """One exact case in five, which is other heads and masks for each method."""
+    """One exact case in five, which gives each method other heads and masks."""
     chosen = cases(sp_size)[::5] if sp_size > 1 else []
     return [replace(case, method=replace(case.method, exchange="copy_engines")) for case in chosen]
 
 
 def check_within_budget(case: Case, mesh: DeviceMesh) -> None:
-    """The project's own gate: the kernel alone and the method, each within twice the error of `math` in this dtype."""
+    """The project's own gate: kernel and method must each be within twice the error of `math` in this dtype."""
     kernel = kernels.get(case.kernel)
     with methods.get(case.method.name).open(case.method, kernel, case.shape, mesh) as attention:
         try:
@@ -91,7 +91,7 @@ def check_within_budget(case: Case, mesh: DeviceMesh) -> None:
 
 
 def check_all(rank: int, sp_size: int) -> None:
-    """Eight ranks on the cores of a laptop: one case in five, which is other heads and masks for each method."""
+    """One case in five, because eight ranks share the cores of a laptop; each method gets other heads and masks."""
     crowded = sp_size == 8 and here().type == "cpu"
     exact = cases(sp_size)[:: 5 if crowded else 1]
     if here().type == "cuda":
@@ -109,13 +109,13 @@ def test_methods_agree_with_the_oracle_in_output_and_gradients(backend: str, sp_
     run(sp_size, check_all, sp_size, backend=backend)
 
 
-def test_eight_ranks_are_more_than_the_kv_heads_that_they_share() -> None:
+def test_methods_agree_with_the_oracle_on_more_ranks_than_kv_heads() -> None:
     replicated = [c for c in cases(8) if c.method.name == "ulysses" and c.shape.num_kv_heads == 4]
     assert replicated
 
 
 def check_options(rank: int) -> None:
-    """Options that change how bytes travel, not what is computed."""
+    """Options that change in which dtype bytes travel, and not what is computed."""
     heads = {"num_heads": 8, "num_kv_heads": 4, "head_dim": 16}
     exact = AttentionShape(1, 32, causal=True, dtype="float64", **heads)
     for stride in (1, 2, 3, 4):
@@ -132,10 +132,10 @@ def check_options(rank: int) -> None:
             for dtype in ("input", "float32")
         }
         assert all(error < 8e-3 for error in errors["float32"].values()), f"{name} {kernel}: {errors}"
-        # fewer roundings on the way cannot make the sum of many partial gradients worse by more than noise
+        # with fewer roundings, the sum of many partial gradients is not worse by more than noise
         assert errors["float32"]["dk"] < 1.1 * errors["input"]["dk"], f"{name} {kernel}: {errors}"
 
-    whole = replace(low, causal=False)  # all blocks are whole, and on every rank some are merged before the last comes
+    whole = replace(low, causal=False)  # all blocks are whole, and each rank merges some before the last one arrives
     for kernel in usable:
         rounded, wide = (
             relative_errors(
@@ -148,5 +148,5 @@ def check_options(rank: int) -> None:
 
 
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=[4], nccl=[4]))
-def test_options_of_travel_change_the_rounding_and_nothing_else(backend: str, world_size: int) -> None:
+def test_options_of_how_tensors_travel_change_the_rounding_and_nothing_else(backend: str, world_size: int) -> None:
     run(world_size, check_options, backend=backend)

@@ -1,4 +1,4 @@
-"""Twenty training steps with each method against one process, and what the comparison refuses."""
+"""The parity workload: twenty training steps with each method against one process, and what the comparison refuses."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ def check_world(rank: int, world_size: int) -> None:
         measurement = parity.run(job(config))
         difference = measurement.columns["max_nll_difference"]
         assert difference <= parity.NLL_TOLERANCE, config
-        if config.sp_size > 1:  # sums in another order: exactly 0 would be a training compared with itself
+        if config.sp_size > 1:  # sums are in another order, so exactly 0 would be a training compared with itself
             assert difference > 0, config
         assert len(measurement.step_ms) == len(measurement.columns["loss"]) == 20
         counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
@@ -46,7 +46,7 @@ def check_world(rank: int, world_size: int) -> None:
 
 
 def check_wrong_training_is_refused() -> None:
-    """The first losses are right: a user would read of agreement where the update is half of what it must be."""
+    """With averaged gradients the first loss is right, but each update is too small. The gradient norm shows it."""
     config = trial(MethodConfig("ulysses"), 2, workload=replace(PARITY, timed_steps=1))
     with averaged_gradients(), pytest.raises(Incorrect, match="step 0 differs from one process"):
         parity.run(job(config))
@@ -62,7 +62,7 @@ def steps(fall: float = 1.0) -> torch.Tensor:
     return torch.stack((torch.linspace(5.0, 5.0 - fall, 20), torch.linspace(3.0, 1.0, 20)), dim=1).double()
 
 
-def test_equal_training_is_accepted_with_its_difference() -> None:
+def test_training_within_the_tolerances_is_accepted_and_its_difference_is_recorded() -> None:
     got = steps()
     got[7, 0] += 4e-6
     differences = {"max_nll_difference": 4e-6, "mean_nll_difference": 2e-7, "max_grad_norm_difference": 0.0}
@@ -70,19 +70,19 @@ def test_equal_training_is_accepted_with_its_difference() -> None:
 
 
 @pytest.mark.parametrize(("column", "factor"), [(0, 1 + 1e-5), (1, 1 + 2e-5), (1, 0.25), (0, float("nan"))])
-def test_a_step_that_differs_is_refused_by_its_number(column: int, factor: float) -> None:
+def test_a_step_that_differs_is_refused_and_its_number_is_named(column: int, factor: float) -> None:
     got = steps()
     got[3, column] *= factor
     with pytest.raises(Incorrect, match="step 3 differs from one process"):
         parity.compare(got, steps())
 
 
-def test_agreement_of_models_that_learn_nothing_is_refused() -> None:
+def test_agreement_of_models_that_do_not_learn_is_refused() -> None:
     with pytest.raises(Incorrect, match=r"the loss fell by 0.4 nats over 20 steps, less than 0.5"):
         parity.compare(steps(0.4), steps(0.4))
 
 
-def test_parity_is_refused_where_it_would_prove_nothing() -> None:
+def test_configs_whose_parity_would_prove_nothing_are_refused() -> None:
     with pytest.raises(ConfigError, match="parity needs sgd"):
         replace(PARITY, optimizer="adamw")
     with pytest.raises(ConfigError, match="use float32 or float64"):

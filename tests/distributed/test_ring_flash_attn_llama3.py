@@ -1,6 +1,6 @@
-"""ring-flash-attn's KV all-gather on real ranks: output, gradients, bytes of every head stride.
+"""ring-flash-attn's KV all-gather on real ranks: output, gradients and bytes, with every head stride.
 
-It calls flash-attn, which has no CPU kernel: on gloo a stand-in computes for it.
+It calls flash-attn, which has no CPU kernel. On gloo a stand-in computes instead.
 """
 
 import itertools

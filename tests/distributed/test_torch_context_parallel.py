@@ -1,7 +1,8 @@
-"""torch's context parallelism through its adapter, on real ranks: output, gradients, bytes, and what it leaves.
+"""torch's context parallelism through its adapter, on real ranks: output, gradients, bytes, and what stays in the
+process.
 
-Its kernels are CUDA's. On gloo a stand-in computes for aten's flash attention, so that what is tested there is all the
-rest: DTensor's dispatch, the rotation, the merging, and which tokens each rank holds.
+It has kernels for CUDA only. On gloo a stand-in computes instead of aten's flash attention. So gloo tests all the rest:
+DTensor's dispatch, the rotation, the merging, and which tokens each rank holds.
 """
 
 import itertools
@@ -31,7 +32,7 @@ ZIGZAG = MethodConfig(NAME, "zigzag", "alltoall")
 
 
 def cases(sp_size: int, dtype: str, kernel: str) -> list[Case]:
-    """On GPUs sizes that their kernels take."""
+    """On GPUs with sizes that GPU kernels take."""
     seq_len, head_dim = (64 * sp_size, 64) if here().type == "cuda" else (4 * sp_size, 8)
     return [
         Case(MethodConfig(NAME, kind, variant), AttentionShape(batch, seq_len, 4, hkv, head_dim, causal, dtype), kernel)
@@ -48,7 +49,7 @@ def check_oracle(rank: int, sp_size: int, kernel: str) -> None:
     for case, mesh in on_meshes(cases(sp_size, dtype, kernel)):
         errors = relative_errors(case, mesh)
         assert max(errors.values()) < tolerance, f"{case} on rank {rank}: {errors}"
-        # in half precision, so that dK/dV in fp32 are twice the bytes
+        # half precision, so that dK/dV in fp32 take twice the bytes
         check(replace(case, shape=replace(case.shape, dtype="bfloat16")), mesh)
 
 
@@ -58,12 +59,12 @@ def test_it_agrees_with_the_oracle_and_sends_dkv_home_in_fp32(backend: str, sp_s
 
 
 @pytest.mark.parametrize(("backend", "sp_size"), worlds(nccl=(2, 4)))
-def test_it_does_so_with_the_backend_of_cudnn(backend: str, sp_size: int) -> None:
+def test_it_agrees_with_the_oracle_with_the_cudnn_backend_too(backend: str, sp_size: int) -> None:
     run(sp_size, check_oracle, sp_size, "cudnn", backend=backend)
 
 
 def check_layout(rank: int, sp_size: int) -> None:
-    """What torch itself gives each rank of a whole sequence is what our layout says."""
+    """torch itself gives each rank the tokens that our layout says."""
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._context_parallel import _attention as state
 
@@ -82,7 +83,7 @@ def test_its_load_balancing_is_our_zigzag_layout(sp_size: int) -> None:
 
 
 def process_state() -> dict[str, Any]:
-    """What context_parallel and the adapter change of the process."""
+    """The state of the process that context_parallel and the adapter change."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor.experimental._context_parallel import _attention as state
     from torch.distributed.tensor.experimental._context_parallel import _sharding_rules
@@ -115,7 +116,7 @@ def check_state(rank: int) -> None:
     assert process_state() == before
 
 
-def test_what_it_changes_of_the_process_is_put_back_after_an_error_too() -> None:
+def test_what_it_changes_in_the_process_is_restored_also_after_an_error() -> None:
     run(2, check_state)
 
 
@@ -129,7 +130,7 @@ def check_gate(rank: int) -> None:
         assert row(trial(MethodConfig("ulysses"), 2))["rel_error_dq"] < 1e-6
 
 
-def test_its_trials_pass_the_gate_and_so_does_the_next_in_their_processes() -> None:
+def test_its_trials_pass_the_gate_and_so_does_the_next_trial_in_their_processes() -> None:
     run(2, check_gate)
 
 
@@ -159,5 +160,5 @@ def check_cpu(rank: int) -> None:
         attention(q, k, v)
 
 
-def test_as_it_ships_it_does_not_run_on_cpu_for_want_of_a_rule_for_the_op_that_sdpa_is_there() -> None:
+def test_without_a_stand_in_it_has_no_rule_for_the_op_that_sdpa_chooses_on_cpu() -> None:
     run(2, check_cpu)

@@ -1,4 +1,4 @@
-"""Whole training steps on real gloo ranks: equal to one process, wrong ones refused, bytes as the closed form says."""
+"""Whole training steps on real gloo ranks: equal to one process, with the predicted bytes; wrong ones are refused."""
 
 import math
 from collections.abc import Iterator
@@ -36,8 +36,8 @@ def usp(placement: str) -> MethodConfig:
 
 
 def cases(world_size: int) -> list[TrialConfig]:
-    """Methods, layouts, dtypes, checkpointing, data parallelism, several micro-batches, losses in tiles; the odd length
-    is padded, the odd model too."""
+    """Methods, layouts, dtypes, checkpointing, data parallelism, several micro-batches and losses in tiles. The odd
+    length is padded, and so is each shard of the odd model."""
     bf16 = {"dtype": "bfloat16"}
     return {
         1: [
@@ -82,7 +82,7 @@ def check_counted_bytes(config: TrialConfig) -> None:
 
 
 def check_parameters_after_a_step(config: TrialConfig) -> None:
-    """In fp64 with SGD the update is the gradient: every element equals one process's."""
+    """In fp64 with SGD the update is the gradient: every element equals that of one process."""
     config = replace(config, dtype="float64", workload=replace(config.workload, optimizer="sgd", learning_rate=0.1))
     trial_job = job(config)
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
@@ -121,7 +121,7 @@ def check_world(rank: int, world_size: int) -> None:
 
 @contextmanager
 def positions_of_the_local_order() -> Iterator[None]:
-    """What a model does that numbers its own tokens: right for the contiguous layout only."""
+    """A mistake: the model numbers its local tokens itself, which is right for the contiguous layout only."""
     real = train.shard_batch
 
     def numbered(sequences, layout, mesh: DeviceMesh, device) -> train.Batch:
@@ -135,7 +135,7 @@ def positions_of_the_local_order() -> Iterator[None]:
 
 @contextmanager
 def losses_scaled(by: float) -> Iterator[None]:
-    """Of each token, the gradient untouched: what a softmax in too few bits does."""
+    """A mistake: each token's loss is off and the gradient is right, as with a softmax in too few bits."""
     real = fsdp2.Training.step
 
     def scaled(self, batches) -> train.StepResult:
@@ -149,7 +149,7 @@ def losses_scaled(by: float) -> Iterator[None]:
 
 @contextmanager
 def averaged_gradients() -> Iterator[None]:
-    """FSDP's default: the gradient of a sum of P ranks' losses, divided by P."""
+    """A mistake: FSDP's default, which divides the gradient of the sum of P ranks' losses by P."""
     real = fsdp2.shard
 
     def averaging(decoder, config, mesh: DeviceMesh, device) -> None:
@@ -164,7 +164,7 @@ def averaged_gradients() -> Iterator[None]:
 
 @contextmanager
 def labels_shifted_after_sharding() -> Iterator[None]:
-    """Each rank shifts its own tokens: the successor of its last one is then missing."""
+    """A mistake: each rank shifts its own tokens, so the label of its last token is missing."""
     real = train.shard_batch
 
     def late(sequences, layout, mesh, device) -> train.Batch:
@@ -178,7 +178,8 @@ def labels_shifted_after_sharding() -> Iterator[None]:
 
 @contextmanager
 def micro_batches_of_one_loss_each() -> Iterator[None]:
-    """The gradient of a sum of means: as many times too large as there are micro-batches."""
+    """A mistake: the losses of micro-batches are means that are added up. With m of them the gradient is m times too
+    large."""
     real = fsdp2.Training._accumulate
 
     def whole(self, batch: train.Batch, num_valid_tokens: int) -> torch.Tensor:
@@ -190,7 +191,7 @@ def micro_batches_of_one_loss_each() -> Iterator[None]:
 
 @contextmanager
 def gradients_of_the_last_micro_batch() -> Iterator[None]:
-    """Each overwrites the one before."""
+    """A mistake: the gradient of each micro-batch overwrites the one before."""
     real = fsdp2.Training._accumulate
 
     def forgetful(self, batch: train.Batch, num_valid_tokens: int) -> torch.Tensor:
@@ -203,7 +204,7 @@ def gradients_of_the_last_micro_batch() -> Iterator[None]:
 
 @contextmanager
 def micro_batches_in_another_order() -> Iterator[None]:
-    """The gradient is the same, the tokens' losses are not where they belong."""
+    """A mistake: micro-batches are in the wrong order. The gradient is right, but the tokens' losses are misplaced."""
     real = train.shard_batches
 
     def backwards(*args) -> list[list[train.Batch]]:
@@ -214,17 +215,17 @@ def micro_batches_in_another_order() -> Iterator[None]:
 
 
 def check_losses_are_those_after_the_warm_up() -> None:
-    """A row's losses are of the steps that its times are of."""
+    """A row's losses belong to the same steps as its times."""
     config = trial(MethodConfig("single"), 1, workload=replace(TRAIN, warmup_steps=2))
     texts = [text.sequences(0, config.num_sequences, config.seq_len)] * 4
     alone = [float(result.loss) for result in one_process.run_steps(config, texts, torch.float32, job(config).device)]
-    assert min(before - after for before, after in pairwise(alone)) > 1e-3  # else the steps could not be told apart
+    assert min(before - after for before, after in pairwise(alone)) > 1e-3  # so that the steps can be told apart
     assert train_step.run(job(config)).columns["loss"] == pytest.approx(alone[2:], rel=1e-5)
 
 
 def check_slightly_wrong_losses_are_refused_by_every_rank() -> None:
-    """An error of 1e-4 is ten times what fp32 may cost. It is that of all tokens on each rank: a rank that saw its own
-    tokens alone would accept what its peer refuses, and the row would have rank 0's luck."""
+    """An error of 1e-4 is ten times the budget of fp32. Each rank computes the error over all tokens. If it saw only
+    its own, one rank could accept what another refuses, and the row would depend on rank 0."""
     config = trial(ULYSSES, 2)
     with losses_scaled(by=1 + 1e-4):
         proof = train_step.prove(job(config))
@@ -247,7 +248,7 @@ def check_wrong_accumulation_is_refused() -> None:
 
 
 def check_micro_batches_are_only_a_way_to_train_on_more_sequences() -> None:
-    """The same sequences in one micro-batch and in several: the same step."""
+    """The same sequences give the same step, in one micro-batch and in several."""
     whole = trial(ULYSSES, 2, batch_size=6, dtype="float64")
     expected = train_step.run(job(whole)).columns
     for workload in (TWO, THREE):
@@ -280,7 +281,7 @@ def test_the_proof_has_as_many_tiles_as_the_timed_length() -> None:
 
 @pytest.mark.parametrize(("loss", "grad_norm", "named"), [(math.nan, 0.0, "loss"), (0.0, math.nan, "grad_norm")])
 def test_a_proof_that_is_not_a_number_is_refused(loss: float, grad_norm: float, named: str) -> None:
-    """A model that overflows is not within any budget."""
+    """NaN is not within any budget."""
     with pytest.raises(Incorrect, match=f"^{named} of step 0 differs from one process by nan"):
         train_step.Proof(loss, grad_norm, 1e-5, 1e-5).check()
 

@@ -1,5 +1,7 @@
-"""TransformerEngine's context parallelism: parity on GPUs where it is installed; and, with a stand-in for the library,
-what the adapter tells it and what it puts back. The stand-in attends to nothing: it says nothing about parity.
+"""TransformerEngine's context parallelism: parity on GPUs where it is installed.
+
+With a stand-in for the library: what the adapter passes to it, and what the adapter restores. The stand-in does not
+compute attention, so those tests say nothing about parity.
 """
 
 import itertools
@@ -57,7 +59,7 @@ def test_transformer_engine_agrees_with_the_oracle_and_sends_what_its_sources_sa
 
 
 class Reduced(torch.autograd.Function):
-    """A collective in the forward and in the backward, as in the library's function."""
+    """Issues a collective in forward and backward, as the library's function does."""
 
     @staticmethod
     def forward(ctx, tensor: torch.Tensor) -> torch.Tensor:  # pyright: ignore
@@ -75,7 +77,7 @@ def backends_asked_for() -> list[str]:
 
 
 class StandIn:
-    """Has the calls of DotProductAttention, keeps what it was told, and chooses as the environment says."""
+    """A stand-in for DotProductAttention. It records what it is given, and chooses its backend by the environment."""
 
     told: tuple[Any, ...] = ()
     state: dict[str, Any]
@@ -142,11 +144,11 @@ def check_what_it_is_told(rank: int) -> None:
     assert StandIn.state["backend_selection_requires_update"]
 
 
-def test_each_variant_is_told_its_groups_and_the_environment_is_put_back() -> None:
+def test_each_variant_gets_its_groups_and_the_environment_is_restored() -> None:
     run(4, check_what_it_is_told)
 
 
-def test_a_backend_that_was_not_asked_for_is_an_error() -> None:
+def test_another_backend_than_the_one_asked_for_is_an_error() -> None:
     ran = {"use_flash_attention": True, "flash_attention_backend": "3.0.0", "use_fused_attention": False}
     for kernel in ("flash_attn", "cudnn"):
         with pytest.raises(RuntimeError, match=f"kernel={kernel} was asked for"):

@@ -1,7 +1,8 @@
-"""yunchang's attention on real ranks: output, gradients, bytes, which tokens it takes, and what it leaves behind.
+"""yunchang's attention on real ranks: output, gradients, bytes, which tokens each rank takes, and what stays in the
+process.
 
-It calls flash-attn, which has no CPU kernel: on gloo a stand-in computes for it. And gloo has no way from a rank to
-itself, where a ring of one rank sends dK/dV: on gloo a copy stands in for it.
+It calls flash-attn, which has no CPU kernel. On gloo a stand-in computes instead. In a ring of one rank, the rank sends
+dK/dV to itself, which gloo cannot do. On gloo a copy stands in for that message.
 """
 
 import itertools
@@ -52,7 +53,7 @@ def cases(sp_size: int) -> list[Case]:
 
 
 def copying_to_itself(exchange: Callable[[Sequence[Any]], Any]) -> Callable[[Sequence[Any]], Any]:
-    """`batch_isend_irecv` of sends and receives in turn, with a copy for what a rank sends to itself."""
+    """`batch_isend_irecv` for alternating sends and receives, with a copy for what a rank sends to itself."""
 
     def exchange_or_copy(operations: Sequence[Any]) -> Any:
         if operations[0].peer != dist.get_rank():
@@ -75,7 +76,7 @@ def check_yunchang(rank: int, sp_size: int) -> None:
     for case, mesh in on_meshes(cases(sp_size)):
         errors = relative_errors(case, mesh)
         if (case.method.variant, case.method.layout) == ("usp", "contiguous"):
-            # dq is rounded to bfloat16 and back; the rounding of float16 itself would be eight times less
+            # dq is rounded to bfloat16 and back; rounding to float16 would have an error eight times smaller
             assert 1e-3 < errors.pop("dq") < 4e-3, f"{case} on rank {rank}"
         assert max(errors.values()) < 1e-3, f"{case} on rank {rank}: {errors}"
         check(case, mesh)
@@ -89,8 +90,8 @@ def test_yunchang_takes_our_layouts_and_sends_dkv_home_in_fp32(backend: str, sp_
 
 
 def check_groups_and_tokens(rank: int) -> None:
-    """Its own way to make groups gives ours; its own way to cut a sequence gives our layouts, but where adjacent ranks
-    are ring neighbours only zigzag heeds that."""
+    """yunchang's own groups are ours. Its own way to cut a sequence gives our layouts; where adjacent ranks are ring
+    neighbours, only its zigzag does."""
     stand_in_for_what_the_cpu_lacks()
     from yunchang import EXTRACT_FUNC_DICT, set_seq_parallel_pg  # pyright: ignore[reportMissingImports]
     from yunchang.globals import PROCESS_GROUP  # pyright: ignore[reportMissingImports]
@@ -113,12 +114,12 @@ def check_groups_and_tokens(rank: int) -> None:
 
 
 @needs("yunchang")
-def test_its_groups_are_ours_and_its_shards_too_where_adjacent_ranks_exchange_heads() -> None:
+def test_its_groups_are_ours_and_so_are_its_shards_where_adjacent_ranks_exchange_heads() -> None:
     run(4, check_groups_and_tokens)
 
 
 def check_torch_attention(rank: int) -> None:
-    """The reason why no other kernel is taken: without flash-attn yunchang computes, but does not differentiate."""
+    """Why the adapter takes no other kernel: without flash-attn yunchang has a forward, but no backward."""
     stand_in_for_what_the_cpu_lacks()
     from yunchang import LongContextAttention, set_seq_parallel_pg  # pyright: ignore[reportMissingImports]
     from yunchang.kernels import AttnType  # pyright: ignore[reportMissingImports]
@@ -133,7 +134,7 @@ def check_torch_attention(rank: int) -> None:
     with pytest.raises(NotImplementedError, match="with arguments from the 'CPU' backend"):
         flash(q, k, v)
 
-    # a ring merges by log-sum-exp, which its torch attention gives as zeros: every shard weighs the same
+    # a ring merges by log-sum-exp, which yunchang's torch attention gives as zeros: every shard has the same weight
     set_seq_parallel_pg(1, 2, rank, 2)
     merged = LongContextAttention(attn_type=AttnType.TORCH_MATH)(q, k, v)
     assert float((merged - out).norm() / out.norm()) > 1e-2

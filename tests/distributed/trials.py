@@ -1,4 +1,4 @@
-"""Trial configs of whole training steps on gloo ranks, and the job that a rank has of any trial."""
+"""Trial configs of whole training steps on gloo ranks, and what a rank makes of a trial: its job and its row."""
 
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ PARITY = WorkloadConfig("parity", "step", True, 0, 20, 48, "sgd", 0.05, None, "n
 
 
 def trial(method: MethodConfig, sp_size: int, **fields: Any) -> TrialConfig:
-    """A CPU trial; `fields` replace those of the default: fp32, math kernel, tiny model, one sequence of 48 tokens."""
+    """A CPU trial: fp32, the math kernel, the tiny model and one sequence of 48 tokens. `fields` replace these."""
     default = TrialConfig(
         method,
         KernelConfig("math"),
@@ -64,7 +64,7 @@ def job(config: TrialConfig) -> Job:
 
 
 def row(config: TrialConfig) -> dict[str, Any]:
-    """What the worker does between init and hand-over."""
+    """The row's columns of a trial: what the worker does between init and hand-over."""
     measurement = workloads.get(config.workload.name).run(job(config))
     gathered: list[Measurement] = [measurement] * config.world_size
     dist.all_gather_object(gathered, measurement)

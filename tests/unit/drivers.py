@@ -20,7 +20,7 @@ import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, a
 from sp_bench import hardware
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, claims, launcher
+from sp_bench.driver import campaign, claims, identity, launcher
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.testing import kill_points
 
@@ -81,7 +81,7 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
     if number := driver.get("errno"):
         os.replace = _refuse_row(number, os.replace)
     if env_id := driver.get("env_id"):
-        hardware.env_id = lambda device: env_id
+        identity.env_id = lambda config: env_id
     settings = CampaignConfig(
         campaign="c",
         results_root=str(folder / "results"),

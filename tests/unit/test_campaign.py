@@ -7,9 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import campaign, devices, plan
+from sp_bench.driver import campaign, devices, identity, plan
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Interrupted, Signals
@@ -80,11 +79,11 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
     (tmp_path / "c").mkdir()
     first = plan.plan(configs, 1, 0, None)[0].trial_id
     second = plan.plan(configs, 1, 0, None)[1].trial_id
-    (tmp_path / "c" / RowName(second, hardware.env_id("cpu"), 0, "ok").file_name).touch()
+    (tmp_path / "c" / RowName(second, identity.env_id(configs[0]), 0, "ok").file_name).touch()
     for env_id in ("0" * 8, "1" * 8):
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
     campaign.run(configs, asked, reporter=Mock())
-    here = hardware.env_id("cpu")
+    here = identity.env_id(configs[0])
     expected = f"1 of 1 trial without a row of this environment (env_id {here}) have one of 00000000, 11111111: other"
     assert expected in capsys.readouterr().out
 

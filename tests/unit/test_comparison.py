@@ -263,7 +263,7 @@ def test_above_the_table_stands_where_the_numbers_of_both_come_from(compared):
     first, second, *_ = printed(compared([row()], [row(git_dirty=True)]), 300).splitlines()
     for line, side in ((first, "A ("), (second, "B (")):
         assert line.startswith(side)
-        for word in ("1 row", "1 replicate", "git 0123456", "a CPU", "torch 2.13.0", "env_id e0e0e0e0"):
+        for word in ("1 row", "1 replicate", "git 0123456", "a CPU", "torch 2.13.0", "core_id e0e0e0e0"):
             assert word in line
     assert "before): before: 1 row" in first
     assert "with uncommitted changes" in second

@@ -4,7 +4,7 @@ import pytest
 
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import doctor, overrides
+from sp_bench.driver import doctor, identity, overrides
 from sp_bench.rows import store
 
 from .rows import ENV_ID, row
@@ -57,7 +57,7 @@ def curve(fabric: str, **columns):
 
 
 def test_curves_of_this_environment_are_shown_and_a_dash_is_what_the_times_cannot_tell(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(hardware, "env_id", lambda device: ENV_ID)
+    monkeypatch.setattr(identity, "core_id", lambda device: ENV_ID)
     folder = tmp_path / "fabrics"
     folder.mkdir()
     for made in (

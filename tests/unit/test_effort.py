@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from sp_bench.report.effort import Effort, effort
+from sp_bench.report.page.parts import plain
+from sp_bench.report.page.verdict import effort_words
 from sp_bench.rows import store
 
 from .rows import commit, row
@@ -28,7 +30,7 @@ def test_measurement_is_warm_up_timed_steps_and_ledger_of_ok_rows(tmp_path):
     assert spent == Effort(wall_s=30.0, measured_s=10.0, proof_s=4.0, failed_s=10.0, num_trials=3, num_unknown=0)
     assert spent.measured_share == pytest.approx(1 / 3)
     assert spent.summary() == "measuring took 10.0 of the campaign's 30.0 s (33%)"
-    assert spent.sentence() == (
+    assert plain(effort_words(spent, [])) == (
         "Of 30.0 s in 3 launched trials: measurement (warm-up, timed and counted steps) 33%, "
         "proofs of correctness 13%, trials that are not ok 33%, starting and ending processes 20%."
     )
@@ -43,14 +45,14 @@ def test_rows_without_phases_are_counted_apart_and_change_no_share(tmp_path):
     rows = [launched(), launched(1, phase_s=None), launched(2, phase_s={})]
     spent = effort(read(rows, tmp_path))
     assert (spent.num_trials, spent.num_unknown, spent.measured_share) == (1, 2, 0.5)
-    assert spent.sentence().endswith("What 2 further trials took is not known by phase.")
+    assert plain(effort_words(spent, [])).endswith("What 2 further trials took is not known by phase.")
 
 
 @pytest.mark.parametrize("rows", [[], [launched(phase_s=None)], [row(status="unsupported", duration_s=None)]])
 def test_nothing_is_claimed_where_nothing_is_known(rows, tmp_path):
     tmp_path.mkdir(exist_ok=True)
     spent = effort(read(rows, tmp_path))
-    assert (spent.measured_share, spent.summary(), spent.sentence()) == (None, "", "")
+    assert (spent.measured_share, spent.summary(), spent.shares) == (None, "", {})
 
 
 def test_rows_as_pandas_holds_them_say_the_same(tmp_path):
@@ -62,4 +64,4 @@ def test_rows_as_pandas_holds_them_say_the_same(tmp_path):
 def test_phases_may_overlap_the_next_trials_start_by_some_milliseconds(tmp_path):
     """A warm group's parent sees a trial end a moment after the next has begun."""
     measured = {"correctness": 5.0, "warmup": 1.0, "measure": 4.01}
-    assert "starting and ending" not in effort(read([launched(phase_s=measured)], tmp_path)).sentence()
+    assert "starting and ending processes" not in effort(read([launched(phase_s=measured)], tmp_path)).shares

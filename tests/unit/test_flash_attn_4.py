@@ -32,7 +32,7 @@ def test_a_folder_that_others_can_write_to_a_link_and_a_file_are_refused(tempora
     elsewhere.mkdir()
     (temporary / f"sp_bench-{os.getuid()}-link").symlink_to(elsewhere)
     for name in ("open", "link"):
-        with pytest.raises(OSError, match=rf"sp_bench-\d+-{name} is not a folder that you alone can write to"):
+        with pytest.raises(OSError, match=rf"sp_bench-\d+-{name} must be a folder that only you can write to"):
             own_folder(name)
     (temporary / f"sp_bench-{os.getuid()}-file").touch()
     with pytest.raises(FileExistsError):

@@ -24,43 +24,6 @@ def test_a_peak_rate_has_a_source_or_is_none(device, dtype, expected):
     assert hardware.peak_flops(device, dtype) == expected
 
 
-def test_env_id_is_8_hex_digits_and_the_same_twice():
-    assert hardware.env_id("cpu") == hardware.env_id("cpu")
-    assert len(hardware.env_id("cpu")) == 8
-    assert set(hardware.env_id("cpu")) <= set("0123456789abcdef")
-
-
-def test_another_library_device_or_measuring_line_is_another_environment(monkeypatch, tmp_path):
-    before = hardware.env_id("cpu")
-    with monkeypatch.context() as patch:
-        patch.setattr(hardware, "package_versions", lambda: {"torch": "0.0.1"})
-        assert hardware.env_id("cpu") != before
-    with monkeypatch.context() as patch:
-        patch.setattr(hardware, "device_model", lambda device: "another processor")
-        assert hardware.env_id("cpu") != before
-    for path in hardware.measuring_sources():
-        copy = tmp_path / path.relative_to(hardware.PACKAGE)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(path.read_bytes())
-    with monkeypatch.context() as patch:
-        patch.setattr(hardware, "PACKAGE", tmp_path)
-        assert hardware.env_id("cpu") == before, "the path of the checkout is not part of it"
-        (tmp_path / "worker.py").write_text("# another line\n")
-        assert hardware.env_id("cpu") != before
-
-
-def test_driver_code_is_not_part_of_the_environment():
-    names = {path.relative_to(hardware.PACKAGE).as_posix() for path in hardware.measuring_sources()}
-    assert "worker.py" in names
-    assert "methods/ring.py" in names
-    assert not {"cli.py", "plan.py", "trial.py", "launchers/local.py", "report/__init__.py"} & names
-
-
-def test_each_place_that_no_rank_imports_exists_so_that_a_renamed_one_is_noticed():
-    for name in hardware.NOT_MEASURING:
-        assert (hardware.PACKAGE / name).exists()
-
-
 def test_only_listed_variables_are_recorded():
     variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "GLOO_X": "1", "HOME": "/root", "AWS_SECRET": "s"}
     assert hardware.recorded_variables(variables) == {"GLOO_X": "1", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}

@@ -7,8 +7,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import cli, hardware
-from sp_bench.driver import campaign, plan
+from sp_bench import cli
+from sp_bench.driver import campaign, identity, plan
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import store
 
@@ -26,7 +26,7 @@ def full(tmp_path_factory, make_config):
     garbage.write_bytes(b"no parquet")
     base = make_config(method="ring", kernel="math")
     configs = [replace(base, seq_len=8 * n) for n in range(1, ROWS // 10 + 1)]
-    env_id = hardware.env_id("cpu")
+    env_id = identity.env_id(base)
     for index, trial in enumerate(plan.plan(configs, 10, 0, None)):
         name = store.RowName(trial.trial_id, env_id, 0, STATUSES[index % len(STATUSES)])
         os.link(garbage, folder / name.file_name)

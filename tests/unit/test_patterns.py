@@ -13,8 +13,10 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
-from sp_bench.driver import attempt, methods_table
+from sp_bench.driver import methods_table
 from sp_bench.driver.methods_table import Question
+
+from .rows import asked_for
 
 DOC = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text()
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
@@ -121,11 +123,11 @@ def test_at_the_headline_shape_the_differences_are_these_mebibytes() -> None:
 )
 def test_a_row_says_what_dkv_travel_in_and_its_config_what_was_asked_for(make_config, changes, travelling) -> None:
     config = make_config(**changes, sp_size=4)
-    columns = attempt.asked_for(config)
+    columns = asked_for(config)
     assert columns["dkv_dtype"] == travelling
     assert ("dkv_dtype" in columns["config"]) == (config.method.dkv_dtype is not None)
     collective = make_config(**changes, sp_size=4, workload="collective")
-    assert attempt.asked_for(collective)["dkv_dtype"] is None
+    assert asked_for(collective)["dkv_dtype"] is None
 
 
 def documented() -> dict[tuple[str, str | None], list[str]]:

@@ -406,7 +406,7 @@ def test_rows_of_an_older_environment_are_left_out_and_counted(tmp_path: Path) -
     commit([row(median_ms=1.0, replicate=r) for r in range(3)], tmp_path)
     commit([row(median_ms=5.0, env_id="0000000f", started_at=newer)], tmp_path)
     selection = select([tmp_path])
-    assert selection.env_id == "0000000f"
+    assert selection.core_id == "0000000f"
     assert selection.left_out == {"e0e0e0e0": 3}
     assert [cell.median_step_ms for cell in cells(selection.rows)] == [5.0]
     assert "3 rows of env_id e0e0e0e0" in rendered(selection).text

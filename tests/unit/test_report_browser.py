@@ -90,7 +90,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     picture = place / "picture.png"
     Image.new("RGB", (1382, 400), "white").save(picture)
     files = {"png": picture.read_bytes()}
-    drawing = Drawing("memory", "a setting", "memory-x", "A caption.", "24 rows", 691, files)
+    drawing = Drawing("memory", "a setting", {}, "memory-x", "A caption.", "24 rows", 691, files)
     html = page_of(rows, [drawing]).html
     (place / "page.html").write_text(html, "utf-8")
     (place / "probed.html").write_text(probed(html), "utf-8")

@@ -64,7 +64,21 @@ def test_of_a_cell_within_one_campaign_the_newest_environment_counts_and_older_o
     selection = select([commit(rows, tmp_path)])
     assert {(c.asked["seq_len"], c.median_step_ms) for c in cells(selection.rows)} == {(1024, 5.0), (2048, 2.0)}
     assert selection.left_out == {ENV_ID: 3}
-    assert selection.env_ids == (OTHER_ENV, ENV_ID)
+    assert selection.core_ids == (OTHER_ENV, ENV_ID)
+
+
+def test_rows_of_an_edited_method_pair_with_those_of_the_others(tmp_path: Path) -> None:
+    """Its env_id is new, that of the others is not: the code that they share is the same."""
+    edited = {"env_id": OTHER_ENV, "core_id": "c0c0c0c0", "started_at": STARTED_AT + timedelta(days=1)}
+    rows = [row(median_ms=10.0 + r, replicate=r, core_id="c0c0c0c0", method="ulysses") for r in range(6)]
+    rows += [row(median_ms=9.0, replicate=r) for r in range(6)]  # measured before the edit, and before core_id
+    rows += [row(median_ms=20.0 + 2 * r, replicate=r, **edited) for r in range(6)]
+    selection = select([commit(rows, tmp_path)])
+    ring, ulysses = sorted(cells(selection.rows), key=lambda cell: cell.rows[0]["method"])
+    paired = paired_ratio(ring, ulysses)
+    assert paired is not None
+    assert (paired.ratio, paired.pairs) == (2.0, 6)
+    assert selection.left_out == {ENV_ID: 6}
 
 
 def test_the_newest_environment_is_that_of_the_cell_and_not_of_the_campaign(tmp_path: Path) -> None:
@@ -79,9 +93,9 @@ def test_an_environment_that_only_refused_a_cell_does_not_stand_before_one_that_
         env_id="b" * 8, started_at=STARTED_AT + timedelta(days=1), status="unsupported", reason="no driver here"
     )
     folder = commit([ran, refused], tmp_path / "c")
-    assert select([folder]).env_ids == ("a" * 8,)
+    assert select([folder]).core_ids == ("a" * 8,)
     assert select([folder]).left_out == {"b" * 8: 1}
-    assert select([commit([refused], tmp_path / "alone")]).env_ids == ("b" * 8,)
+    assert select([commit([refused], tmp_path / "alone")]).core_ids == ("b" * 8,)
 
 
 def test_a_copy_of_a_campaign_adds_no_replicates_and_is_named(tmp_path: Path) -> None:
@@ -117,7 +131,7 @@ def test_mixed_environments_share_cells_and_every_provenance_says_so(two_environ
     assert [len(c.step_ms) for c in found] == [12, 12]
     assert {c.pool for c in found} == {MIXED}
     assert set(selection.rows["pool"]) == {MIXED}
-    said = "rows of 2 env_ids are mixed (--mix)"
+    said = "rows of 2 core_ids are mixed (--mix)"
     assert said in words(found)
     assert said in repr(judge(found, selection)).lower()
     assert all(said in table.provenance for table in paper_tables(found))
@@ -209,14 +223,14 @@ def test_provenance_says_where_numbers_come_from_in_one_sentence(tmp_path: Path)
         "night: 10 rows (9 ok, 1 oom), 3 to 6 replicates a cell; median over replicates of their median steps, "
         "order-statistic intervals of coverage 96.9%, none below 6 replicates; "
         "git 0123456, 0123456 with uncommitted changes; 2 x NVIDIA H200; "
-        f"torch 2.13.0, flash-attn-4 4.0, NCCL 2.28.9; env_id {ENV_ID}."
+        f"torch 2.13.0, flash-attn-4 4.0, NCCL 2.28.9; core_id {ENV_ID}."
     )
 
 
 def test_provenance_of_failures_and_of_rows_without_a_record_says_only_what_is_known(tmp_path: Path) -> None:
     rows = [row(status="unsupported", environment=None, git_sha=None, git_dirty=None)]
     assert words(cells_of(commit(rows, tmp_path / "night"))) == (
-        f"night: 1 row (1 unsupported), none measured; env_id {ENV_ID}."
+        f"night: 1 row (1 unsupported), none measured; core_id {ENV_ID}."
     )
     assert words([]) == ""
 

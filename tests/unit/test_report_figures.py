@@ -620,7 +620,7 @@ def test_the_last_digits_of_a_layout_are_in_no_file(found: Sequence[Cell]) -> No
     def files(shift: float) -> Mapping[str, bytes]:
         figure = Figure()
         figure.add_axes((0.1 + shift, 0.1, 0.7, 0.7)).plot([1, 2], [1, 2])
-        return finish("step_time", "a setting", Plot(figure, "", pd.DataFrame(), (found[0],))).files
+        return finish("step_time", "a setting", {}, Plot(figure, "", pd.DataFrame(), (found[0],))).files
 
     with rc_context(rc(None)):
         assert files(0.0) == files(1e-15)
@@ -629,7 +629,9 @@ def test_the_last_digits_of_a_layout_are_in_no_file(found: Sequence[Cell]) -> No
 def test_a_reduced_palette_looks_the_same(found: Sequence[Cell]) -> None:
     with rc_context(rc(None)):
         plot = plot_of(draw_throughput, found)
-        small = np.asarray(Image.open(io.BytesIO(finish("throughput", "a setting", plot).files["png"])).convert("RGB"))
+        small = np.asarray(
+            Image.open(io.BytesIO(finish("throughput", "a setting", {}, plot).files["png"])).convert("RGB")
+        )
         canvas = FigureCanvasAgg(plot.figure)
         plot.figure.set_dpi(DPI)
         canvas.draw()
@@ -644,7 +646,7 @@ def test_a_figure_is_exactly_as_wide_as_its_venue(venue: str | None, found: Sequ
     width = WIDTHS_IN[venue]
     with rc_context(rc(venue)):
         plot = plot_of(draw_step_time, found, venue)
-        drawing = finish("step_time", "a setting: of some model", plot)
+        drawing = finish("step_time", "a setting: of some model", {}, plot)
     assert drawing.width == round(96 * width)
     (media,) = re.findall(rb"/MediaBox \[ 0 0 ([\d.]+) ", drawing.files["pdf"])
     assert float(media) == pytest.approx(72 * width, abs=0.01)
@@ -671,15 +673,17 @@ def test_an_unknown_venue_is_refused_with_those_there_are(found: Sequence[Cell])
 
 
 def test_files_of_one_kind_are_named_by_what_tells_their_settings_apart_and_else_numbered() -> None:
-    of_7b = ("step_time-attention-forward", "attention forward: llama2_7b, 32/32 heads of 128, causal, nvlink")
-    of_8b = ("step_time-attention-forward", "attention forward: llama3_8b, 32/8 heads of 128, causal, nvlink")
+    of_7b = ("step_time-attention-forward", {"model": "llama2_7b", "num_kv_heads": 32, "causal": True})
+    of_8b = ("step_time-attention-forward", {"model": "llama3_8b", "num_kv_heads": 8, "causal": True})
     assert stems([of_7b]) == ["step_time-attention-forward"]
-    assert stems([of_7b, of_8b, ("memory-a/../b", "x")]) == [
-        "step_time-attention-forward-llama2_7b-32_32_heads_of_128",
-        "step_time-attention-forward-llama3_8b-32_8_heads_of_128",
+    assert stems([of_7b, of_8b, ("memory-a/../b", {"model": "x"})]) == [
+        "step_time-attention-forward-model=llama2_7b-num_kv_heads=32",
+        "step_time-attention-forward-model=llama3_8b-num_kv_heads=8",
         "memory-a_b",
     ]
-    sizes = [("a", f"step: {n} tokens at a time, causal") for n in ("1,024", "1,048")]
-    assert stems(sizes) == ["a-1_024_tokens_at_a_time", "a-1_048_tokens_at_a_time"]
+    capped = [("a", {"device_memory_gib": gib}) for gib in (None, 80.0)]
+    assert stems(capped) == ["a", "a-device_memory_gib=80"]
+    variables = [("a", {"fabric.env.NCCL_X": value}) for value in ("1/..", "2")]
+    assert stems(variables) == ["a-NCCL_X=1", "a-NCCL_X=2"]
     assert stems([of_7b, of_7b, of_7b]) == [f"step_time-attention-forward{number}" for number in ("", "-2", "-3")]
-    assert [len(stem) for stem in stems([("a", f"{n}{'b' * 300}") for n in (1, 2)])] == [160, 160]
+    assert [len(stem) for stem in stems([("a", {"model": f"{n}{'b' * 300}"}) for n in (1, 2)])] == [160, 160]

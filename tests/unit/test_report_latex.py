@@ -124,13 +124,13 @@ def table_of(lines: list[tuple[Entry, ...]], *columns: Column) -> PaperTable:
     return PaperTable("throughput", "a setting", "table-x", "A title", "A caption.", columns, tuple(lines), "rows")
 
 
-def numbered(number: str, rest: str = "", *, best: bool = False) -> Entry:
-    return Entry(f"{number}{rest}", best, (), number)
+def numbered(number: str, mark: str = "", interval: str = "", *, best: bool = False) -> Entry:
+    return Entry(best=best, number=number, mark=mark, interval=interval)
 
 
 def test_numbers_stand_in_columns_whose_format_fits_and_words_in_braces() -> None:
     lines = [
-        (Entry("a_b"), numbered("12,345.6", " [1, 2]", best=True)),
+        (Entry("a_b"), numbered("12,345.6", interval="[1, 2]", best=True)),
         (Entry("c"), numbered("7", "†")),
         (Entry("d"), Entry("OOM")),
     ]
@@ -147,7 +147,7 @@ def test_numbers_stand_in_columns_whose_format_fits_and_words_in_braces() -> Non
 def test_groups_of_columns_have_a_heading_and_repeated_words_are_left_out() -> None:
     columns = (
         *(Column("fabric"), Column("method")),
-        *(Column(f"sp_size 2, seq_len {n}", is_number=True, group="sp_size 2, seq_len") for n in (8, 16)),
+        *(Column(f"sp_size 2, seq_len {n}", is_number=True, group="sp_size 2, seq_len", short=str(n)) for n in (8, 16)),
     )
     names = (("nvlink", "a"), ("nvlink", "b"), ("shm", "a"))
     text = latex(table_of([(Entry(f), Entry(m), numbered("1"), numbered("2")) for f, m in names], *columns))

@@ -311,7 +311,7 @@ def test_no_bound_of_the_fraction_is_printed_as_1() -> None:
     took_ms = {"single": 10.0003, "ulysses": 10.0}
     rows = [each | {"median_step_ms": took_ms[each["method"]]} for each in alone_and_method(6)]
     (found,) = attributions(cells_of(rows))
-    assert found.fraction == "1.00003 [1.00003, 1.00003]"
+    assert found.fraction_words == "1.00003 [1.00003, 1.00003]"
 
 
 @pytest.mark.parametrize(("uuid", "interval"), [("a", True), ("x", False)])
@@ -519,7 +519,7 @@ def test_the_same_rows_give_the_same_page_with_every_section_whatever_their_orde
 
 def test_a_drawing_of_a_sections_kind_is_shown_there_and_any_other_under_figures() -> None:
     drawings = [
-        Drawing(kind, "one setting", f"{kind}-x", "What it shows.", "24 rows", 690, {"png": b"picture"})
+        Drawing(kind, "one setting", {}, f"{kind}-x", "What it shows.", "24 rows", 690, {"png": b"picture"})
         for kind in ("device", "memory")
     ]
     html = page_of([row(energy_j=[1.0, 1.0])], drawings).html

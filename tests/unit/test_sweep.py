@@ -1,11 +1,14 @@
 import math
+import os
+from collections.abc import Sequence
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sp_bench.config.parsing import ConfigError
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides, sweep
 from sp_bench.driver.settings import CampaignConfig
 
@@ -191,3 +194,46 @@ def test_every_sweep_file_has_valid_blocks_and_sets_campaign_fields_only_outside
         content = yaml.safe_load((overrides.conf_folder() / "sweep" / f"{name}.yaml").read_text())
         assert points(content.pop("sweep")["blocks"])
         assert set(content) <= set(CampaignConfig.__annotations__)
+
+
+DEFAULTS = yaml.safe_load((overrides.conf_folder() / "config.yaml").read_text())
+KEYS = (*overrides.CELL_KEYS, *overrides.CAMPAIGN_KEYS, "hydra.run.dir", "method.name", "fabric.env.X", "a", "_target_")
+PIECES = (
+    *("1", "-1", "0", "2.5", "1e9", "-1e308", "inf", "nan", "null", "true", "0x1", "1_0", "ring"),
+    *("range(", "interval(", "choice(", "shuffle(", "sort(", "glob(", "tag(", "int(", "str(", "json_str(", ")", ","),
+    *("[", "]", "{", "}", ":", "'", '"', "\\", "\\'", "${", "oc.env:HOME}", "$", "=", "+", "~", "@", "*", "/", ".."),
+    *(" ", "\n", "\t", "é", "../../x", "/tmp/x", "-x", "_target_"),
+)
+VALUES = st.one_of(st.text(max_size=20), st.lists(st.sampled_from(PIECES), max_size=8).map("".join))
+WORDS = st.one_of(
+    st.tuples(st.sampled_from(KEYS), VALUES).map("=".join),
+    st.tuples(st.sampled_from(("", "+", "++", "~", "-", "--", "hydra.")), st.sampled_from(KEYS), VALUES).map("".join),
+    st.text(max_size=40),
+)
+
+
+def campaign_of(words: Sequence[str], trial: dict[str, object]) -> CampaignConfig:
+    """The campaign that these words ask for, once all of its trials have been parsed. Without Hydra, for speed."""
+    request = overrides.read_arguments(words)
+    for point in points([], *request.cells, max_points=50):
+        options = {key: value for key, value in point.items() if key not in overrides.GROUPS}
+        parse(TrialConfig, sweep.with_options(trial, options))
+    changed = {name: DEFAULTS[name] for name in CampaignConfig.__annotations__}
+    for override in overrides.parse_overrides(request.campaign):
+        if override.key_or_group != "sweep":
+            name, *rest = str(override.key_or_group).split(".")
+            changed[name] = changed[name] | {rest[0]: override.value()} if rest else override.value()
+    return parse(CampaignConfig, changed)
+
+
+@settings(max_examples=700, suppress_health_check=list(HealthCheck))
+@given(words=st.lists(WORDS, min_size=1, max_size=3))
+@example(["campaign='../../x'"])
+@example(["results_root='a/../../../x'", "campaign=ok"])
+def test_any_words_make_a_campaign_below_its_results_root_or_a_config_error(make_config, words):
+    try:
+        made = campaign_of(words, make_config().to_mapping())
+    except ConfigError:
+        return
+    assert os.path.dirname(os.path.abspath(made.folder)) == os.path.abspath(made.results_root)
+    assert str(made.folder).isprintable()

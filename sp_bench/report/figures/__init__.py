@@ -9,7 +9,7 @@ from itertools import groupby
 from matplotlib import rc_context
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.fabric_model import foremost, places
+from sp_bench.report.fabric_model import Place, foremost, places
 from sp_bench.report.figures.attribution import draw_time_parts
 from sp_bench.report.figures.communication import draw_communication
 from sp_bench.report.figures.drawings import Drawing, Plot, finish, named
@@ -26,6 +26,7 @@ from sp_bench.report.figures.venues import rc
 from sp_bench.report.figures.winners import draw_winners
 from sp_bench.report.formats import counted
 from sp_bench.report.launches import Pair, pairs
+from sp_bench.report.series import Values, shared_values
 from sp_bench.report.time_parts import Attribution, attributions
 
 Draw = Callable[[Sequence[Cell], Mapping[str, Style]], Plot | None]
@@ -84,7 +85,7 @@ def begin(
     jobs = [job for setting in kept for job in _of_setting(setting, settings[setting], style)]
     jobs += [_of_launches(name, launched[name], style) for name in _largest(launched)]
     jobs += [_of_parts(name, parts[name], style) for name in _largest(parts)]
-    jobs += [_Job("fabrics", name, partial(draw_fabrics, fabrics[name], style)) for name in _largest(fabrics)]
+    jobs += [_of_fabrics(name, fabrics[name], style) for name in _largest(fabrics)]
     jobs = [job for job in jobs if job.kind in kinds]
     made = (map if executor is None else executor.map)(partial(_drawn, venue), jobs)
     crowded = sorted({job.left_out for job in jobs if job.left_out})
@@ -98,6 +99,7 @@ class _Job:
 
     kind: str
     setting: str
+    values: Values
     draw: Callable[[], Plot | None]
     left_out: str = ""  # a sentence on series
 
@@ -108,7 +110,7 @@ def _drawn(venue: str | None, job: _Job) -> Drawing | None:
         if plot is None:
             return None
         caption = f"{plot.caption} {job.left_out}".strip()
-        return finish(job.kind, job.setting, Plot(plot.figure, caption, plot.data, plot.cells))
+        return finish(job.kind, job.setting, job.values, Plot(plot.figure, caption, plot.data, plot.cells))
 
 
 def _largest(groups: Mapping[str, Sequence[object]]) -> list[str]:
@@ -116,11 +118,11 @@ def _largest(groups: Mapping[str, Sequence[object]]) -> list[str]:
 
 
 def _of_setting(setting: str, cells: Sequence[Cell], style: Mapping[str, Style]) -> list[_Job]:
-    few, words = reduced(cells)
+    (few, words), values = reduced(cells), cells[0].name.values
     return [
-        _Job(kind, setting, partial(draw_kind, cells, style))
+        _Job(kind, setting, values, partial(draw_kind, cells, style))
         if kind in OF_ALL_SERIES
-        else _Job(kind, setting, partial(draw_kind, few, style), words)
+        else _Job(kind, setting, values, partial(draw_kind, few, style), words)
         for kind, draw_kind in OF_SETTINGS.items()
     ]
 
@@ -128,16 +130,20 @@ def _of_setting(setting: str, cells: Sequence[Cell], style: Mapping[str, Style])
 def _of_parts(setting: str, group: Sequence[Attribution], style: Mapping[str, Style]) -> _Job:
     few, words = reduced([a.cell for a in group])
     kept = {c.cell_id for c in few}
-    return _Job(
-        "attribution", setting, partial(draw_time_parts, [a for a in group if a.cell.cell_id in kept], style), words
-    )
+    shown = [a for a in group if a.cell.cell_id in kept]
+    return _Job("attribution", setting, group[0].cell.name.values, partial(draw_time_parts, shown, style), words)
 
 
 def _of_launches(setting: str, group: Sequence[Pair], style: Mapping[str, Style]) -> _Job:
     few, words = reduced([pair.eager for pair in group])
     kept = {c.cell_id for c in few}
     shown = [pair for pair in group if pair.eager.cell_id in kept]
-    return _Job("launches", setting, partial(draw_launches, shown, style), words)
+    return _Job("launches", setting, group[0].eager.name.values, partial(draw_launches, shown, style), words)
+
+
+def _of_fabrics(setting: str, found: Sequence[Place], style: Mapping[str, Style]) -> _Job:
+    values = shared_values([point.cell.name.values for place in found for point in place.points])
+    return _Job("fabrics", setting, values, partial(draw_fabrics, found, style))
 
 
 def _slower_fabrics(every: Sequence[Cell], shown: Sequence[Cell]) -> list[str]:

@@ -107,11 +107,6 @@ def _unhidden(a: Attribution) -> float | None:
     return a.comm_only_ms + _ms(a.beyond_kernel)
 
 
-def _share(a: Attribution) -> str:
-    """As the table has it, without the interval."""
-    return a.fraction.partition(" ")[0]
-
-
 def _panel(panel: Axes, lines: Sequence[Attribution], texts: Mapping[str, str]) -> None:
     rows = name_rows(panel, texts, [a.cell.series for a in lines])
     ends = [0.0]
@@ -131,7 +126,7 @@ def _panel(panel: Axes, lines: Sequence[Attribution], texts: Mapping[str, str]) 
     panel.set_xlim(min(ends) - (0.04 * reach if min(ends) < 0 else 0), max(ends) + 0.04 * reach)
     beside = panel.secondary_yaxis("right")
     known = any(a.alone is not None for a in lines)
-    steps = [f"{_share(a)}   {number(a.cell.median_step_ms)} ms" if known else _step(a) for a in lines]
+    steps = [f"{a.fraction[0]}   {_step(a)}" if known else _step(a) for a in lines]
     beside.set_yticks([rows[a.cell.series] for a in lines], steps)
     beside.tick_params(length=0)
     beside.spines["right"].set_visible(False)

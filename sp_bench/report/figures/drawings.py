@@ -18,6 +18,7 @@ from sp_bench.report.figures.legends import balanced
 from sp_bench.report.figures.venues import is_titled
 from sp_bench.report.file_names import stems
 from sp_bench.report.provenance import words
+from sp_bench.report.series import Values
 
 DPI = 144
 COLOURS = 256  # of a PNG; figures have about ten and their blends with white
@@ -42,6 +43,7 @@ class Drawing:
 
     kind: str
     setting: str
+    values: Values  # of the setting, for the names of the files
     stem: str
     caption: str
     provenance: str
@@ -64,7 +66,7 @@ def joined_ids(rows: Iterable[Mapping[str, Any]]) -> str:
     return " ".join(str(row["trial_id"]) for row in rows)
 
 
-def finish(kind: str, setting: str, plot: Plot) -> Drawing:
+def finish(kind: str, setting: str, values: Values, plot: Plot) -> Drawing:
     """Title a figure and save it in every format.
 
     Under the same `venues.rc` as it was drawn with, for formats read their parameters when they are written.
@@ -75,14 +77,13 @@ def finish(kind: str, setting: str, plot: Plot) -> Drawing:
         figure.suptitle(balanced(setting, width - MARGIN_IN, "figure.titlesize"))
     stem = f"{kind}-{asked['workload']}-{asked['pass_kind']}"
     files = {"png": _png(figure), "pdf": _pdf(figure), "svg": _svg(figure), "csv": _csv(plot.data)}
-    return Drawing(
-        kind, setting, stem, plot.caption, words(plot.cells, of_times=kind not in UNTIMED), round(96 * width), files
-    )
+    provenance = words(plot.cells, of_times=kind not in UNTIMED)
+    return Drawing(kind, setting, values, stem, plot.caption, provenance, round(96 * width), files)
 
 
 def named(drawings: Sequence[Drawing]) -> list[Drawing]:
     """The same with different stems."""
-    names = stems([(drawing.stem, drawing.setting) for drawing in drawings])
+    names = stems([(drawing.stem, drawing.values) for drawing in drawings])
     return [replace(drawing, stem=name) for drawing, name in zip(drawings, names, strict=True)]
 
 

@@ -13,9 +13,15 @@ from sp_bench.report.figures.styles import Style
 from sp_bench.report.formats import byte_unit
 
 STRONG = "From panel to panel, at one seq_len, it is strong scaling: equal values would be ideal. "
-MEMORY = {
-    "max_peak_allocated_bytes": ("Peak allocated device memory", "peak device memory,\nallocated"),
-    "max_peak_host_bytes": ("Peak host memory (resident set)", "peak host memory,\nresident set"),
+MEMORY = {  # column -> its name in the data without its unit, its words in a caption and on an axis
+    "max_peak_allocated_bytes": (
+        *("max_peak_allocated", "Peak allocated device memory"),
+        "peak device memory,\nallocated",
+    ),
+    "max_peak_host_bytes": (
+        *("max_peak_host", "Peak host memory (resident set)"),
+        "peak host memory,\nresident set",
+    ),
 }
 TFLOPS = "attention_tflops_per_s_per_gpu"  # of medians, in the data only: MFU has a figure
 
@@ -61,11 +67,11 @@ def draw_memory(cells: Sequence[Cell], style: Mapping[str, Style]) -> Plot | Non
     shown = [c for c in cells if (c.memory_bytes and c.memory_column == column) or not c.ok]
     if column is None:
         return None
-    what, label = MEMORY[column]
+    name, what, label = MEMORY[column]
     scale, unit = byte_unit(max(max(c.memory_bytes) for c in shown if c.memory_bytes))
 
     quantity = Quantity(
-        column=f"{column.removesuffix('_bytes')}_{unit.lower()}",
+        column=f"{name}_{unit.lower()}",
         label=f"{label} ({unit})",
         points=lambda c: {key: value / scale for key, value in c.of_launches(column).items()},
         middle=lambda c: None if c.median_memory_bytes is None else c.median_memory_bytes / scale,

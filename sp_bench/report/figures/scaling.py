@@ -171,8 +171,9 @@ def _data(panel: Scaling, s: SpeedUp) -> list[dict[str, Any]]:
     }
 
     def line(mark: str, value: float, low: float | None, high: float | None) -> dict[str, Any]:
-        speed_ups = {"speed_up": value, "interval_low_speed_up": low, "interval_high_speed_up": high}
-        shares = {name.replace("speed_up", "efficiency"): v and v / s.ideal for name, v in speed_ups.items()}
+        values = {"": value, "interval_low_": low, "interval_high_": high}
+        speed_ups = {f"{name}speed_up": v for name, v in values.items()}
+        shares = {f"{name}efficiency": v and v / s.ideal for name, v in values.items()}
         return leading | {"mark": mark} | speed_ups | shares | {"num_replicates": len(s.replicates) or len(ids)}
 
     bounds = (s.interval.low, s.interval.high) if s.interval else (None, None)

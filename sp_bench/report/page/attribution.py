@@ -69,7 +69,7 @@ def _words(a: Attribution) -> Words:
     words = say(f"{where}: {cell.series} takes ", median_ms(cell))
     if a.alone is not None:
         evidence = behind(paired_ratio(a.alone, cell), a.alone, cell)
-        words = say(words, ", ", ref(a.fraction, (a.alone, cell)), " of the speed of the kernel alone, ")
+        words = say(words, ", ", ref(a.fraction_words, (a.alone, cell)), " of the speed of the kernel alone, ")
         words = say(words, median_ms(a.alone), f" ({evidence})")
     if a.beyond_kernel is not None and a.alone is not None:
         words = say(words, "; ", ref(f"{a.beyond_kernel.words} ms", (cell, a.alone)), " is compute beyond the kernel")
@@ -93,5 +93,5 @@ def _texts(a: Attribution) -> tuple[str | Ref, ...]:
     return (
         *(a.cell.series, whole(a.cell.asked["sp_size"]), whole(a.cell.asked["seq_len"]), alone_ms),
         *map(number, (a.compute_only_ms, a.cell.median_step_ms, a.comm_only_ms)),
-        *(ref(a.fraction, both), ref(beyond, both), imbalance, exposed, overlap),
+        *(ref(a.fraction_words, both), ref(beyond, both), imbalance, exposed, overlap),
     )

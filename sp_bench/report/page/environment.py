@@ -22,7 +22,7 @@ def environment(selection: Selection) -> list[tuple[str, str]]:
     facts = [
         ("campaigns", _values(rows["folder"])),
         ("rows", f"{selection.num_read:,} read, {len(rows):,} used ({statuses or 'none'})"),
-        ("env_id", selection.env_id or MISSING),
+        ("core_id", selection.core_id or MISSING),
         (
             "started",
             f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC" if len(started) else MISSING,

@@ -73,15 +73,6 @@ def ref(text: str, cells: Cell | Iterable[Cell]) -> Ref:
     return Ref(text, (cells,) if isinstance(cells, Cell) else tuple(cells))
 
 
-_NUMBER = re.compile(r"(?<![\w./=])(\d[\d,]*(?:\.\d+)?(?:e[-+]\d+)?[x%]?(?: s)?)(?![\w/])")
-
-
-def linked(text: str, cells: Iterable[Cell]) -> Words:
-    """A sentence all of whose numbers come from the same cells."""
-    known = tuple(cells)
-    return tuple(Ref(piece, known) if i % 2 else piece for i, piece in enumerate(_NUMBER.split(text)) if piece)
-
-
 def in_ms(value: float | None, *cells: Cell) -> Ref:
     return ref(f"{number(value)} ms", cells)
 

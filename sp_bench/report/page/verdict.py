@@ -7,13 +7,13 @@ from itertools import groupby
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.device_sets import several
-from sp_bench.report.effort import effort
+from sp_bench.report.effort import Effort, effort
 from sp_bench.report.fabric_model import foremost, places
 from sp_bench.report.formats import counted, number, whole
 from sp_bench.report.limits import Limit, limits
 from sp_bench.report.page import fabrics, launches, offload, rivals
 from sp_bench.report.page.comparisons import by_place, compare, headline, largest_places, unclaimed
-from sp_bench.report.page.parts import Words, linked, listing, processors, ref, say
+from sp_bench.report.page.parts import Words, listing, processors, ref, say
 from sp_bench.report.provenance import mixing
 from sp_bench.report.ratios import flagged
 from sp_bench.report.selection import Selection
@@ -74,8 +74,18 @@ def _device_sets(cells: Sequence[Cell]) -> list[Words]:
 
 def _effort(selection: Selection, cells: Sequence[Cell]) -> list[Words]:
     columns = selection.rows[["status", "duration_s", "phase_s"]]
-    sentence = effort([dict(zip(columns, row, strict=True)) for row in columns.itertuples(index=False)]).sentence()
-    return [linked(sentence, cells)] if sentence else []
+    spent = effort([dict(zip(columns, row, strict=True)) for row in columns.itertuples(index=False)])
+    return [effort_words(spent, cells)] if spent.shares else []
+
+
+def effort_words(spent: Effort, cells: Sequence[Cell]) -> Words:
+    """What the time of launched trials went to."""
+    shares = listing([say(f"{what} ", ref(f"{share:.0%}", cells)) for what, share in spent.shares.items()])
+    trials = ref(counted(spent.num_trials, "launched trial"), cells)
+    words = say("Of ", ref(f"{number(spent.wall_s)} s", cells), " in ", trials, ": ", shares, ".")
+    if not spent.num_unknown:
+        return words
+    return say(words, " What ", ref(counted(spent.num_unknown, "further trial"), cells), " took is not known by phase.")
 
 
 def _out_of_memory(cells: Sequence[Cell]) -> list[Words]:

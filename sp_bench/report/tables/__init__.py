@@ -13,5 +13,5 @@ def paper_tables(cells: Sequence[Cell]) -> list[PaperTable]:
     """All tables, each with a file name of its own, kind by kind. Of cells of which nothing ran there may be none."""
     kinds = (throughput, ratios, memory, max_context, communication, published)
     made = [table for kind in kinds for table in kind.tables(cells)]
-    names = stems([(table.stem, table.setting) for table in made])
+    names = stems([(table.stem, table.values) for table in made])
     return [replace(table, stem=name) for table, name in zip(made, names, strict=True)]

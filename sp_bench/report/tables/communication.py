@@ -68,7 +68,7 @@ class Form:
     def columns(self) -> tuple[Column, ...]:
         names = (*(NAMES.get(name, name) for name in self.groups), "total")
         return (
-            *(Column(f"counted, {name}", self.unit, is_number=True, group="counted") for name in names),
+            *(Column(f"counted, {name}", self.unit, is_number=True, group="counted", short=name) for name in names),
             *(Column("predicted", self.unit, is_number=True), Column("exact")),
             *((Column("of pattern", is_number=True),) if self.with_pattern else ()),
             *((Column("wire", self.unit, is_number=True),) if self.with_wire else ()),
@@ -102,7 +102,7 @@ def _table(family: Family, cells: Sequence[Cell]) -> PaperTable:
     caption = f"{at} {CAPTION}{pattern} {wire}{_left_out(cells, form.groups)}{legend(made)}"
     title = f"Communication, {form.unit} sent off-rank a step"
     stem = f"communication-{family.what}"
-    return PaperTable("communication", family.setting, stem, title, caption, columns, made, words(cells))
+    return PaperTable("communication", family.setting, stem, title, caption, columns, made, words(cells), family.values)
 
 
 def _shares(cells: Sequence[Cell]) -> dict[str, float]:

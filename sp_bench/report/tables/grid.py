@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import whole
 from sp_bench.report.provenance import words
+from sp_bench.report.series import Values, option_words, shared_values
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, words_of
 
 Place = tuple[int, int]  # sp_size, seq_len
@@ -21,6 +22,11 @@ class Family:
     setting: str
     fabrics: Mapping[str, str]
     cells: tuple[Cell, ...]
+
+    @property
+    def values(self) -> Values:
+        """The options that all its settings share."""
+        return shared_values([cell.name.values for cell in self.cells])
 
     @property
     def several(self) -> bool:
@@ -70,16 +76,16 @@ def _family(name: str, cells: Sequence[Cell]) -> Family:
         ms = float("inf") if cell.median_step_ms is None else cell.median_step_ms
         fastest[cell.setting] = min(ms, fastest.get(cell.setting, ms))
     settings = sorted(fastest, key=lambda s: (fastest[s], s))
-    fabrics = {cell.setting: str(cell.asked["fabric"]) for cell in cells}
-    shown = {s: _fabric_words(s, [t for t in settings if fabrics[t] == fabrics[s]], fabrics[s]) for s in settings}
+    values = {cell.setting: cell.name.values for cell in cells}
+    shown = {setting: _fabric_words(values[setting], list(values.values())) for setting in settings}
     return Family(settings[0] if len(settings) == 1 else name, shown, tuple(cells))
 
 
-def _fabric_words(setting: str, of_fabric: Sequence[str], fabric: str) -> str:
+def _fabric_words(setting: Values, settings: Sequence[Values]) -> str:
     """The fabric, and of settings that share it the variables of it in which they differ."""
-    parts = [s.split("; ")[1:] for s in of_fabric]  # a setting ends with what its words do not say
-    own = [part for part in setting.split("; ")[1:] if not all(part in each for each in parts)]
-    return ", ".join((fabric, *own))
+    shared = shared_values([each for each in settings if each["fabric"] == setting["fabric"]])
+    apart = (option_words(name, value) for name, value in setting.items() if name not in shared)
+    return ", ".join((str(setting["fabric"]), *apart))
 
 
 def place(cell: Cell) -> Place:
@@ -88,7 +94,7 @@ def place(cell: Cell) -> Place:
 
 def at_place(sp_size: int, seq_len: int, unit: str) -> Column:
     group = f"sp_size {sp_size}, seq_len"
-    return Column(f"{group} {whole(seq_len)}", unit, is_number=True, group=group)
+    return Column(f"{group} {whole(seq_len)}", unit, is_number=True, group=group, short=whole(seq_len))
 
 
 def grid(
@@ -103,4 +109,7 @@ def grid(
         lines.append((*begin, *shown))
     made = tuple(lines)
     columns = (*family.beginning, *(at_place(*p, unit) for p in places))
-    return PaperTable(kind, family.setting, stem, title, caption + legend(made), columns, made, words(family.cells))
+    provenance = words(family.cells)
+    return PaperTable(
+        kind, family.setting, stem, title, caption + legend(made), columns, made, provenance, family.values
+    )

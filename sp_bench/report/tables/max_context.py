@@ -35,16 +35,15 @@ def _table(family: Family) -> PaperTable:
         lines.append((*begin, *shown))
     made = tuple(lines)
     columns = [
-        Column(f"sp_size {size}, {what}", "tokens", is_number=True, group=f"sp_size {size}")
+        Column(f"sp_size {size}, {what}", "tokens", is_number=True, group=f"sp_size {size}", short=what)
         for size in sizes
         for what in ("largest that ran", "smallest OOM")
     ]
     return PaperTable(
         "max_context", family.setting, f"max_context-{family.what}", "Longest sequence, tokens",
-        CAPTION + legend(made), (*family.beginning, *columns), made, words(family.cells),
+        CAPTION + legend(made), (*family.beginning, *columns), made, words(family.cells), family.values,
     )  # fmt: skip
 
 
 def _failed(cell: Cell) -> Entry:
-    number = whole(cell.asked["seq_len"])
-    return Entry(number, cells=(cell,), number=number)
+    return Entry(cells=(cell,), number=whole(cell.asked["seq_len"]))

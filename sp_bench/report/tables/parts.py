@@ -1,6 +1,9 @@
 """What a paper's table is made of, whatever it is about and however it is written: columns, entries, words."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import floor, log10
+from typing import Any
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING
@@ -17,41 +20,33 @@ LEGEND = {
 
 @dataclass(frozen=True)
 class Column:
-    """`name` is complete and begins with `group`, a heading that neighbours share, where there is one."""
+    """`name` is complete. Neighbours may share a `group`, a heading above theirs; `short` is the name under it."""
 
     name: str
     unit: str = ""
     is_number: bool = False
     group: str = ""
+    short: str = ""
 
     @property
     def heading(self) -> str:
-        """The name under its group."""
-        return self.name.removeprefix(self.group).lstrip(", ")
+        return self.short or self.name
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`number` is the figure that `text` begins with; empty for words. What follows it is a mark or an interval."""
+    """Either words, or a number with a mark and an interval in brackets where it has them."""
 
-    text: str
+    words: str = ""
     best: bool = False
     cells: tuple[Cell, ...] = ()
     number: str = ""
+    mark: str = ""
+    interval: str = ""
 
     @property
-    def mark(self) -> str:
-        return self._after.partition("[")[0].strip()
-
-    @property
-    def interval(self) -> str:
-        """In brackets; empty without one."""
-        _, bracket, bounds = self._after.partition("[")
-        return bracket + bounds
-
-    @property
-    def _after(self) -> str:
-        return self.text.removeprefix(self.number) if self.number else ""
+    def text(self) -> str:
+        return self.words or " ".join(filter(None, (f"{self.number}{self.mark}", self.interval)))
 
 
 @dataclass(frozen=True)
@@ -60,12 +55,13 @@ class PaperTable:
 
     kind: str  # step_time | throughput | share | rivals | memory | max_context | communication | published
     setting: str
-    stem: str  # file name without suffix
+    stem: str  # what the file is called, without suffix
     title: str
     caption: str
     columns: tuple[Column, ...]
     lines: tuple[tuple[Entry, ...], ...]
     provenance: str
+    values: Mapping[str, Any] = field(default_factory=dict)  # of the setting, for the name of the file
 
     @property
     def units_differ(self) -> bool:
@@ -85,7 +81,7 @@ def significant(value: float, digits: int = 4) -> str:
     if not 1e-6 <= abs(value) < 1e12:
         return f"{value:.{digits - 1}e}"
     rounded = float(f"{value:.{digits - 1}e}")
-    decimals = max(0, digits - 1 - int(f"{rounded:e}".partition("e")[2]))
+    decimals = max(0, digits - 1 - floor(log10(abs(rounded))))
     return f"{rounded:,.{decimals}f}"
 
 
@@ -93,7 +89,7 @@ def measured(cell: Cell, number: str, *, interval: str = "", mark_few: bool = Fa
     """A figure of a cell that ran, with what must be said beside it."""
     partly = PARTLY if len(cell.step_ms) < len(cell.rows) else ""
     mark = (FEW if mark_few and not interval else "") + partly
-    return Entry(f"{number}{mark}{f' {interval}' if interval else ''}", best, (cell,), number)
+    return Entry(best=best, cells=(cell,), number=number, mark=mark, interval=interval)
 
 
 def words_of(cell: Cell | None) -> Entry:

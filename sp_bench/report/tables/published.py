@@ -39,7 +39,8 @@ def tables(cells: Sequence[Cell]) -> list[PaperTable]:
     notes = dict.fromkeys(figure.note for figure, _ in pairs if figure.note)
     caption = " ".join([CAPTION, *dict.fromkeys(_about(figure) for figure, _ in pairs), *notes]) + legend(lines)
     setting = settings[0] if len(settings) == 1 else ""
-    return [PaperTable("published", setting, "published", "Published figures", caption, columns, lines, words(used))]
+    title = "Published figures"
+    return [PaperTable("published", setting, "published", title, caption, columns, lines, words(used))]
 
 
 def _about(figure: Figure) -> str:
@@ -131,7 +132,7 @@ def _line(figure: Figure, cell: Cell, cells: Sequence[Cell]) -> tuple[Entry, ...
     return (
         Entry(figure.source),
         Entry(", ".join(filter(None, (what, length, figure.reading)))),
-        Entry(f"{figure.value:,}", number=f"{figure.value:,}") if is_number else Entry(str(figure.value)),
+        Entry(number=f"{figure.value:,}") if is_number else Entry(str(figure.value)),
         words_of(cell) if ours is None else measured(cell, significant(ours)),
         _ratio(figure, cell, ours),
         Entry(_named(figure, cell), cells=(cell,)),
@@ -174,7 +175,7 @@ def _differs(figure: Figure, cell: Cell) -> list[str]:
     and ours is this benchmark, whoever wrote the attention."""
     asked = cell.asked
     different = [] if asked["engine"] in figure.our_engines[:1] else ["engine"]
-    same_device = all(figure.device.split()[0] in name.split() for name in _devices(cell))
+    same_device = all((figure.device_model or figure.device) in name.split() for name in _devices(cell))
     if not same_device:
         different.append("device")
     if (

@@ -6,7 +6,7 @@ from dataclasses import replace
 from sp_bench.report import rivals
 from sp_bench.report.cells import Cell
 from sp_bench.report.provenance import words
-from sp_bench.report.ratios import MIN_REPLICATES, paired_ratio, ratio_of_medians
+from sp_bench.report.ratios import MIN_REPLICATES, rounded_ratio
 from sp_bench.report.tables.grid import Family, Place, at_place, families, grid, place
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, measured, words_of
 from sp_bench.report.time_parts import kernel_alone
@@ -76,11 +76,11 @@ def _rivals(family: Family, found: Compared) -> PaperTable:
     caption = RIVALS + legend(shown)
     cells = {cell.cell_id: cell for line in lines for entry in line for cell in entry.cells}
     stem = f"rivals-{family.what}"
-    return PaperTable("rivals", family.setting, stem, title, caption, columns, shown, words([*cells.values()]))
+    provenance = words([*cells.values()])
+    return PaperTable("rivals", family.setting, stem, title, caption, columns, shown, provenance, family.values)
 
 
 def _ratio(over: Cell, under: Cell, of: Cell, *more: Cell) -> Entry:
-    paired = paired_ratio(over, under)
-    value, interval = (f"{ratio_of_medians(over, under):.3f}", "") if paired is None else paired.rounded(3)
+    value, interval = rounded_ratio(over, under)
     entry = measured(of, value, interval=interval, mark_few=True)
-    return Entry(entry.text, entry.best, (*entry.cells, *more), entry.number)
+    return replace(entry, cells=(*entry.cells, *more))

@@ -36,6 +36,7 @@ class Figure:
     our_engines: Sequence[str] = ()
     our_methods: Sequence[str] = ()
     our_offloads: Sequence[str] = ()
+    device_model: str = ""  # empty: `device` is one
     device_memory_gib: float | None = None
     activation_checkpointing: str | None = None
     micro_batches: int | None = None
