@@ -22,8 +22,9 @@ BY_NAME = ("methods", "kernels", "engines")
 
 def env_id(config: TrialConfig) -> str:
     """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines."""
+    kernel = config.kernel.name if config.workload.name != "collective" else None  # messages without attention
     engine = config.engine.name if config.workload.pass_kind == "step" else None
-    return _env_id(config.hardware.device, config.method.name, config.kernel.name, engine)
+    return _env_id(config.hardware.device, config.method.name, kernel, engine)
 
 
 @cache
@@ -37,7 +38,7 @@ def core_id(device: str) -> str:
 
 
 @cache
-def _env_id(device: str, method: str, kernel: str, engine: str | None) -> str:
+def _env_id(device: str, method: str, kernel: str | None, engine: str | None) -> str:
     named = zip(BY_NAME, (method, kernel, engine), strict=True)
     files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
     own = _with_imports(files) - set(_shared())
