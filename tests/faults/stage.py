@@ -75,7 +75,7 @@ class Stage:
             plan_only=False,
             max_points=10,
         )
-        campaign = Campaign(settings, self.folder / "faults", {"cpu": "01234567"}, None, None)
+        campaign = Campaign(settings, self.folder / "faults", None, None)
         campaign.work.mkdir(parents=True, exist_ok=True)
         trials = [plan.plan([config], 1, 0, None)[0] for config in configs]
         with Claims(campaign.work / FOLDER) as claims, Signals() as signals:
