@@ -11,14 +11,13 @@ from typing import Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, local, plan
-from sp_bench.driver.attempt import Attempt, Campaign, Driver
+from sp_bench.driver import attempt, plan
+from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, number_of, show_plan, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.driver.storage import StorageError
 from sp_bench.rows import store
 from sp_bench.rows.containment import require_contained
 from sp_bench.rows.store import RowName
@@ -168,7 +167,7 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             if ended := attempt.refuse(each, driver):
                 driver.progress.finish(each.planned, *ended)
                 del left[each.key]
-        for each in local.launch([a for a in left.values() if not a.planned.unsupported_reason], driver):
+        for each in attempt.run_next([a for a in left.values() if not a.planned.unsupported_reason], driver):
             del left[each.key]
         for row in store.committed(driver.campaign.folder) if left else ():
             if each := left.pop(f"{row.trial_id}-{row.env_id}-{row.attempt}", None):
