@@ -249,11 +249,11 @@ def methods(
 
     sp-bench methods
     """
-    from sp_bench.driver import support_table
+    from sp_bench.driver import methods_table
 
-    support_table.show()
+    methods_table.show()
     if write:
-        support_table.write_into(write)
+        methods_table.write_into(write)
 
 
 class _Reporter:

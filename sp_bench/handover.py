@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sp_bench.config import outside
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 
@@ -35,13 +36,19 @@ class Event:
 
 
 def write_trial(folder: Path, config: TrialConfig) -> Path:
+    """Write the config, and beside it the file of a method that came by `method.path`: no config has a path."""
+    file = outside.file_of(config.method.name)
     path = folder / TRIAL
-    path.write_text(json.dumps(config.to_mapping(), indent=1))
+    path.write_text(json.dumps({"config": config.to_mapping(), "method_path": file and str(file)}, indent=1))
     return path
 
 
 def read_trial(path: Path) -> TrialConfig:
-    return parse(TrialConfig, json.loads(path.read_text()))
+    """The config. The file of its method, if one is named, becomes known to this process."""
+    trial = json.loads(path.read_text())
+    if trial["method_path"]:
+        outside.add_file(Path(trial["method_path"]))
+    return parse(TrialConfig, trial["config"])
 
 
 def log_path(folder: Path, rank: int) -> Path:

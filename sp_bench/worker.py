@@ -92,8 +92,8 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
     captured = environment.capture(device)
-    own = methods.get(config.method.name).IMPLEMENTATION == "sp_bench"
-    columns = record.assemble(config, gathered, environment.device_name(device), own=own)
+    is_mean = methods.traffic_is_mean(config.method.name)
+    columns = record.assemble(config, gathered, environment.device_name(device), traffic_is_mean=is_mean)
     if faults.VARIABLE in os.environ:
         columns["flags"].append(faults.FLAG)
     return columns | {"environment": captured}

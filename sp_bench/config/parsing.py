@@ -135,8 +135,10 @@ def _value(kind: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}={shown(repr(value))}: {hint}use one of {', '.join(map(str, valid))}")
         return value
     if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-            raise ConfigError(f"{path}={shown(repr(value))} must map names to strings")
+        item = typing.get_args(kind)[1]
+        if not isinstance(value, Mapping) or not all(isinstance(v, item) for v in value.values()):
+            of = "strings" if item is str else "text, numbers, true or false"
+            raise ConfigError(f"{path}={shown(repr(value))} must map names to {of}")
         return dict(value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}={shown(repr(value))} must be a group of fields")

@@ -14,7 +14,6 @@ MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
-EngineName = Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ATTENTION = ("attention", "train_step", "parity")  # workloads that compute attention
 TRAINING = ("train_step", "parity")  # workloads that take optimizer steps
@@ -83,6 +82,10 @@ class MethodConfig:
             old_rows="collectives",
         ),
     ] = None
+    own: Annotated[
+        Mapping[str, str | int | float | bool | None] | None,
+        Declared("of a method from outside: the options that it declares itself", column=None, of=ATTENTION),
+    ] = None
 
     def __post_init__(self) -> None:
         require_positive(self, "ulysses_degree", "head_stride", "head_chunks")
@@ -93,7 +96,7 @@ class EngineConfig:
     """What trains the decoder of train_step and parity. None: the engine has no such option."""
 
     name: Annotated[
-        EngineName,
+        str,
         Declared(
             "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft; null in old rows: fsdp2",
             column="engine",

@@ -267,6 +267,7 @@ def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
         trial_id=planned.trial_id,
         env_id=attempt.env_id,
         core_id=identity.core_id(planned.config.hardware.device),
+        method_source=identity.method_source(planned.config.method.name),
         replicate=planned.replicate,
         attempt=attempt.number,
         order_index=planned.order_index,

@@ -15,9 +15,9 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
+from sp_bench.driver.methods_table import Support, all_methods
 from sp_bench.driver.overrides import choices
 from sp_bench.driver.progress import console
-from sp_bench.driver.support import Support, all_methods
 from sp_bench.rows import store
 
 # In a process of its own: the driver imports no torch.
@@ -46,7 +46,7 @@ def probe_torch() -> dict[str, Any]:
 def kernel_support(device: str) -> dict[str, str | None]:
     """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
     shape = AttentionShape(1, 8192, 32, 8, 128, True, "bfloat16")
-    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.NAMES}
+    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.names()}
 
 
 def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
@@ -76,7 +76,7 @@ def show() -> None:
         _pairs({name: reason or "usable" for name, reason in reasons.items()})
         usable.update(name for name, reason in reasons.items() if not reason)
     output.print("[bold]methods[/] (sp-bench methods says which heads over how many ranks)")
-    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()})
+    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()[0]})
 
 
 def _gpu_text(found: hardware.Gpus | None) -> str:

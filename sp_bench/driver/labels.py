@@ -42,7 +42,8 @@ def distinguishing(trials: Iterable[Trial]) -> Mapping[str, str]:
         names = sorted({name for each in leaves.values() for name in each})
         differ = [name for name in names if len({str(each.get(name)) for each in leaves.values()}) > 1]
         for cell, each in leaves.items():
-            found[cell] = " ".join(f"{name}={_text(each.get(name))}" for name in differ)
+            said = {name.replace("method.own.", "method."): _text(each.get(name)) for name in differ}
+            found[cell] = " ".join(f"{name}={value}" for name, value in said.items())
     return found
 
 

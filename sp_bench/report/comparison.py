@@ -20,7 +20,7 @@ from sp_bench.report.cells import Cell, cells, known_rows, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.series import Name, asked_for, name_cells
+from sp_bench.report.series import Name, asked_for, config_leaves, name_cells
 
 SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
@@ -283,7 +283,6 @@ def _contents(side: Side) -> str:
 def _option_values(side: Side) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for cell in side.cells.values():
-        given = {"workload.launch": cell.asked["launch"], **cell.options}
-        for option, value in given.items():
+        for option, value in {**cell.options, **config_leaves(cell.asked["config"])}.items():
             found.setdefault(option, set()).add(str(value))
     return found

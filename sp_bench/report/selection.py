@@ -17,27 +17,14 @@ import pyarrow as pa
 from sp_bench.report import device_sets
 from sp_bench.report.formats import counted
 from sp_bench.rows import store
+from sp_bench.rows.schema import SCHEMA
 
-COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
-    *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id", "core_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "exchange", "layout", "variant", "placement"),
-    "dkv_dtype",
-    *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
-    *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
-    *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),
-    *("dp_shard_size", "world_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("config", "warmup_steps", "timed_steps", "median_step_ms", "tokens_per_s", "mfu", "hfu", "model_flops"),
-    *("attention_flops_per_s", "compute_only_step_ms", "imbalance_ms", "comm_only_step_ms", "exposed_comm_ms"),
-    "overlap_efficiency",
-    *("latency_us", "bandwidth_bytes_per_s", "energy_j", "host_launch_us", "device_state", "launched_kernels"),
-    *("max_peak_allocated_bytes", "max_peak_host_bytes", "comm_predicted_bytes", "comm_counted_bytes"),
-    *("step_ms", "device_used_bytes", "allocator_retries"),
-    *("comm_wire_bytes", "comm", "correctness_seq_len", "rel_error_output", "rel_error_dq", "rel_error_dk"),
-    *("rel_error_dv", "error_budget", "sampled_rel_error", "sampled_grad_error", "rel_error_loss"),
-    "rel_error_grad_norm",
-    *("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", "started_at", "git_sha", "git_dirty"),
-    "environment",
+# Samples of every rank and step, which no page shows: reading them too would take twice as long.
+_RAW = (
+    *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "curve", "loss", "grad_norm"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
 )
+COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
 MIXED = ""  # the pool of every row where environments are mixed
 
 

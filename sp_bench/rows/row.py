@@ -26,6 +26,7 @@ class Identity:
     trial_id: str
     env_id: str
     core_id: str
+    method_source: str | None
     replicate: int
     attempt: int
     order_index: int

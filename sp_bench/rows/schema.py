@@ -59,6 +59,7 @@ COLUMNS = (
     Column("trial_id", TEXT, "", "hash of cell and replicate"),
     Column("env_id", TEXT, "", "hash of all that this trial was measured with: core_id, its method, kernel and engine"),
     Column("core_id", TEXT, "", "hash of packages, device model and shared measuring code; null in old rows: env_id"),
+    Column("method_source", TEXT, "", "hash of the source of a method from outside; null: a method of this package"),
     Column("replicate", INT, "", "fresh-process repetition, from 0"),
     Column("attempt", INT, "", "launches of this trial, from 0"),
     Column("order_index", INT, "", "place in the campaign's randomised order"),

@@ -111,7 +111,7 @@ def test_a_step_of_several_sends_all_but_the_loss_as_often(make) -> None:
 def test_the_rate_is_of_all_tokens_of_the_optimizer_step(make) -> None:
     columns = {"model_flops": 3e9, "hardware_flops": 3.5e9}
     measured = Measurement([400.0], 400.0, None, None, 30, None, None, columns=columns)
-    rows = [assemble(make(n, batch_size=2, seq_len=1000), [measured] * 2, None, own=True) for n in (None, 8)]
+    rows = [assemble(make(n, batch_size=2, seq_len=1000), [measured] * 2, None) for n in (None, 8)]
     assert [r["tokens_per_s"] for r in rows] == [pytest.approx(n * 2 * 1000 / 0.4) for n in (1, 8)]
     assert rows[1]["tokens_per_s_per_gpu"] == pytest.approx(rows[1]["tokens_per_s"] / 2)
 

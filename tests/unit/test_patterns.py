@@ -13,8 +13,8 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
-from sp_bench.driver import support
-from sp_bench.driver.support import Question
+from sp_bench.driver import methods_table
+from sp_bench.driver.methods_table import Question
 
 from .rows import asked_for
 
@@ -27,7 +27,7 @@ each_library = pytest.mark.parametrize(("name", "variant"), LIBRARIES)
 @cache
 def works(name: str, variant: str | None) -> list[Question]:
     """What a library can split, were it installed."""
-    return list(dict.fromkeys(q._replace(kernel="") for q in support.of_variant(name, variant).works))
+    return list(dict.fromkeys(q._replace(kernel="") for q in methods_table.of_variant(name, variant).works))
 
 
 def by_phase(traffic: attention_costs.Traffic) -> Mapping[str, Fraction]:
@@ -55,7 +55,7 @@ def test_every_library_and_variant_is_declared_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_pattern_is_our_method_with_its_default_options(name: patterns.Kind, shape: AttentionShape) -> None:
     for degree in (1, 2, 4, 8) if name == "usp" else (8,):
-        method = replace(support.default_options(name), ulysses_degree=degree if name == "usp" else None)
+        method = replace(methods_table.default_options(name), ulysses_degree=degree if name == "usp" else None)
         cut = methods.get(name).layout(method, 8)
         split = Degrees(cut.ulysses_degree, cut.ring_degree)
         sent = patterns.closed_form(name, shape, split)

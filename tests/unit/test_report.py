@@ -435,11 +435,11 @@ def test_kernels_are_never_on_one_line_nor_models_in_one_figure() -> None:
 
 
 def test_cells_that_differ_only_deep_in_their_config_get_settings_of_their_own() -> None:
-    configs = [f'{{"workload": {{"activation_checkpointing": "{kind}"}}}}' for kind in ("none", "full")]
+    configs = [f'{{"workload": {{"optimizer": "{kind}"}}}}' for kind in ("sgd", "adamw")]
     found = cells_of([row(config=config) for config in configs])
     assert sorted(c.setting.rpartition("; ")[2] for c in found) == [
-        "workload.activation_checkpointing=full",
-        "workload.activation_checkpointing=none",
+        "optimizer=adamw",
+        "optimizer=sgd",
     ]
 
 

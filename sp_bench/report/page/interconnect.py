@@ -41,12 +41,16 @@ def _setting(cell: Cell) -> str:
     return f"{cell.asked['hardware']}, {cell.asked['dtype']}{warm}"
 
 
+def _primitive(cell: Cell) -> str:
+    return transport_name(cell.asked["primitive"], cell.asked["exchange"])
+
+
 def _place(cell: Cell) -> tuple[str, str, str, int, float]:
     asked = cell.asked
     return (
         _setting(cell),
         asked["fabric"],
-        transport_name(asked["primitive"], asked["exchange"]),
+        _primitive(cell),
         asked["sp_size"],
         cell.middle("comm_counted_bytes") or 0,
     )
@@ -56,12 +60,7 @@ def _line(cell: Cell) -> Line:
     latency, bandwidth = cell.middle("latency_us"), cell.middle("bandwidth_bytes_per_s")
     largest, step_ms = cell.middle("comm_counted_bytes"), cell.median_step_ms
     texts = (
-        *(
-            str(cell.asked["fabric"]),
-            transport_name(cell.asked["primitive"], cell.asked["exchange"]),
-            whole(cell.asked["sp_size"]),
-            number(latency),
-        ),
+        *(str(cell.asked["fabric"]), _primitive(cell), whole(cell.asked["sp_size"]), number(latency)),
         *(number(None if bandwidth is None else bandwidth / GIB), in_bytes(largest)),
         number(1e3 * largest / step_ms / GIB if largest and step_ms else None),
         f"{len(cell.step_ms)} of {len(cell.rows)}",
