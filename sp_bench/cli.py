@@ -103,7 +103,7 @@ def report(
 
     sp-bench report results/smoke
 
-    Two campaigns on one page. Rows of different environments (env_id: libraries, device, measuring code) get figures
+    Two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get figures
     and tables of their own; with --mix they share them:
 
         sp-bench report results/monday results/tuesday --out page
