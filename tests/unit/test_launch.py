@@ -244,7 +244,9 @@ def test_replays_are_another_setting_and_rows_of_before_are_eager() -> None:
 
 def test_a_kernel_alone_is_of_the_same_launch_and_a_library_is_told_with_its_own() -> None:
     alone = {"method": "single", "sp_size": 1, "ring_degree": 1, "num_heads": 4, "num_kv_heads": 2}
-    config = json.dumps({"method": {"name": "single"}, "workload": {"launch": "cuda_graph"}})
+    config = json.dumps(
+        {"method": {"name": "single"}, "workload": {"launch": "cuda_graph"}, "hardware": {"device": "cpu"}}
+    )
     replayed = [row(median_ms=0.7, launch="cuda_graph", config=config, **alone)]
     cells = cells_of(BOTH + replayed)
     shares = {(c.asked["method"], c.asked["launch"]): kernel_alone(c, cells) for c in cells if c.asked["sp_size"] == 2}

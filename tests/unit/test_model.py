@@ -39,6 +39,11 @@ def in_order(order: Tensor):
     return attend
 
 
+def test_a_layer_is_as_wide_as_its_config_says() -> None:
+    up = decoder(replace(TINY, intermediate_size=40)).state_dict()["blocks.0.feed_forward.up.weight"]
+    assert up.shape == (40, TINY.hidden_size)
+
+
 @given(offset=st.integers(0, 1_000_000), distance=st.integers(0, 1000))
 def test_rotated_scores_depend_on_the_distance_of_positions_alone(offset: int, distance: int) -> None:
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

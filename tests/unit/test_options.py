@@ -1,15 +1,20 @@
 """Options are declared once, and what is made of the declarations."""
 
+import ast
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+import sp_bench
 from sp_bench.config.options import BY_PATH, OPTIONS
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import plan
+from sp_bench.driver.overrides import conf_folder
 from sp_bench.rows import schema, store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -52,3 +57,120 @@ def test_an_option_knows_its_path_type_and_what_old_rows_mean():
     assert (chunks.column, chunks.type, chunks.old_rows, chunks.none_means) == ("head_chunks", int, None, 1)
     assert BY_PATH["method.name"].column == "method"
     assert BY_PATH["seed"].column is None
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ({"workload": "train_step"}, {"micro_batches": 1, "engine": "fsdp2", "launch": "eager"}),
+        ({"workload": "attention"}, {"micro_batches": None, "engine": None, "launch": "eager"}),
+        ({"workload": "train_step", "micro_batches": 8}, {"micro_batches": 8}),
+        ({"workload": "train_step", "config": '{"engine":{"name":"deepspeed"}}'}, {"engine": "deepspeed"}),
+        ({"primitive": "send_recv by copy engines"}, {"primitive": "send_recv", "exchange": "copy_engines"}),
+        ({"primitive": "send_recv"}, {"primitive": "send_recv", "exchange": "collectives"}),
+        ({"config": "not JSON"}, {"exchange": "collectives"}),
+        ({}, {"core_id": "01234567", "head_chunks": None}),
+    ],
+)
+def test_an_old_row_is_read_as_it_would_be_written_today(tmp_path, written, read):
+    row = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0} | written
+    store.write(row, tmp_path)
+    (found,) = store.read(tmp_path)[0].to_pylist()
+    assert {name: found[name] for name in read} == read
+    table, _ = store.read(tmp_path, [*read])
+    assert (table.column_names, table.to_pylist()) == ([*read], [read])
+
+
+# The rule for a new option: it is named in its declaration (config/trial.py), where it is used, in its file of conf and
+# in its test. What passes options on or shows them all (rows, plan, identities, names, tables) takes them from OPTIONS. So
+# Outside the folders whose code an option steers, only a file with an own reason to speak of an option names it.
+IMPLEMENTS = ("costs", "kernels", "attention", "methods", "engines", "training", "workloads", "oracle", "worker.py")
+# By these every cell is placed, grouped and drawn.
+AXES = {
+    *("method", "kernel", "model", "workload", "pass_kind", "fabric", "hardware", "engine", "device", "dtype"),
+    *("seq_len", "sp_size", "dp_replicate_size", "dp_shard_size", "num_heads", "num_kv_heads", "head_dim", "causal"),
+}
+USES = {
+    # decide whether and how a trial runs
+    "driver/plan.py": {
+        *("backend", "dkv_dtype", "env", "exchange", "isolation", "launch", "layout", "threads_per_rank", "variant")
+    },
+    "driver/launch.py": {"env", "threads_per_rank"},
+    "driver/overrides.py": {"env", "own"},
+    "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
+    "measure/cuda_graph.py": {"launch"},
+    "measure/timing.py": {"launch", "timed_steps", "warmup_steps"},
+    "measure/record.py": {"device_memory_gib", "env"},
+    # what a trial is called: the layout is part of a method's name
+    "driver/progress.py": {"layout", "placement"},
+    "driver/doctor.py": {"exchange"},
+    "rows/row.py": {"exchange"},
+    "rows/names.py": {"dkv_dtype"},
+    "report/series.py": {
+        *("activation_checkpointing", "batch_size", "device_memory_gib", "exchange", "isolation", "launch", "layout"),
+        *("loss_tile_tokens", "micro_batches", "num_layers", "optimizer_offload", "placement", "variant"),
+    },
+    # a section, table or figure about the option
+    "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
+    "report/fabric_model.py": {"exchange"},
+    "report/gradient_errors.py": {"dkv_dtype", "merge_dtype"},
+    "report/launches.py": {"launch"},
+    "report/offload.py": {"optimizer_offload", "variable_seq_len"},
+    "report/overlap.py": {"head_chunks", "head_stride"},
+    "report/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
+    "report/rivals.py": {"layout", "placement"},
+    "report/time_parts.py": {"device_memory_gib"},
+    "report/figures/fabrics.py": {"batch_size", "isolation"},
+    "report/figures/launches.py": {"launch"},
+    "report/figures/scaling.py": {"optimizer_offload"},
+    "report/figures/styles.py": {"layout", "placement"},
+    "report/page/cell_tables.py": {"ulysses_degree"},
+    "report/page/fabrics.py": {"dkv_dtype"},
+    "report/page/interconnect.py": {"exchange", "isolation"},
+    "report/page/offload.py": {"batch_size", "device_memory_gib", "optimizer_offload"},
+    "report/page/parity.py": {"timed_steps"},
+    "report/page/rival_bytes.py": {"dkv_dtype", "variant"},
+    "report/tables/published.py": {"activation_checkpointing", "device_memory_gib", "launch", "optimizer_offload"},
+    "report/tables/sources.py": {"layout"},
+}
+
+
+def named(path: Path) -> set[str]:
+    """Of a file the strings, but for docstrings, and the attributes with what they are of: workload.launch."""
+    tree = ast.parse(path.read_text())
+    bodies = (node.body for node in ast.walk(tree) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef))
+    docstrings = {id(body[0].value) for body in bodies if isinstance(body[0], ast.Expr)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found.add(node.value)
+        elif isinstance(node, ast.Attribute):
+            found.add(".".join(ast.unparse(node).split(".")[-2:]))
+    return found
+
+
+def test_an_option_is_named_by_its_declaration_and_its_uses_alone():
+    package = Path(sp_bench.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        file = path.relative_to(package)
+        if file.parts[0] in IMPLEMENTS or file.as_posix() == "config/trial.py":
+            continue
+        says = named(path)
+        options = {
+            option.column or option.name
+            for option in OPTIONS
+            if {option.path, option.column, f"{option.group or 'config'}.{option.name}"} & says
+        }
+        assert options - AXES <= USES.get(file.as_posix(), set()), f"{file} can take its options from OPTIONS"
+
+
+@pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.path)
+def test_an_option_is_used_can_be_set_and_is_tested(option):
+    package, conf = Path(sp_bench.__file__).parent, conf_folder()
+    uses = [p for folder in IMPLEMENTS for p in (package / folder).rglob("*.py")]
+    uses += [package / file for file in USES] + [package / "worker.py", package / "driver" / "identity.py"]
+    files = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
+    word = re.compile(rf"\b{option.name}\b")
+    assert any(word.search(path.read_text()) for path in uses)
+    assert any(option.name in yaml.safe_load(path.read_text()) for path in files) or option.path == "method.own"
+    assert any(word.search(path.read_text()) for path in Path(__file__).parents[1].rglob("test_*.py"))

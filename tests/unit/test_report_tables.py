@@ -334,7 +334,8 @@ def test_published_figures_are_set_beside_cells_of_the_same_model_length_and_ran
     rows += [row(seq_len=131072, status="oom", **ON_GPUS), row(seq_len=32768, **(ON_GPUS | {"num_layers": 2}))]
     (table,) = tables_of(cells_of(rows), "published")
     shown = [[entry.text for entry in line[1:]] for line in table.lines]
-    ours, ring = "ulysses, cudnn; 4 x NVIDIA H200, gloo", "ring contiguous, cudnn; 4 x NVIDIA H200, gloo"
+    stack = "cudnn; fsdp2, no offload; 4 x NVIDIA H200, gloo"
+    ours, ring = f"ulysses, {stack}", f"ring contiguous, {stack}"
     same = "engine, device, device memory, offload, micro-batches, kernel"
     other = f"{same}, method"
     tokens, peak = "tokens/s by ulysses, 32,768 tokens", "peak GB/GPU by ulysses, 32,768 tokens"
