@@ -58,16 +58,18 @@ class Name:
 def option_values(row: Values) -> dict[str, Any]:
     """What a row says was asked for: the value of each option by its path, and whatever else its config has.
 
-    A column goes before the config; rows from before there was a column have the value in their config, if anywhere."""
+    A column goes before the config, which has what rows from before that column lack. Of an option that came later the
+    config goes first: where such a row has no value, reading it wrote what that means."""
     leaves = config_leaves(row["config"])
     values = {name: value for name, value in leaves.items() if name not in BY_PATH}
     for option in OPTIONS:
         if not option.of or row["workload"] in option.of:
-            value = None if option.column is None else row[option.column]
-            value = leaves.get(option.path) if value is None else value
-            if value is None and option.name == "name":
-                value = leaves.get(option.group)  # the group of an old config can be its name
-            values[option.path] = option.none_means if value is None else value
+            said = leaves.get(option.path)
+            if said is None and option.name == "name":
+                said = leaves.get(option.group)  # the group of an old config can be its name
+            written = None if option.column is None else row[option.column]
+            found = (written, said) if option.old_rows is None else (said, written)
+            values[option.path] = next((value for value in found if value is not None), option.none_means)
         else:
             values[option.path] = None
     if library(row["implementation"]) is not None:
