@@ -1,4 +1,4 @@
-"""A Python file's imports, and the hash of its syntax. Only the standard library, so that any Python can be asked for it."""
+"""A Python file's imports, and the hash of its syntax. Only the standard library, so that any Python can be asked."""
 
 import ast
 import hashlib
