@@ -13,7 +13,7 @@ from rich.text import Text
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 from sp_bench.rows import store
-from sp_bench.rows.containment import require_campaigns
+from sp_bench.rows.store import require_campaigns
 
 LONGEST = 4000  # characters of a message
 SHOWN = 20  # files that were passed over

@@ -19,8 +19,7 @@ from sp_bench.driver.progress import Progress, number_of, show_plan, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import store
-from sp_bench.rows.containment import require_contained
-from sp_bench.rows.store import RowName
+from sp_bench.rows.store import RowName, require_contained
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 RETRIED = ("preempted", "timeout", "error")  # by `resume`; with another status a trial would end the same way

@@ -194,7 +194,7 @@ def _checked(source: Source, module: Any) -> Method:
             raise ConfigError(f"{source}: {name} must be text; write: {_EXAMPLES[name]}")
     if module.IMPLEMENTATION == "sp_bench":
         raise ConfigError(
-            f"{source}: IMPLEMENTATION sp_bench is that of our own methods; write: {_EXAMPLES['IMPLEMENTATION']}"
+            f"{source}: IMPLEMENTATION = sp_bench says that it is ours; write: {_EXAMPLES['IMPLEMENTATION']}"
         )
     _check_options(source, getattr(module, "Options", None))
     return cast(Method, module)
@@ -205,7 +205,7 @@ def _check_options(source: Source, options: Any) -> None:
         return
     if not (isinstance(options, type) and is_dataclass(options) and options.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
         raise ConfigError(
-            f"{source}: Options must be a frozen dataclass; write @dataclass(frozen=True) above class Options"
+            f"{source}: Options is no frozen dataclass; write @dataclass(frozen=True) above class Options"
         )
     kinds = typing.get_type_hints(options)
     for field in fields(options):

@@ -33,7 +33,7 @@ OF_A_TRIAL = re.compile(r"trial\.json|record\.json|rank\d\.(log|events\.jsonl)")
 
 
 class Watched(Progress):
-    """Tells of each phase that the launcher sees."""
+    """Tells of each phase that the driver sees."""
 
     def __init__(self, left: Sequence[plan.Trial], see: Callable[[str], None]) -> None:
         super().__init__(left)
@@ -63,7 +63,7 @@ class Stage:
         return self.make_config(kernel="math", seq_len=96, **{**SHORT, **changes}, workload__attribution=False)
 
     def launch(self, *configs: TrialConfig, deadlines: DeadlinesConfig = DEADLINES) -> list[dict[str, Any]]:
-        """The rows of these trials, in order, of one call of the launcher: several may share their processes."""
+        """The rows of these trials, in order, of one launch: several may share their processes."""
         settings = CampaignConfig(
             campaign="faults",
             results_root=str(self.folder),

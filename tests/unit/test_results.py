@@ -129,7 +129,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     config = make_config(method="usp", workload=workload, sp_size=3, method__ulysses_degree=2)
     (planned,) = plan.plan([config], 1, 7, None)
     settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 3, False, 1)
-    campaign = attempt.Campaign(settings, tmp_path, {"cpu": "01234567"}, "f" * 40, True)
+    campaign = attempt.Campaign(settings, tmp_path, "f" * 40, True)
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
