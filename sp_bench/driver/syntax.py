@@ -11,9 +11,7 @@ NOTATION = ("kind", "ctx", "type_comment")
 
 
 class Code(NamedTuple):
-    hash: (
-        str  # 16 hex digits of what the file says to Python: the same for any comments, docstrings, formatting, version
-    )
+    hash: str  # 16 hex digits, equal for any comments, docstrings, formatting and version of Python
     imports: frozenset[str]  # dotted names of modules, and of what is imported from them, anywhere in the file
 
 
