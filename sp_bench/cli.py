@@ -13,7 +13,7 @@ from rich.text import Text
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 from sp_bench.rows import store
-from sp_bench.rows.containment import require_campaigns
+from sp_bench.rows.store import require_campaigns
 
 LONGEST = 4000  # characters of a message
 SHOWN = 20  # files that were passed over
@@ -103,7 +103,7 @@ def report(
 
     sp-bench report results/smoke
 
-    Two campaigns on one page. Rows of different environments (env_id: libraries, device, measuring code) get figures
+    Two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get figures
     and tables of their own; with --mix they share them:
 
         sp-bench report results/monday results/tuesday --out page

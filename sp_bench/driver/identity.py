@@ -23,14 +23,15 @@ BY_NAME = ("methods", "kernels", "engines")
 
 def env_id(config: TrialConfig) -> str:
     """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines."""
+    kernel = config.kernel.name if config.workload.name != "collective" else None  # messages without attention
     engine = config.engine.name if config.workload.pass_kind == "step" else None
     sources = (
         methods.source_of(config.method.name),
-        kernels.source_of(config.kernel.name),
+        kernels.source_of(kernel) if kernel else None,
         engines.source_of(engine) if engine else None,
     )
     from_outside = tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in sources if source)
-    return _env_id(config.hardware.device, config.method.name, config.kernel.name, engine, from_outside)
+    return _env_id(config.hardware.device, config.method.name, kernel, engine, from_outside)
 
 
 def method_source(name: str) -> str | None:
@@ -64,7 +65,7 @@ def core_id(device: str) -> str:
 
 
 @cache
-def _env_id(device: str, method: str, kernel: str, engine: str | None, from_outside: tuple[str, ...]) -> str:
+def _env_id(device: str, method: str, kernel: str | None, engine: str | None, from_outside: tuple[str, ...]) -> str:
     named = zip(BY_NAME, (method, kernel, engine), strict=True)
     files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
     own = _with_imports(files) - set(_shared())

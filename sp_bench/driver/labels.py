@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from sp_bench.config.dotted import dotted
 from sp_bench.config.options import OPTIONS, canonical
+from sp_bench.config.parsing import dotted
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.driver.plan import Trial
 

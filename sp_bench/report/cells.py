@@ -92,6 +92,10 @@ class Cell:
         return [row["device_set"] for row in self.rows if row["device_set"] is not None]
 
     @property
+    def env_ids(self) -> list[str]:
+        return sorted({str(row["env_id"]) for row in self.rows})
+
+    @property
     def core_ids(self) -> list[str]:
         return sorted({str(row["core_id"]) for row in self.rows})
 

@@ -127,14 +127,18 @@ class Comparison:
 
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
-        explains that core_ids differ."""
+        explains that core_ids differ; where they are equal, whose own code differs."""
         before, after = self.a.facts, self.b.facts
         found = [
             f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
             for fact in dict.fromkeys([*before, *after])
             if before.get(fact) != after.get(fact)
         ]
-        if not found and self.a.selection.core_ids != self.b.selection.core_ids:
+        if self.a.selection.core_ids == self.b.selection.core_ids:
+            both = [(cell, self.b.cells[cell_id]) for cell_id, cell in self.a.cells.items() if cell_id in self.b.cells]
+            if edited := sorted({before.series for before, after in both if before.env_ids != after.env_ids}):
+                found.append(f"the code of the method, kernel or engine of {', '.join(edited)}")
+        elif not found:
             found.append("the code that measures")
         return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
 

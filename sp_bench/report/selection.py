@@ -1,7 +1,8 @@
 """Rows of some campaign folders -> the rows that one page is about, and which of them may be pooled.
 
-The last attempt of a trial counts, and of a cell within one campaign its newest environment. Rows of different core_ids
-or device models are never pooled, unless the reader asks for it.
+Of a trial its last attempt counts, and of a cell the rows of its newest env_id, in each campaign and in each
+environment. An environment is a core_id: libraries, device and shared measuring code. Rows of different environments or
+device models are never pooled, unless the reader asks for it; an edit of one method's file leaves its rows in the pool.
 """
 
 from collections import Counter
@@ -36,7 +37,7 @@ class Selection:
     rows: pd.DataFrame
     num_read: int
     num_superseded: int  # earlier attempts of trials whose last attempt counts
-    left_out: Mapping[str, int]  # env_id -> its rows of cells that another measured last, last attempts only
+    left_out: Mapping[str, int]  # core_id -> last attempts in it at cells that have newer rows, of another env_id
     problems: tuple[str, ...]
     unread: tuple[str, ...]  # folder/file name of rows, by their names, that cannot be read; `problems` says why
 
@@ -69,11 +70,12 @@ def select(
     problems = (*(problem for each in read for problem in each.problems), *copies)
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
-    newest = last["env_id"] == _newest_environments(last)
-    chosen = pd.DataFrame(last[newest]).sort_values("file", ignore_index=True)
+    newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
+    newest = pd.DataFrame(newest[newest["env_id"] == _newest(newest, "core_id")])
+    chosen = newest.sort_values("file", ignore_index=True)
     chosen["pool"] = MIXED if mix else _pools(chosen)
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
-    others = Counter(map(str, last.loc[~newest, "env_id"]))
+    others = Counter(map(str, last.drop(newest.index)["core_id"]))
     return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), problems, unread)
 
 
@@ -112,10 +114,10 @@ def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(rows[~again]), lines
 
 
-def _newest_environments(rows: pd.DataFrame) -> list[str]:
-    """Of each row, the env_id that its cell last ran in, in its campaign; of equal times the last by name. One in which
-    it was only refused, say for want of a GPU, stands behind those in which it ran."""
-    cells = list(zip(rows["folder"], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
+def _newest(rows: pd.DataFrame, within: str) -> list[str]:
+    """The env_id with which each row's cell last ran, among rows of equal `within`; of equal times the last by name.
+    One with which it was only refused, say for want of a GPU, stands behind those with which it ran."""
+    cells = list(zip(rows[within], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
     dated = rows.assign(cell=cells, ran=rows["status"] != "unsupported")
     dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
     newest = dict(zip(dated["cell"], dated["env_id"], strict=True))

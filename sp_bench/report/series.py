@@ -12,8 +12,8 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sp_bench.config.dotted import dotted
 from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.parsing import dotted
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
 

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any, Self
 
 import pyarrow as pa
-import pyarrow.compute as pc  # its functions are made at import, where no type checker sees them
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
 from sp_bench.config.trial import TrialConfig
@@ -100,22 +99,22 @@ def needed_to_read(columns: Sequence[str]) -> list[str]:
 def as_written_today(table: pa.Table) -> pa.Table:
     """Old rows as they would be written today: an option that came later has the value that their null means, and what
     moved the tensors is no part of `primitive` but the column `exchange`."""
-    names = table.column_names
-    if "primitive" in names:
-        primitive = table["primitive"]
-        by_engines = pc.ends_with(primitive, BY_COPY_ENGINES)
-        alone = pc.replace_substring(primitive, BY_COPY_ENGINES, "")
-        table = table.set_column(names.index("primitive"), "primitive", alone)
-        exchange = pc.if_else(by_engines, "copy_engines", table["exchange"])
-        table = table.set_column(names.index("exchange"), "exchange", exchange)
-    if "core_id" in names:  # the env_id of old rows covered all code
-        table = table.set_column(names.index("core_id"), "core_id", pc.coalesce(table["core_id"], table["env_id"]))
-    for name in names:
-        option = BY_COLUMN.get(name)
-        if option is None or option.old_rows is None:
-            continue
-        filled = pc.fill_null(table[name], option.old_rows)
-        if option.of:
-            filled = pc.if_else(pc.is_in(table["workload"], pa.array(option.of)), filled, table[name])
-        table = table.set_column(names.index(name), name, filled)
+    later = [o for o in OPTIONS if o.column in table.column_names and o.old_rows is not None]
+    beside = ("primitive", "workload", "env_id", "core_id")
+    known = {name: table[name].to_pylist() for name in beside if name in table.column_names}
+    known |= {option.column: table[option.column].to_pylist() for option in later}
+    for i, primitive in enumerate(known.get("primitive", [])):
+        if primitive and primitive.endswith(BY_COPY_ENGINES):
+            known["primitive"][i] = primitive.removesuffix(BY_COPY_ENGINES)
+            known["exchange"][i] = "copy_engines"
+    for i, core_id in enumerate(known.get("core_id", [])):
+        known["core_id"][i] = core_id or known["env_id"][i]  # which covered all code
+    for option in later:
+        for i, value in enumerate(known[option.column]):
+            if value is None and (not option.of or known["workload"][i] in option.of):
+                known[option.column][i] = option.old_rows
+    for name, values in known.items():
+        place = table.schema.get_field_index(name)
+        column = table.schema.field(place)
+        table = table.set_column(place, column, pa.array(values, column.type))
     return table

@@ -33,7 +33,7 @@ OF_A_TRIAL = re.compile(r"trial\.json|record\.json|rank\d\.(log|events\.jsonl)")
 
 
 class Watched(Progress):
-    """Tells of each phase that the launcher sees."""
+    """Tells of each phase that the driver sees."""
 
     def __init__(self, left: Sequence[plan.Trial], see: Callable[[str], None]) -> None:
         super().__init__(left)
@@ -63,7 +63,7 @@ class Stage:
         return self.make_config(kernel="math", seq_len=96, **{**SHORT, **changes}, workload__attribution=False)
 
     def launch(self, *configs: TrialConfig, deadlines: DeadlinesConfig = DEADLINES) -> list[dict[str, Any]]:
-        """The rows of these trials, in order, of one call of the launcher: several may share their processes."""
+        """The rows of these trials, in order, of one launch: several may share their processes."""
         settings = CampaignConfig(
             campaign="faults",
             results_root=str(self.folder),
@@ -75,7 +75,7 @@ class Stage:
             plan_only=False,
             max_points=10,
         )
-        campaign = Campaign(settings, self.folder / "faults", {"cpu": "01234567"}, None, None)
+        campaign = Campaign(settings, self.folder / "faults", None, None)
         campaign.work.mkdir(parents=True, exist_ok=True)
         trials = [plan.plan([config], 1, 0, None)[0] for config in configs]
         with Claims(campaign.work / FOLDER) as claims, Signals() as signals:

@@ -409,7 +409,7 @@ def test_rows_of_an_older_environment_are_left_out_and_counted(tmp_path: Path) -
     assert selection.core_id == "0000000f"
     assert selection.left_out == {"e0e0e0e0": 3}
     assert [cell.median_step_ms for cell in cells(selection.rows)] == [5.0]
-    assert "3 rows of env_id e0e0e0e0" in rendered(selection).text
+    assert "3 rows of core_id e0e0e0e0" in rendered(selection).text
 
 
 def test_two_campaigns_of_one_environment_pool_their_launches(tmp_path: Path) -> None:
