@@ -115,9 +115,9 @@ def option_words(path: str, value: Any) -> str:
 
 
 def short_name(path: str) -> str:
-    """Of an option: its column's name, or its own."""
+    """Of an option: its column's name, or its own; of a method's own option, its name."""
     option = BY_PATH.get(path)
-    return path if option is None else option.column or option.name
+    return path.removeprefix("method.own.") if option is None else option.column or option.name
 
 
 def library(implementation: str | None) -> tuple[str, str] | None:
