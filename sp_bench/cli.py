@@ -13,7 +13,7 @@ from rich.text import Text
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
 from sp_bench.rows import store
-from sp_bench.rows.containment import require_campaigns
+from sp_bench.rows.store import require_campaigns
 
 LONGEST = 4000  # characters of an error message
 SHOWN = 20  # skipped files that are named
@@ -107,7 +107,7 @@ def report(
 
     sp-bench report results/smoke
 
-    Put two campaigns on one page. Rows of different environments (env_id: libraries, device, measuring code) get
+    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get
     figures and tables of their own; with --mix they share them:
 
         sp-bench report results/monday results/tuesday --out page
@@ -254,11 +254,11 @@ def methods(
 
     sp-bench methods
     """
-    from sp_bench.driver import support_table
+    from sp_bench.driver import methods_table
 
-    support_table.show()
+    methods_table.show()
     if write:
-        support_table.write_into(write)
+        methods_table.write_into(write)
 
 
 class _Reporter:

@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sp_bench.config import outside
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 
 TRIAL, RECORD = "trial.json", "record.json"
 RECORD_TEMPORARY = f".{RECORD}"
+LISTEN_FD = "SP_BENCH_LISTEN_FD"  # the variable that names rank 0's inherited socket, listening at MASTER_PORT
 # in the order a rank passes them; in `handover` the ranks' samples become one record
 PHASES = ("init", "correctness", "warmup", "measure", "ledger", "handover", "done")
 
 
 @dataclass(frozen=True)
 class Event:
-    """`name` is a phase entered; `failed` with a status, a reason and, for oom, a site; or `exited` with an exit code,
-    which the process that watches over the rank tells."""
+    """`name` is a phase entered, or `failed` with a status, a reason and, for oom, a site."""
 
     rank: int
     at: float  # seconds since the epoch
@@ -32,17 +33,22 @@ class Event:
     status: str | None = None
     reason: str | None = None
     oom_site: str | None = None
-    exit_code: int | None = None  # negative: minus a signal's number
 
 
 def write_trial(folder: Path, config: TrialConfig) -> Path:
+    """Write the config, and beside it the file of a method that came by `method.path`: no config has a path."""
+    file = outside.file_of(config.method.name)
     path = folder / TRIAL
-    path.write_text(json.dumps(config.to_mapping(), indent=1))
+    path.write_text(json.dumps({"config": config.to_mapping(), "method_path": file and str(file)}, indent=1))
     return path
 
 
 def read_trial(path: Path) -> TrialConfig:
-    return parse(TrialConfig, json.loads(path.read_text()))
+    """The config. The file of its method, if one is named, becomes known to this process."""
+    trial = json.loads(path.read_text())
+    if trial["method_path"]:
+        outside.add_file(Path(trial["method_path"]))
+    return parse(TrialConfig, trial["config"])
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -62,18 +68,9 @@ def enter_phase(folder: Path, rank: int, name: str) -> None:
 
 def read_events(folder: Path) -> list[Event]:
     """The events of all ranks, by time. A last line without newline is still being written and is left for later."""
-    events = [event for path in folder.glob("rank*.events.jsonl") for event in _events_of(path)]
+    lines = [line for path in folder.glob("rank*.events.jsonl") for line in path.read_text().splitlines(keepends=True)]
+    events = [Event(**json.loads(line)) for line in lines if line.endswith("\n")]
     return sorted(events, key=lambda event: event.at)
-
-
-def _events_of(path: Path) -> list[Event]:
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [Event(**json.loads(line)) for line in lines if line.endswith("\n")]
-
-
-def is_done(folder: Path, rank: int) -> bool:
-    """Whether the rank has passed the last phase of the trial in `folder`."""
-    return any(event.name == PHASES[-1] for event in _events_of(folder / f"rank{rank}.events.jsonl"))
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:

@@ -1,55 +1,34 @@
-"""One rank's whole life. `torchrun -m sp_bench.worker <trial folder>/trial.json ...` starts it; nothing else
-initialises torch.distributed.
+"""One rank's whole life: `python -m sp_bench.worker <trial folder>/trial.json ...`.
+
+Whoever starts it - the driver, torchrun or srun - says who it is by RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
+MASTER_PORT. Nothing else initialises torch.distributed.
 
 A trial ends in one of two ways: rank 0 hands over a record, or a rank says how it failed and leaves at once, because
-after one rank has failed its peers may wait in a collective for ever. A rank that can say nothing any more - killed, or
-gone with a library's exit() - is told of by the process that it is a child of.
+after one rank has failed its peers may wait in a collective for ever. Whoever started a rank sees its exit code, which
+tells of a rank that can say nothing any more: killed, or gone with a library's exit().
 """
 
 import os
-import resource
-import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
-from sp_bench import handover
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, TCPStore
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from sp_bench import handover, methods, workloads
+from sp_bench.attention import copy_engines
 from sp_bench.config.trial import TrialConfig
+from sp_bench.measure import environment, ledger, record
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.testing import faults
-
-if TYPE_CHECKING:
-    import torch
-    from torch._C._distributed_c10d import Backend
-    from torch.distributed.device_mesh import DeviceMesh
-
-    Options = Backend.Options
-
-
-def watch_over(trials: Sequence[Path]) -> NoReturn:
-    """Run the rank in a child, tell how that ended, and end the same way.
-
-    torchrun tells of no exit with code 0, and of a killed rank only if it looks before the peers' errors; here each end
-    is known at once, so that the first failure is told from its echoes.
-    """
-    rank = int(os.environ["RANK"])
-    child = os.fork()  # before torch is imported: no threads, no device
-    if child == 0:
-        main(trials)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it to the group, and so to the child as well
-    exit_code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    unfinished = [trial.parent for trial in trials if not handover.is_done(trial.parent, rank)]
-    folder = unfinished[0] if unfinished else trials[-1].parent
-    handover.send_event(folder, handover.Event(rank, time.time(), "exited", exit_code=exit_code))
-    if exit_code < 0:
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child's core file, if any, is enough
-        if -exit_code != signal.SIGKILL:
-            signal.signal(-exit_code, signal.SIG_DFL)
-        os.kill(os.getpid(), -exit_code)
-    os._exit(exit_code)
 
 
 def main(trials: Sequence[Path]) -> NoReturn:
@@ -57,8 +36,6 @@ def main(trials: Sequence[Path]) -> NoReturn:
     rank = int(os.environ["RANK"])
     for trial in trials:
         _prove_and_measure(trial, rank)
-    import torch.distributed as dist
-
     dist.destroy_process_group()
     _leave(0)
 
@@ -68,14 +45,14 @@ def _prove_and_measure(trial: Path, rank: int) -> None:
     _log_to(handover.log_path(folder, rank))
     try:
         _enter_phase(folder, rank, "init")
-        record = _run(handover.read_trial(trial), folder, rank)
+        columns = _run(handover.read_trial(trial), folder, rank)
     except BaseException as error:
         failed_at = time.time()
         traceback.print_exc()
         handover.send_event(folder, _failure(rank, failed_at, error))
         _leave(1)
     if rank == 0:
-        handover.write_record(folder, record)
+        handover.write_record(folder, columns)
     handover.enter_phase(folder, rank, "done")
 
 
@@ -96,15 +73,9 @@ def _log_to(path: Path) -> None:
 
 
 def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
-    import torch.distributed as dist
-
-    from sp_bench import methods, workloads
-    from sp_bench.attention import copy_engines
-    from sp_bench.measure import environment, library_state, record
-
     device = _device(config)
     if not dist.is_initialized():
-        dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
+        _join(config.fabric.backend, device)
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
 
@@ -114,18 +85,35 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
         _enter_phase(folder, rank, name)
 
     job = workloads.Job(config, _mesh(config), device, enter_phase)
-    with library_state.of_one_trial(device):
+    with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     _enter_phase(folder, rank, "handover")
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
     captured = environment.capture(device)
-    own = methods.get(config.method.name).IMPLEMENTATION == "sp_bench"
-    columns = record.assemble(config, gathered, environment.device_name(device), own=own)
+    is_mean = methods.traffic_is_mean(config.method.name)
+    columns = record.assemble(config, gathered, environment.device_name(device), traffic_is_mean=is_mean)
     if faults.VARIABLE in os.environ:
         columns["flags"].append(faults.FLAG)
     return columns | {"environment": captured}
+
+
+def _join(backend: str, device: torch.device) -> None:
+    """Meet the other ranks at MASTER_ADDR:MASTER_PORT."""
+    if handover.LISTEN_FD in os.environ:  # rank 0, if whoever started it listens at that port already
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # init_process_group finds this server by its port, because both are multi-tenant, and keeps it
+        server = TCPStore(
+            address,
+            port,
+            is_master=True,
+            wait_for_workers=False,
+            multi_tenant=True,
+            master_listen_fd=int(os.environ.pop(handover.LISTEN_FD)),
+        )
+        assert server.port == port
+    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
 
 
 def _enter_phase(folder: Path, rank: int, name: str) -> None:
@@ -133,9 +121,7 @@ def _enter_phase(folder: Path, rank: int, name: str) -> None:
     faults.strike(name, rank)
 
 
-def _device(config: TrialConfig) -> "torch.device":
-    import torch
-
+def _device(config: TrialConfig) -> torch.device:
     if config.hardware.device == "cpu":
         torch.set_num_threads(config.hardware.threads_per_rank or 1)
         return torch.device("cpu")
@@ -144,12 +130,10 @@ def _device(config: TrialConfig) -> "torch.device":
     return device
 
 
-def _emulate_memory(config: TrialConfig, device: "torch.device") -> None:
+def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
     """Cap torch's allocator so that it and all else on the device together have `device_memory_gib`."""
     if device.type != "cuda":
         return
-    import torch
-
     if config.hardware.device_memory_gib is None:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
@@ -159,9 +143,7 @@ def _emulate_memory(config: TrialConfig, device: "torch.device") -> None:
     torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
 
 
-def _mesh(config: TrialConfig) -> "DeviceMesh":
-    from sp_bench import methods
-
+def _mesh(config: TrialConfig) -> DeviceMesh:
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     inner = {"ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
     if not layout.ulysses_inner:
@@ -171,14 +153,12 @@ def _mesh(config: TrialConfig) -> "DeviceMesh":
 
 
 @cache  # a mesh has communicators, which take time and device memory: one for all trials of this process
-def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> "DeviceMesh":
-    from torch.distributed.device_mesh import init_device_mesh
-
+def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
     names, sizes = zip(*axes, strict=True)
     return init_device_mesh(device, sizes, mesh_dim_names=names, backend_override=_backends(device))
 
 
-def _backends(device: str) -> "dict[int | str, str | Options | tuple[str, Options]] | None":
+def _backends(device: str) -> dict[int | str, str | Backend.Options | tuple[str, Backend.Options]] | None:
     """NCCL's kernels of the attention's axes go first: behind a kernel that fills the device they would start too late
     to overlap with it."""
     if device != "cuda":
@@ -188,13 +168,46 @@ def _backends(device: str) -> "dict[int | str, str | Options | tuple[str, Option
     return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in ("ring", "ulysses")}
 
 
+class Setting(NamedTuple):
+    """A setting of the whole process that any library may change."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+SETTINGS = (
+    Setting("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    # restored to None and not to the device that was read: setting any device slows down every call of torch
+    Setting("default device", torch.get_default_device, lambda device: torch.set_default_device(None)),
+    Setting("number of threads", torch.get_num_threads, torch.set_num_threads),
+    Setting("gradient mode", torch.is_grad_enabled, torch.set_grad_enabled),
+    Setting("float32 matmul precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    Setting("deterministic mode", torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    Setting("ledger attribution", lambda: dict(ledger._current), ledger._current.update),
+)
+
+
+@contextmanager
+def _library_state_restored(device: torch.device) -> Iterator[None]:
+    """Restores the random states and SETTINGS. A setting that the trial had changed is named in the rank's log.
+
+    The allocator's statistics are not restored here; each trial resets them before its timed steps.
+    """
+    before = [(setting, setting.read()) for setting in SETTINGS]
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for setting, value in before:
+        if (left := setting.read()) != value:
+            print(f"the trial left the {setting.name} at {left}; restored to {value}", flush=True)
+            setting.write(value)
+
+
 MAX_REASON = 2000  # characters
 HOST_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch's MemoryError on the host is a RuntimeError
 
 
 def _failure(rank: int, at: float, error: BaseException) -> handover.Event:
-    from sp_bench.measure.incorrect import Incorrect
-
     text = str(error).strip() or "no message"
     if isinstance(error, Incorrect):
         return handover.Event(rank, at, "failed", "incorrect", text[:MAX_REASON])
@@ -215,10 +228,9 @@ def _oom_site(error: BaseException, text: str) -> str | None:
         return None
     if "NCCL" in text:
         return "nccl"
-    # Before torch was imported it cannot have run out; what its allocator did not ask for, the driver tells.
-    torch = sys.modules.get("torch")
-    return "torch" if torch and (isinstance(error, torch.OutOfMemoryError) or "CUDA error" in text) else None
+    # "CUDA error": CUDA itself ran out, for something that torch's allocator did not ask for.
+    return "torch" if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in text else None
 
 
 if __name__ == "__main__":
-    watch_over([Path(argument) for argument in sys.argv[1:]])
+    main([Path(argument) for argument in sys.argv[1:]])

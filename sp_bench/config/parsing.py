@@ -4,6 +4,7 @@
 """
 
 import difflib
+import json
 import math
 import types
 import typing
@@ -135,8 +136,10 @@ def _value(kind: Any, value: Any, path: str) -> Any:
             raise ConfigError(f"{path}={shown(repr(value))}: {hint}use one of {', '.join(map(str, valid))}")
         return value
     if origin is Mapping:
-        if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
-            raise ConfigError(f"{path}={shown(repr(value))} must map names to strings")
+        item = typing.get_args(kind)[1]
+        if not isinstance(value, Mapping) or not all(isinstance(v, item) for v in value.values()):
+            of = "strings" if item is str else "text, numbers, true or false"
+            raise ConfigError(f"{path}={shown(repr(value))} must map names to {of}")
         return dict(value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}={shown(repr(value))} must be a group of fields")
@@ -145,7 +148,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
 
 def _scalar(kind: type, value: Any, path: str) -> Any:
     if type(value) is int and abs(value) > MAX_INT:
-        raise ConfigError(f"{path}={_digits(value)} does not fit into 64 bits; use less")
+        raise ConfigError(f"{path} does not fit into 64 bits; use less")
     if type(value) is float and not math.isfinite(value):
         raise ConfigError(f"{path}={value} must be a finite number")
     if type(value) is kind:
@@ -155,6 +158,13 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
     raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}")
 
 
-def _digits(value: int) -> str:
-    """A whole number in decimal; Python refuses to print one of more than 4,300 digits."""
-    return str(value) if value.bit_length() < 500 else f"(a number of {value.bit_length():,} bits)"
+def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A config's values by their dotted names, as they are overridden: {"method": {"name": "ring"}} is
+    method.name=ring. A list is its JSON text."""
+    flat: dict[str, Any] = {}
+    for name, value in config.items():
+        if isinstance(value, dict):
+            flat |= dotted(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = json.dumps(value) if isinstance(value, list) else value
+    return flat

@@ -1,11 +1,12 @@
-"""The only schema of a trial: frozen dataclasses that say what is measured and how a campaign is run.
+"""What a trial is: frozen dataclasses whose fields are the options, each declared here and nowhere else.
 
-`parsing.parse` reads them from the mapping that Hydra composed, or from JSON.
+`parsing.parse` reads them from the mapping that Hydra composed, or from JSON. `options.OPTIONS` lists the declarations;
+the row's schema, identities, names and reports are made from that list.
 """
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
@@ -13,26 +14,78 @@ MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
 MAX_COUNT = 65_536  # heads of a model, ranks on an axis, micro-batches; messages list what divides a number of heads
 MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begins; each size is 4 times the one before
-EngineName = Literal["fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft"]
 DType = Literal["float64", "float32", "bfloat16", "float16"]
+ATTENTION = ("attention", "train_step", "parity")  # workloads that compute attention
+TRAINING = ("train_step", "parity")  # workloads that take optimizer steps
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What a field's declaration says of the option, beside its type and default."""
+
+    doc: str
+    unit: str = ""
+    column: str | None = ""  # of the row; empty: named as the field; None: the row has it in `config` only
+    of: tuple[str, ...] = ()  # workloads that it means something to: null in rows of others; empty: all
+    old_rows: Any = None  # what null means in rows from before the option, as None does in a config; new rows write it
+    omitted: bool = False  # from the identity where it is `old_rows`: it came when rows had theirs without it
+    none_means: Any = None  # what None does, in names that the option tells apart; if nothing is said: old_rows
+    protocol: bool = False  # how a cell is measured, not what it is
 
 
 @dataclass(frozen=True)
 class MethodConfig:
     """How attention is split over the `sp_size` ranks of one sequence. None: the method has no such option."""
 
-    name: str
-    layout: Literal["contiguous", "zigzag", "striped"] = "contiguous"
-    variant: str | None = None  # of an adapter's library: which of its own patterns; the adapter names them
-    ulysses_degree: int | None = None  # usp: ranks that exchange heads; ring_degree is sp_size / ulysses_degree
-    placement: Literal["ulysses_inner", "ring_inner"] | None = None  # usp, yunchang: which group holds adjacent ranks
-    dkv_dtype: Literal["input", "float32"] | None = None  # what dK/dV travel in; input: the trial's dtype
-    merge_dtype: Literal["input", "float32"] | None = None  # ring, usp: of outputs and dQ between merges
-    head_stride: int | None = None  # all_gather, llama3: KV heads gathered at a time; None: all
-    head_chunks: int | None = None  # ulysses, usp: parts of the heads, exchanged in turn; None: 1
-    # what moves the tensors: the group's collectives, or copy engines, which leave all SMs to the kernels
-    exchange: Literal["collectives", "copy_engines"] | None = None
+    name: Annotated[str, Declared("sequence-parallel method", column="method")]
+    layout: Annotated[
+        Literal["contiguous", "zigzag", "striped"],
+        Declared("which tokens a rank holds: contiguous | zigzag | striped", of=ATTENTION),
+    ] = "contiguous"
+    variant: Annotated[
+        str | None, Declared("of an adapter's library: which of its own patterns; the adapter names them", of=ATTENTION)
+    ] = None
+    ulysses_degree: Annotated[
+        int | None, Declared("ranks that exchange heads; usp chooses it, and ring_degree is the rest", unit="ranks")
+    ] = None
+    placement: Annotated[
+        Literal["ulysses_inner", "ring_inner"] | None,
+        Declared("usp, yunchang: which group holds adjacent ranks, ulysses_inner | ring_inner", of=ATTENTION),
+    ] = None
+    dkv_dtype: Annotated[
+        Literal["input", "float32"] | None,
+        Declared(
+            "dK/dV travel in: input (the trial's dtype) | float32; null: no option of ours, or an old library row",
+            of=ATTENTION,
+        ),
+    ] = None
+    merge_dtype: Annotated[
+        Literal["input", "float32"] | None,
+        Declared("ring, usp: dtype of outputs and dQ between merges, input | float32", of=ATTENTION),
+    ] = None
+    head_stride: Annotated[
+        int | None,
+        Declared("all_gather, llama3: KV heads gathered at a time", unit="heads", of=ATTENTION, none_means="all"),
+    ] = None
+    head_chunks: Annotated[
+        int | None,
+        Declared(
+            "ulysses, usp: parts of the heads, each exchanged while another is computed", of=ATTENTION, none_means=1
+        ),
+    ] = None
+    exchange: Annotated[
+        Literal["collectives", "copy_engines"] | None,
+        Declared(
+            "what moves the tensors: collectives of the group | copy_engines, which leave all SMs to the kernels; null "
+            "in old rows: what their primitive says, else collectives",
+            old_rows="collectives",
+        ),
+    ] = None
+    own: Annotated[
+        Mapping[str, str | int | float | bool | None] | None,
+        Declared("of a method from outside: the options that it declares itself", column=None, of=ATTENTION),
+    ] = None
 
     def __post_init__(self) -> None:
         require_positive(self, "ulysses_degree", "head_stride", "head_chunks")
@@ -42,37 +95,56 @@ class MethodConfig:
 class EngineConfig:
     """What trains the decoder of train_step and parity. None: the engine has no such option."""
 
-    name: EngineName = "fsdp2"
-    # all but fsdp2: fp32 parameters and moments in host memory, and whose Adam steps them there; None: on the device
-    optimizer_offload: Literal["deepspeed_cpu_adam", "torch_adamw"] | None = None
-    # hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch
-    variable_seq_len: bool | None = None
+    name: Annotated[
+        str,
+        Declared(
+            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft; null in old rows: fsdp2",
+            column="engine",
+            of=TRAINING,
+            old_rows="fsdp2",
+        ),
+    ] = "fsdp2"
+    optimizer_offload: Annotated[
+        Literal["deepspeed_cpu_adam", "torch_adamw"] | None,
+        Declared(
+            "all but fsdp2: Adam that steps in host memory, where fp32 parameters and moments then are; null: on the "
+            "device",
+            of=TRAINING,
+        ),
+    ] = None
+    variable_seq_len: Annotated[
+        bool | None,
+        Declared(
+            "hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch",
+            column=None,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True)
 class KernelConfig:
     """The local attention kernel; the same one serves every method."""
 
-    name: str
+    name: Annotated[str, Declared("local attention kernel", column="kernel", of=ATTENTION)]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A Llama/Qwen3-style decoder. The attention workload uses its three head fields only."""
 
-    name: str
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    rope_theta: float
-    norm_eps: float
-    qk_norm: bool  # RMSNorm on each head of q and k (Qwen3)
-    qkv_bias: bool  # bias on the q, k and v projections (Qwen2.5)
-    tie_embeddings: bool  # the head is the embedding
+    name: Annotated[str, Declared("published shape the heads and layers come from", column="model", of=ATTENTION)]
+    num_layers: Annotated[int, Declared("decoder layers; null for attention", of=TRAINING)]
+    hidden_size: Annotated[int, Declared("width of the residual stream", column=None)]
+    intermediate_size: Annotated[int, Declared("width of the MLP", column=None)]
+    num_heads: Annotated[int, Declared("query heads", unit="heads", of=ATTENTION)]
+    num_kv_heads: Annotated[int, Declared("key/value heads", unit="heads", of=ATTENTION)]
+    head_dim: Annotated[int, Declared("size of one head", of=ATTENTION)]
+    vocab_size: Annotated[int, Declared("tokens that the model knows", column=None)]
+    rope_theta: Annotated[float, Declared("base of the rotary embedding", column=None)]
+    norm_eps: Annotated[float, Declared("epsilon of RMSNorm", column=None)]
+    qk_norm: Annotated[bool, Declared("RMSNorm on each head of q and k (Qwen3)", column=None)]
+    qkv_bias: Annotated[bool, Declared("bias on the q, k and v projections (Qwen2.5)", column=None)]
+    tie_embeddings: Annotated[bool, Declared("the head is the embedding", column=None)]
 
     def __post_init__(self) -> None:
         require_positive(
@@ -108,23 +180,70 @@ PASS_KINDS: Mapping[str, tuple[str, ...]] = {
 class WorkloadConfig:
     """What one step is and how often it runs."""
 
-    name: Literal["attention", "train_step", "parity", "collective"]
-    pass_kind: Literal["forward", "forward_backward", "step", "exchange"]
-    causal: bool
-    warmup_steps: int
-    timed_steps: int
-    correctness_seq_len: int  # the reduced length at which output and gradients are proven, before any timing
-    optimizer: Literal["adamw", "sgd"] | None = None
-    learning_rate: float | None = None
-    max_grad_norm: float | None = None  # None: gradients are not clipped
-    activation_checkpointing: Literal["none", "full"] | None = None
-    attribution: bool = False  # attention: time the step without messages, and without kernels, as well
-    launch: Literal["eager", "cuda_graph"] | None = None  # attention: call by call, or all at one; None: eager
-    max_message_bytes: int | None = None  # collective: no message is larger; bytes one rank sends off-rank
-    # train_step, parity: forward and backward passes of one optimizer step, their gradients summed; None: one
-    micro_batches: int | None = None
-    # train_step, parity: local tokens whose logits exist at a time, forward and backward; None: all of a micro-batch
-    loss_tile_tokens: int | None = None
+    name: Annotated[
+        Literal["attention", "train_step", "parity", "collective"],
+        Declared("attention | train_step | parity | collective", column="workload"),
+    ]
+    pass_kind: Annotated[
+        Literal["forward", "forward_backward", "step", "exchange"],
+        Declared("forward | forward_backward | step | exchange"),
+    ]
+    causal: Annotated[bool, Declared("causal mask", of=ATTENTION)]
+    warmup_steps: Annotated[int, Declared("untimed steps before the timed ones", unit="steps", protocol=True)]
+    timed_steps: Annotated[int, Declared("timed steps, the same on every rank", unit="steps", protocol=True)]
+    correctness_seq_len: Annotated[
+        int,
+        Declared(
+            "the reduced length at which output and gradients are proven, before any timing",
+            unit="tokens",
+            column=None,
+            protocol=True,
+        ),
+    ]
+    optimizer: Annotated[Literal["adamw", "sgd"] | None, Declared("training: adamw | sgd", column=None)] = None
+    learning_rate: Annotated[float | None, Declared("training: of the optimizer", column=None)] = None
+    max_grad_norm: Annotated[
+        float | None, Declared("training: gradients are clipped to it; null: not at all", column=None)
+    ] = None
+    activation_checkpointing: Annotated[
+        Literal["none", "full"] | None,
+        Declared("training: none | full, each layer is computed again in the backward", column=None),
+    ] = None
+    attribution: Annotated[
+        bool,
+        Declared(
+            "attention: the step is timed without messages, and without kernels, as well", column=None, protocol=True
+        ),
+    ] = False
+    launch: Annotated[
+        Literal["eager", "cuda_graph"] | None,
+        Declared(
+            "attention: eager, call by call | cuda_graph, the whole step at one call; null in old rows: eager",
+            old_rows="eager",
+            omitted=True,
+        ),
+    ] = None
+    max_message_bytes: Annotated[
+        int | None,
+        Declared("collective: no message is larger; bytes one rank sends off-rank", unit="bytes", column=None),
+    ] = None
+    micro_batches: Annotated[
+        int | None,
+        Declared(
+            "training: forward and backward passes of one optimizer step, their gradients summed; null in old rows: 1",
+            of=TRAINING,
+            old_rows=1,
+            omitted=True,
+        ),
+    ] = None
+    loss_tile_tokens: Annotated[
+        int | None,
+        Declared(
+            "training: local tokens whose logits exist at a time, forward and backward; null: all of a micro-batch",
+            unit="tokens",
+            column=None,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
@@ -161,6 +280,7 @@ class WorkloadConfig:
 
     @property
     def num_micro_batches(self) -> int:
+        """Per optimizer step."""
         return self.micro_batches or 1
 
 
@@ -168,19 +288,23 @@ class WorkloadConfig:
 class FabricConfig:
     """The backend of the process group and the environment variables that shape its transport."""
 
-    name: str
-    backend: Literal["gloo", "nccl"]
-    env: Mapping[str, str] = field(default_factory=dict)
+    name: Annotated[str, Declared("transport of the process group", column="fabric")]
+    backend: Annotated[Literal["gloo", "nccl"], Declared("of the process group: gloo | nccl", column=None)]
+    env: Annotated[Mapping[str, str], Declared("environment variables that shape the transport", column=None)] = field(
+        default_factory=dict
+    )
 
 
 @dataclass(frozen=True)
 class HardwareConfig:
-    """The kind of device. `device_memory_gib` emulates a smaller GPU; `threads_per_rank` is for CPU."""
+    """The kind of device."""
 
-    name: str
-    device: Literal["cpu", "cuda"]
-    device_memory_gib: float | None = None
-    threads_per_rank: int | None = None
+    name: Annotated[str, Declared("kind of device asked for", column="hardware")]
+    device: Annotated[Literal["cpu", "cuda"], Declared("cpu | cuda", column=None)]
+    device_memory_gib: Annotated[
+        float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
+    ] = None
+    threads_per_rank: Annotated[int | None, Declared("cpu: of a rank's process", column=None)] = None
 
     def __post_init__(self) -> None:
         require_positive(self, "device_memory_gib", "threads_per_rank")
@@ -213,16 +337,28 @@ class TrialConfig:
     workload: WorkloadConfig
     fabric: FabricConfig
     hardware: HardwareConfig
-    batch_size: int  # sequences a data-parallel rank holds; of one micro-batch
-    seq_len: int  # global tokens of one sequence
-    sp_size: int
-    dp_replicate_size: int
-    dp_shard_size: int
-    dtype: DType
-    seed: int
-    # trial: fresh processes; group: trials of one world size, fabric and hardware share warm ones, for quick surveys
-    isolation: Literal["trial", "group"] = "trial"
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    batch_size: Annotated[
+        int, Declared("sequences of a data-parallel rank and micro-batch", unit="sequences", of=ATTENTION)
+    ]
+    seq_len: Annotated[int, Declared("global tokens of one sequence", unit="tokens", of=ATTENTION)]
+    sp_size: Annotated[int, Declared("ranks that share one sequence", unit="ranks")]
+    dp_replicate_size: Annotated[int, Declared("replicas of the sharded parameters", unit="ranks")]
+    dp_shard_size: Annotated[
+        int, Declared("data-parallel ranks that shard parameters (with the sp ranks)", unit="ranks")
+    ]
+    dtype: Annotated[DType, Declared("dtype of activations and attention")]
+    seed: Annotated[int, Declared("of weights, inputs and text", column=None, protocol=True)]
+    isolation: Annotated[
+        Literal["trial", "group"],
+        Declared(
+            "trial: fresh processes | group: trials of one world size, fabric and hardware share warm ones, for quick "
+            "surveys"
+        ),
+    ] = "trial"
+    engine: Annotated[
+        EngineConfig,
+        Declared("trains the decoder of train_step and parity", old_rows=EngineConfig(), omitted=True),
+    ] = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
         require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")

@@ -31,7 +31,7 @@ def unsupported_reason(config: TrialConfig) -> str | None:
 
 
 def transport_name(primitive: str, exchange: str | None) -> str:
-    """What a row calls a primitive: with what moves it, unless that is the group's collectives."""
+    """A primitive in words, with what moves it unless that is the group's collectives."""
     return f"{primitive} by copy engines" if exchange == "copy_engines" else primitive
 
 

@@ -1,27 +1,28 @@
 """One attempt at a trial becomes one row: who it is, what was asked for, and what came of it."""
 
+import errno
+import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sp_bench import handover, hardware, methods
-from sp_bench.config.trial import TrialConfig
-from sp_bench.costs import patterns
-from sp_bench.driver import identity, launcher
+from sp_bench import handover, hardware
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import devices, identity, launch
 from sp_bench.driver.claims import Claim, Claims, LostClaim
-from sp_bench.driver.plan import Trial, canonical
+from sp_bench.driver.plan import Trial, process_key, resolve
 from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.driver.storage import StorageError, keep
-from sp_bench.engines import requirements
 from sp_bench.rows import store
+from sp_bench.rows.row import Identity, Outcome, Row
 from sp_bench.testing.kill_points import reach
 
 
@@ -72,6 +73,28 @@ class Driver:
         return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
 
 
+WAYS_OUT: Mapping[int, str] = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some of your quota",
+    errno.EROFS: "mount it writable",
+    errno.EACCES: "make it writable for you",
+    errno.EPERM: "make it writable for you",
+    errno.ENOENT: "it was deleted or moved while the campaign ran; put it back or begin anew",
+}
+
+
+class StorageError(ConfigError):
+    """The campaign's folder cannot be used any more. The message says why, what is kept, and the way out."""
+
+    def __init__(self, folder: Path, error: OSError, kept: str = "") -> None:
+        way_out = WAYS_OUT.get(error.errno or 0, "see to it")
+        where = f" ({error.filename})" if error.filename else ""
+        super().__init__(
+            f"cannot write to {folder} any more: {error.strerror or error}{where}; the campaign stops, what it has "
+            f"committed stays{kept}; {way_out}, then go on with sp-bench resume and the same words"
+        )
+
+
 class Ended(NamedTuple):
     """What an attempt's row says of it."""
 
@@ -80,7 +103,52 @@ class Ended(NamedTuple):
     median_step_ms: float | None
 
 
-def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[Ended | None, None, None]:
+def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
+    """Run the first of the attempts that no other driver has, with those that may share its processes; those that got a
+    row. Empty: others have them all.
+
+    One launch at a time runs on a machine, since two would disturb each other's times. Whatever becomes of one attempt,
+    the next call goes on, in fresh processes if its own are gone.
+    """
+    progress, done = driver.progress, []
+    with devices.reserved(driver.devices, driver.signals.check, progress.note):
+        held = _claim_next(left, driver)
+        if not held:
+            return []
+        devices.end_orphans()
+        progress.start(held[0][0].planned)
+        try:
+            with closing(_commit_each(held, driver)) as ends:
+                # ends first: it must hear that there are no more, to end what is left of the processes
+                for ended, (current, _), (following, _) in zip(ends, held, [*held[1:], held[-1]], strict=False):
+                    if ended is None:
+                        progress.refuse(current.planned)
+                    else:
+                        progress.finish(current.planned, *ended)
+                        done.append(current)
+                    if following is not current:
+                        progress.start(following.planned)  # in the same processes, if they are left
+        finally:
+            for _, claim in held:
+                driver.claims.release(claim)
+    return done
+
+
+def _claim_next(left: Sequence[Attempt], driver: Driver) -> list[tuple[Attempt, Claim]]:
+    """The first attempt to be had, and those that follow it and may run in its processes: not those of another
+    replicate, which is a launch of its own."""
+    held: list[tuple[Attempt, Claim]] = []
+    for current in left:
+        first = held[0][0].planned if held else current.planned
+        keys = [(process_key(each.config), each.replicate) for each in (first, current.planned)]
+        if held and (not keys[0][0] or keys[0] != keys[1]):
+            break
+        if claim := driver.claim(current):
+            held.append((current, claim))
+    return held
+
+
+def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[Ended | None, None, None]:
     """Run attempts that share their processes, commit a row for each as it ends, and yield what it says; None for a row
     that was refused, since another driver had taken the claim over.
 
@@ -96,12 +164,12 @@ def launch(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[E
     folders = [_folder(attempt, claim, driver.campaign) for attempt, claim in held]
     trials = [(attempt.planned.config, folder) for (attempt, _), folder in zip(held, folders, strict=True)]
     num_ended = 0
-    with closing(launcher.run(trials, driver.campaign.settings.deadlines, watch.on_phase)) as outcomes:
+    with closing(launch.launch(trials, driver.campaign.settings.deadlines, watch.on_phase)) as outcomes:
         try:
             for result in outcomes:
                 reach("trial_ended")
                 lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
-                outcome = watch.preempted() if lost else result.columns
+                outcome = watch.preempted() if lost else Outcome.of(result.columns)
                 num_ended += 1
                 yield _commit(*held[num_ended - 1], driver, outcome)
                 watch.begin()
@@ -127,14 +195,14 @@ class _Watch:
         self._driver.progress.enter_phase(phase)
         self._driver.signals.check()
 
-    def preempted(self) -> dict[str, Any]:
-        return {
-            "status": "preempted",
-            "reason": f"{self._driver.signals.taken_away} in phase {self._phase}: the machine was taken away",
-            "phase": self._phase,
-            "started_at": self._started_at,
-            "duration_s": time.monotonic() - self._start,
-        }
+    def preempted(self) -> Outcome:
+        return Outcome(
+            "preempted",
+            self._phase,
+            f"{self._driver.signals.taken_away} in phase {self._phase}: the machine was taken away",
+            started_at=self._started_at,
+            duration_s=time.monotonic() - self._start,
+        )
 
 
 def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
@@ -142,13 +210,8 @@ def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
     claim = driver.claim(attempt)
     if claim is None:
         return None
-    columns = {
-        "status": "unsupported",
-        "reason": attempt.planned.unsupported_reason,
-        "phase": "plan",
-        "started_at": datetime.now(UTC),
-    }
-    return _commit(attempt, claim, driver, columns)
+    outcome = Outcome("unsupported", "plan", attempt.planned.unsupported_reason, started_at=datetime.now(UTC))
+    return _commit(attempt, claim, driver, outcome)
 
 
 def _folder(attempt: Attempt, claim: Claim, campaign: Campaign) -> Path:
@@ -165,101 +228,51 @@ def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -
             shutil.rmtree(parent / name)
 
 
-def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Mapping[str, Any]) -> Ended | None:
+def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) -> Ended | None:
     campaign, config = driver.campaign, attempt.planned.config
-    columns = dict(outcome)
-    if "environment" not in columns and columns["phase"] != "plan":
-        columns["environment"] = hardware.environment(config.hardware.device, launcher.environment(config))
-    row = _row(attempt, campaign, columns)
+    if outcome.environment is None and outcome.phase != "plan":
+        environment = hardware.environment(config.hardware.device, launch.environment(config))
+        outcome = replace(outcome, environment=environment)
+    row = _row(attempt, campaign, outcome).columns()
     try:
         driver.claims.commit(claim, row, campaign.folder)
     except LostClaim:
         return None
     except OSError as error:
-        kept = keep(row, attempt.key, _folder(attempt, claim, campaign))
+        kept = _keep(row, attempt.key, _folder(attempt, claim, campaign))
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
-    return Ended(columns["status"], columns.get("reason"), columns.get("median_step_ms"))
+    return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"))
 
 
-def _row(attempt: Attempt, campaign: Campaign, outcome: Mapping[str, Any]) -> dict[str, Any]:
+def _keep(row: Mapping[str, Any], key: str, trial_folder: Path) -> str:
+    """Where the record of a trial whose row cannot be committed is, in words; writes it if it is nowhere yet."""
+    record = trial_folder / handover.RECORD
+    if record.exists():  # rank 0 wrote it, whole
+        return f"; the record of the trial that just ended is in {record}"
+    spool = Path(tempfile.gettempdir()) / f"sp_bench-{key}.json"
+    try:
+        spool.write_text(json.dumps(row, default=str))
+    except OSError as error:
+        return f"; the record of the trial that just ended is lost: {spool}: {error.strerror}"
+    return f"; the record of the trial that just ended is in {spool}"
+
+
+def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
     planned = attempt.planned
-    named = {
-        "campaign": campaign.settings.campaign,
-        "cell_id": planned.cell_id,
-        "trial_id": planned.trial_id,
-        "env_id": attempt.env_id,
-        "core_id": identity.core_id(planned.config.hardware.device),
-        "replicate": planned.replicate,
-        "attempt": attempt.number,
-        "order_index": planned.order_index,
-        "order_seed": campaign.settings.order_seed,
-        "git_sha": campaign.git_sha,
-        "git_dirty": campaign.git_dirty,
-    }
-    return asked_for(planned.config) | dict(outcome) | named
-
-
-# What asks for attention: null where the workload is the exchange alone.
-_OF_ATTENTION = (
-    *("layout", "variant", "placement", "dkv_dtype", "head_stride", "kernel", "model", "batch_size", "seq_len"),
-    "padded_seq_len",
-    *("num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "merge_dtype", "head_chunks"),
-)
-
-
-def asked_for(config: TrialConfig) -> dict[str, Any]:
-    """The columns that say what was asked for; known without running it."""
-    columns = _asked_for(config)
-    return columns | dict.fromkeys(_OF_ATTENTION) if config.workload.name == "collective" else columns
-
-
-def _asked_for(config: TrialConfig) -> dict[str, Any]:
-    method, model, workload = methods.get(config.method.name), config.model, config.workload
-    layout = method.layout(config.method, config.sp_size)
-    attention = workload.name == "attention"
-    return {
-        "method": config.method.name,
-        "implementation": method.IMPLEMENTATION,
-        "primitive": methods.primitive(config.method),
-        "layout": config.method.layout,
-        "variant": config.method.variant,
-        "placement": config.method.placement,
-        "dkv_dtype": config.method.dkv_dtype
-        or patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree),
-        "merge_dtype": config.method.merge_dtype,
-        "head_stride": config.method.head_stride,
-        "head_chunks": config.method.head_chunks,
-        "kernel": config.kernel.name,
-        "workload": workload.name,
-        "pass_kind": workload.pass_kind,
-        "launch": workload.launch or "eager",
-        "engine": config.engine.name if workload.pass_kind == "step" else None,
-        "engine_implementation": requirements.implementation(config.engine) if workload.pass_kind == "step" else None,
-        "optimizer_offload": config.engine.optimizer_offload,
-        "model": model.name,
-        "fabric": config.fabric.name,
-        "hardware": config.hardware.name,
-        "device_memory_gib": config.hardware.device_memory_gib,
-        "batch_size": config.batch_size,
-        "micro_batches": workload.num_micro_batches if workload.pass_kind == "step" else None,
-        "seq_len": config.seq_len,
-        "padded_seq_len": config.seq_len if attention else layout.padded(config.seq_len),
-        "sp_size": config.sp_size,
-        "ulysses_degree": layout.ulysses_degree,
-        "ring_degree": layout.ring_degree,
-        "dp_replicate_size": config.dp_replicate_size,
-        "dp_shard_size": config.dp_shard_size,
-        "world_size": config.world_size,
-        "num_layers": None if attention else model.num_layers,
-        "num_heads": model.num_heads,
-        "num_kv_heads": model.num_kv_heads,
-        "head_dim": model.head_dim,
-        "causal": workload.causal,
-        "dtype": config.dtype,
-        "isolation": config.isolation,
-        "config": canonical(config),
-        "warmup_steps": workload.warmup_steps,
-        "timed_steps": workload.timed_steps,
-    }
+    named = Identity(
+        campaign=campaign.settings.campaign,
+        cell_id=planned.cell_id,
+        trial_id=planned.trial_id,
+        env_id=attempt.env_id,
+        core_id=identity.core_id(planned.config.hardware.device),
+        method_source=identity.method_source(planned.config.method.name),
+        replicate=planned.replicate,
+        attempt=attempt.number,
+        order_index=planned.order_index,
+        order_seed=campaign.settings.order_seed,
+        git_sha=campaign.git_sha,
+        git_dirty=campaign.git_dirty,
+    )
+    return Row(named, planned.config, resolve(planned.config), outcome)

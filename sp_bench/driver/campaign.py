@@ -11,17 +11,15 @@ from typing import Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, local, plan
-from sp_bench.driver.attempt import Attempt, Campaign, Driver
+from sp_bench.driver import attempt, plan
+from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, number_of, show_plan, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.driver.storage import StorageError
 from sp_bench.rows import store
-from sp_bench.rows.containment import require_contained
-from sp_bench.rows.store import RowName
+from sp_bench.rows.store import RowName, require_contained
 
 INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 RETRIED = ("preempted", "timeout", "error")  # by `resume`; with another status a trial would end the same way
@@ -143,17 +141,15 @@ def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig)
 
 
 def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> str:
-    """Say that other environments have rows of trials that have none in this one; empty without such rows."""
+    """Say why trials run although the campaign has rows of them; empty where it has none."""
     asked = {trial.trial_id: campaign.env_id(trial) for trial in without_row}
     committed = store.committed(campaign.folder)  # another run may have added rows of this environment meanwhile
-    found = [row for row in committed if asked.get(row.trial_id, row.env_id) != row.env_id]
+    found = {row.trial_id for row in committed if asked.get(row.trial_id, row.env_id) != row.env_id}
     if not found:
         return ""
-    there, here = {row.env_id for row in found}, {asked[row.trial_id] for row in found}
     return (
-        f"{len({row.trial_id for row in found})} of {number_of(len(asked))} without a row of this environment (env_id "
-        f"{', '.join(sorted(here))}) have one of {', '.join(sorted(there))}: other libraries, another device or other "
-        "measuring code. Those rows stay; a report shows each cell's newest environment"
+        f"{number_of(len(found))} of {len(asked):,} to run had been measured before, but with other libraries, on "
+        "another device or with other code. Those rows stay; a report shows the newest of each cell"
     )
 
 
@@ -168,7 +164,7 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             if ended := attempt.refuse(each, driver):
                 driver.progress.finish(each.planned, *ended)
                 del left[each.key]
-        for each in local.launch([a for a in left.values() if not a.planned.unsupported_reason], driver):
+        for each in attempt.run_next([a for a in left.values() if not a.planned.unsupported_reason], driver):
             del left[each.key]
         for row in store.committed(driver.campaign.folder) if left else ():
             if each := left.pop(f"{row.trial_id}-{row.env_id}-{row.attempt}", None):

@@ -1,14 +1,25 @@
-"""One measurement at a time on a device: a lock of this machine, for this user's runs whatever their campaigns."""
+"""One measurement at a time on a device: a lock of this machine, and an end to all processes that a trial started.
+
+The lock holds for all runs of this user, whatever their campaigns.
+"""
 
 import fcntl
 import os
+import secrets
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import psutil
+
+from sp_bench.driver import owner
+
+TOKEN = "SP_BENCH_TRIAL"  # the variable that marks every process of a launch; its value begins with the driver
 POLL_S = 0.1
+KILL_LIMIT_S = 30.0
 
 
 @contextmanager
@@ -48,3 +59,68 @@ def _is_free(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def new_token() -> str:
+    """The value of TOKEN for a launch of this process."""
+    return f"{owner.this_process()}.{secrets.token_hex(16)}"
+
+
+def kill_all(token: str) -> None:
+    """End every process whose environment holds the token, with all descendants, and wait until none is left.
+
+    Raises:
+        RuntimeError: a process would not die.
+    """
+    deadline = time.monotonic() + KILL_LIMIT_S
+    while found := _of_launch(token):
+        for process in found:
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(found, timeout=1)
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"processes {[p.pid for p in found]} of a trial survive SIGKILL; the device hangs?")
+
+
+def end_orphans() -> None:
+    """End the launches on this machine whose driver was killed: they would disturb what is measured next.
+
+    Raises:
+        RuntimeError: a process would not die.
+    """
+    for token in {token for _, token in _marked()}:
+        driver = owner.parse(token)
+        if driver and driver.has_ended():
+            kill_all(token)
+
+
+def _marked() -> Iterator[tuple[psutil.Process, str]]:
+    """Each process of any launch on this machine, with its token."""
+    for process in psutil.process_iter():
+        try:
+            token = process.environ().get(TOKEN)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # ended meanwhile, or another user's
+        if token is not None:
+            yield process, token
+
+
+def _of_launch(token: str) -> list[psutil.Process]:
+    """The living processes of a launch and their descendants, which may have another environment."""
+    found: set[psutil.Process] = set()
+    for process, its_token in _marked():
+        if its_token == token:
+            try:
+                found |= {process, *process.children(recursive=True)}
+            except psutil.NoSuchProcess:
+                continue
+    return [process for process in found if _is_alive(process)]
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

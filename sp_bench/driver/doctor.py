@@ -13,10 +13,11 @@ from rich.text import Text
 from sp_bench import hardware, kernels
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
+from sp_bench.driver.methods_table import Support, all_methods
 from sp_bench.driver.overrides import choices
 from sp_bench.driver.progress import console
-from sp_bench.driver.support import Support, all_methods
 from sp_bench.rows import store
 
 # In a process of its own: the driver imports no torch.
@@ -45,7 +46,7 @@ def probe_torch() -> dict[str, Any]:
 def kernel_support(device: str) -> dict[str, str | None]:
     """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
     shape = AttentionShape(1, 8192, 32, 8, 128, True, "bfloat16")
-    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.NAMES}
+    return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.names()}
 
 
 def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
@@ -75,7 +76,7 @@ def show() -> None:
         _pairs({name: reason or "usable" for name, reason in reasons.items()})
         usable.update(name for name, reason in reasons.items() if not reason)
     output.print("[bold]methods[/] (sp-bench methods says which heads over how many ranks)")
-    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()})
+    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()[0]})
 
 
 def _gpu_text(found: hardware.Gpus | None) -> str:
@@ -113,7 +114,7 @@ def fabrics_here() -> list[str]:
 
 
 CURVE_COLUMNS = (
-    *("env_id", "core_id", "fabric", "primitive", "sp_size", "dtype", "status", "reason", "started_at"),
+    *("core_id", "fabric", "primitive", "exchange", "sp_size", "dtype", "status", "reason", "started_at"),
     *("curve", "latency_us", "bandwidth_bytes_per_s", "workload"),
 )
 
@@ -122,15 +123,16 @@ def show_curves(folder: Path) -> None:
     """Print a line for each curve in a campaign's folder that was measured on this machine and with this code."""
     rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
     here = {identity.core_id(device) for device in ("cpu", "cuda")}
-    rows = [row for row in rows if row["workload"] == "collective" and (row["core_id"] or row["env_id"]) in here]
+    rows = [row for row in rows if row["workload"] == "collective" and row["core_id"] in here]
     table = Table(box=None, pad_edge=False)
     for heading in ("fabric", "primitive", "dtype"):
         table.add_column(heading, no_wrap=True)
     for heading in ("ranks", "latency (us)", "bandwidth (GiB/s)", "largest (MiB)", "at the largest (GiB/s)"):
         table.add_column(heading, justify="right")
     table.add_column("status", overflow="fold")
-    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["sp_size"], r["started_at"])):
-        table.add_row(row["fabric"], row["primitive"], row["dtype"], str(row["sp_size"]), *_curve_cells(row))
+    for row in sorted(rows, key=lambda r: (r["fabric"], r["primitive"], r["exchange"], r["sp_size"], r["started_at"])):
+        primitive = transport_name(row["primitive"], row["exchange"])
+        table.add_row(row["fabric"], primitive, row["dtype"], str(row["sp_size"]), *_curve_cells(row))
     console().print(table)
 
 

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
-from sp_bench import hardware
+from sp_bench import engines, hardware, kernels, methods
+from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver.syntax import source_hash
 from sp_bench.kernels import REFERENCE
@@ -22,8 +23,35 @@ BY_NAME = ("methods", "kernels", "engines")
 
 def env_id(config: TrialConfig) -> str:
     """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines."""
+    kernel = config.kernel.name if config.workload.name != "collective" else None  # messages without attention
     engine = config.engine.name if config.workload.pass_kind == "step" else None
-    return _env_id(config.hardware.device, config.method.name, config.kernel.name, engine)
+    sources = (
+        methods.source_of(config.method.name),
+        kernels.source_of(kernel) if kernel else None,
+        engines.source_of(engine) if engine else None,
+    )
+    from_outside = tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in sources if source)
+    return _env_id(config.hardware.device, config.method.name, kernel, engine, from_outside)
+
+
+def method_source(name: str) -> str | None:
+    """8 hex digits of the code of a method from outside, for its rows; None: the method is ours."""
+    source = methods.source_of(name)
+    return outside_hash(source) if source else None
+
+
+@cache
+def outside_hash(source: Source) -> str:
+    """8 hex digits of the code of a method, kernel or engine from outside, wherever it lies: of its file, or of all
+    files of the package that holds its module."""
+    return _digest([source.name, *(f"{place.as_posix()} {_hash_of_any(file)}" for place, file in source.files())])
+
+
+def _hash_of_any(file: Path) -> str:
+    try:
+        return source_hash(file)
+    except SyntaxError:  # its trials end as `error`
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
 
 
 @cache
@@ -37,11 +65,11 @@ def core_id(device: str) -> str:
 
 
 @cache
-def _env_id(device: str, method: str, kernel: str, engine: str | None) -> str:
+def _env_id(device: str, method: str, kernel: str | None, engine: str | None, from_outside: tuple[str, ...]) -> str:
     named = zip(BY_NAME, (method, kernel, engine), strict=True)
     files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
     own = _with_imports(files) - set(_shared())
-    return _digest([core_id(device), *(_file_hash(path) for path in sorted(own))])
+    return _digest([core_id(device), *(_file_hash(path) for path in sorted(own)), *from_outside])
 
 
 def _file_hash(path: Path) -> str:

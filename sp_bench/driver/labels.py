@@ -3,9 +3,10 @@
 import json
 from collections.abc import Iterable, Mapping
 
-from sp_bench.config.dotted import dotted
+from sp_bench.config.options import OPTIONS, canonical
+from sp_bench.config.parsing import dotted
 from sp_bench.config.trial import EngineConfig, TrialConfig
-from sp_bench.driver.plan import UNWRITTEN, Trial, canonical
+from sp_bench.driver.plan import Trial
 
 
 def label(trial: Trial, options: Mapping[str, str]) -> str:
@@ -36,11 +37,13 @@ def distinguishing(trials: Iterable[Trial]) -> Mapping[str, str]:
     for group in alike.values():
         if len(group) == 1:
             continue
-        leaves = {cell: UNWRITTEN | dotted(json.loads(canonical(cells[cell]))) for cell in group}
+        unwritten = {option.path: option.old_rows for option in OPTIONS if option.old_rows is not None}
+        leaves = {cell: unwritten | dotted(json.loads(canonical(cells[cell]))) for cell in group}
         names = sorted({name for each in leaves.values() for name in each})
         differ = [name for name in names if len({str(each.get(name)) for each in leaves.values()}) > 1]
         for cell, each in leaves.items():
-            found[cell] = " ".join(f"{name}={_text(each.get(name))}" for name in differ)
+            said = {name.replace("method.own.", "method."): _text(each.get(name)) for name in differ}
+            found[cell] = " ".join(f"{name}={value}" for name, value in said.items())
     return found
 
 

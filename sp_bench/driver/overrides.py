@@ -20,6 +20,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sp_bench import engines, kernels, methods
+from sp_bench.config import outside
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver.settings import CampaignConfig
@@ -39,9 +41,57 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
 
 
 GROUPS = ("method", "kernel", "model", "workload", "engine", "fabric", "hardware")  # of a trial; a folder of conf each
-CELL_KEYS = (*GROUPS, *_leaves(TrialConfig))  # what a trial measures; may be swept
+CELL_KEYS = tuple(key for key in (*GROUPS, *_leaves(TrialConfig)) if key != "method.own")  # a trial's; may be swept
 CAMPAIGN_KEYS = (*_leaves(CampaignConfig), "sweep")  # how the list of trials is run; one value a run
 SWEEP_FILE_KEYS = ("sweep", *(field.name for field in fields(CampaignConfig)))  # top level of conf/sweep/*.yaml
+
+
+def is_cell_key(key: str) -> bool:
+    """Whether a key says what a trial measures. With a method from outside, any `method.NAME` may be an option of
+    its own: which method has it is known once a point is composed."""
+    return key in CELL_KEYS or bool(
+        re.fullmatch(r"method\.[A-Za-z_]\w*", key)
+        and key not in ("method.name", "method.own", METHOD_PATH)
+        and len(methods.names()) > len(methods.NAMES)
+    )
+
+
+# Methods, kernels and engines from outside
+
+METHOD_PATH = "method.path"
+
+
+def take_files(arguments: Sequence[str]) -> list[str]:
+    """The command line without `method.path=FILE,...`: the methods of the files are known from here on, and are those
+    that run unless `method=...` says others.
+
+    Raises:
+        ConfigError: no such file, or a name that is taken.
+    """
+    outside.forget_files()
+    lines = [line for line in arguments if line.startswith(f"{METHOD_PATH}=")]
+    rest = [line for line in arguments if line not in lines]
+    if len(lines) > 1:
+        raise ConfigError(f"{shown(' '.join(lines))}: give it once; several files have commas between them")
+    names = [methods.add_file(Path(file.strip("'\""))) for line in lines for file in line.partition("=")[2].split(",")]
+    if names and not any(line.startswith("method=") for line in rest):
+        rest.append(f"method={','.join(dict.fromkeys(names))}")
+    return rest
+
+
+def choice_from_outside(group: str, name: str) -> dict[str, Any] | None:
+    """What a file of conf would say of a method, kernel or engine from outside; None: there is such a file."""
+    if name in choices(group):
+        return None
+    return methods.outside_choice(name) if group == "method" else {"name": name}
+
+
+def names(group: str) -> list[str]:
+    """What `group=...` may choose: files of conf, and what comes from outside."""
+    every = {"method": methods, "kernel": kernels, "engine": engines}.get(group)
+    found = [name for name in every.names() if name not in every.NAMES] if every else []
+    return sorted([*choices(group), *found])
+
 
 # The files of conf
 
@@ -150,7 +200,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
         ConfigError: an unknown flag, key, choice of a group, or value.
     """
     overrides, show_config = [], False
-    remaining = iter(arguments)
+    remaining = iter(take_files(arguments))
     for argument in remaining:
         if argument in ("-m", "--multirun"):
             continue  # every run is a sweep, if only of one point
@@ -173,7 +223,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
         if show_config and (key == "sweep" or override.is_sweep_override()):
             raise ConfigError(f"{line}: --cfg job shows one configuration and takes no sweeps")
     campaign = [str(override.input_line) for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
-    cells = [str(override.input_line) for override in parsed if override.key_or_group in CELL_KEYS]
+    cells = [str(override.input_line) for override in parsed if is_cell_key(override.key_or_group)]
     return Request(campaign, cells, show_config)
 
 
@@ -188,7 +238,7 @@ def _refuse_repeated(overrides: Sequence[Override]) -> None:
         together = ",".join(line.partition("=")[2] for line in given)
         items = dict.fromkeys(together.split(","))
         plain = not set("([{'\"") & set(together)  # range(1,3) cannot stand in a list
-        can_sweep = key in CELL_KEYS and len(items) > 1 and plain
+        can_sweep = is_cell_key(key) and len(items) > 1 and plain
         use = f"use {key}={','.join(items)}" if can_sweep else "give it once"
         raise ConfigError(f"{shown(' '.join(given))}: {key} is given {len(given)} times; {shown(use)}")
 
@@ -242,8 +292,10 @@ def _check_key(line: str) -> None:
         raise ConfigError(f"{text}: values are plain; no interpolation ($) and no _target_")
     if key.startswith("fabric.env"):
         raise ConfigError(f"{text}: a fabric is known by its name; give these variables a file in conf/fabric")
+    if key == METHOD_PATH:
+        raise ConfigError(f"{text}: the file of a method is named on the command line only; here choose it by its name")
     known = (*CELL_KEYS, *CAMPAIGN_KEYS)
-    if key in known:
+    if key in known or is_cell_key(key):
         return
     group, _, field = key.rpartition(".")
     if group in GROUPS and field == "name":
@@ -272,20 +324,21 @@ def _check_choice(override: Override) -> None:
     group = override.key_or_group
     if isinstance(override.value(), RangeSweep | IntervalSweep):
         line = shown(override.input_line)
-        raise ConfigError(f"{line}: give names; {group} is one of {', '.join(choices(group))}")
+        raise ConfigError(f"{line}: give names; {group} is one of {', '.join(names(group))}")
     for choice in values(override):
-        if choice not in choices(group):
-            hint = nearest(choice, choices(group))
+        if choice not in names(group):
+            hint = nearest(choice, names(group))
             given = "null" if choice is None else shown(choice)
-            raise ConfigError(f"{group}={given}: {hint}{group} is one of {', '.join(choices(group))}")
-        check_file(group, choice)
+            raise ConfigError(f"{group}={given}: {hint}{group} is one of {', '.join(names(group))}")
+        if choice in choices(group):
+            check_file(group, choice)
 
 
 def values(override: Override) -> list[Any]:
     """The values that an override gives to its key, one after another."""
     value: Any = override.value()
     if isinstance(value, Glob):
-        return value.filter(choices(override.key_or_group))
+        return value.filter(names(override.key_or_group))
     if not override.is_sweep_override():
         return [value]
     return [item.text if isinstance(item, QuotedString) else item for item in override.sweep_iterator()]

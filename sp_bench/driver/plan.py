@@ -1,17 +1,17 @@
 """From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
 
 import hashlib
-import json
 import random
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, is_dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from sp_bench import kernels, methods
+from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
-from sp_bench.config.trial import EngineConfig, TrialConfig
-from sp_bench.costs import message_sizes
+from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.costs import message_sizes, patterns
 from sp_bench.engines import requirements
+from sp_bench.rows.row import Resolved
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
 MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
@@ -27,35 +27,6 @@ class Trial:
     replicate: int
     order_index: int
     unsupported_reason: str | None
-
-
-# A later option of a method that had none comes as null or with a line here, or that method's cells change identity.
-UNWRITTEN = {"workload.launch": "eager", "workload.micro_batches": 1}  # what an identity leaves out, where it is that
-
-
-def canonical(config: TrialConfig) -> str:
-    """The config as JSON that two equal configs share: keys sorted, options that are None left out, so that a new
-    optional field leaves old identities as they were. So are the only choices before there were others: fsdp2, one
-    micro-batch a step, and steps that are launched call by call."""
-    given = _given(config)
-    for option, only in UNWRITTEN.items():
-        group, _, name = option.partition(".")
-        if given[group].get(name) == only:
-            del given[group][name]
-    if config.engine == EngineConfig():
-        del given["engine"]
-    return json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
-
-
-def _given(value: Any) -> Any:
-    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if is_dataclass(value):
-        value = vars(value)
-    if isinstance(value, Mapping):
-        return {key: _given(item) for key, item in value.items() if item is not None}
-    return value
 
 
 def _digest(text: str) -> str:
@@ -97,6 +68,23 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
     return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
+
+
+def resolve(config: TrialConfig) -> Resolved:
+    """What the method and the engine make of the config; known without running it."""
+    method, workload = methods.get(config.method.name), config.workload.name
+    layout = method.layout(config.method, config.sp_size)
+    dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
+    lengths = {"attention": config.seq_len, "collective": None}  # the other workloads pad
+    return Resolved(
+        implementation=method.IMPLEMENTATION,
+        primitive=methods.primitive(config.method),
+        dkv_dtype=None if workload == "collective" else config.method.dkv_dtype or dkv_dtype,
+        ulysses_degree=layout.ulysses_degree,
+        ring_degree=layout.ring_degree,
+        padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
+        engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
+    )
 
 
 def _peer_access_reason(config: TrialConfig) -> str | None:

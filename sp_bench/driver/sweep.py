@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from sp_bench import methods
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
@@ -34,13 +35,13 @@ def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConf
             of a sweep file, or a sweep of more than max_points points.
     """
     _, settings, trials = _compose(request)
-    return [parse(TrialConfig, trial) for trial in trials], settings
+    return [_trial(trial) for trial in trials], settings
 
 
 def as_yaml(request: overrides.Request) -> str:
     """The only configuration of a request without sweeps, as YAML. Refuses what `configs` refuses."""
     composed, _, [trial] = _compose(request)
-    parse(TrialConfig, trial)
+    _trial(trial)
     return OmegaConf.to_yaml(OmegaConf.create(dict(composed) | trial))
 
 
@@ -64,7 +65,8 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
                 files = {group: point[group] for group in overrides.GROUPS if group in point}
                 for group, file in files.items():
                     if (group, file) not in chosen:
-                        chosen[group, file] = _plain(hydra.compose("config", [f"{group}={file}"]))[group]
+                        found = overrides.choice_from_outside(group, file)
+                        chosen[group, file] = found or _plain(hydra.compose("config", [f"{group}={file}"]))[group]
                 options = {key: value for key, value in point.items() if key not in files}
                 trials.append(with_options(default | {each[0]: chosen[each] for each in files.items()}, options))
     except (HydraException, OmegaConfBaseException) as error:
@@ -73,10 +75,13 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
     return composed, settings, trials
 
 
+def _trial(composed: Mapping[str, Any]) -> TrialConfig:
+    return parse(TrialConfig, {**composed, "method": methods.with_own_options(composed["method"])})
+
+
 def _plain(config: DictConfig) -> dict[str, Any]:
     """A composed config as plain values."""
-    plain = OmegaConf.to_container(config)
-    assert isinstance(plain, dict)
+    plain: Any = OmegaConf.to_container(config)
     return {str(key): value for key, value in plain.items()}
 
 
@@ -153,7 +158,7 @@ def with_options(composed: Mapping[str, Any], options: Point) -> dict[str, Any]:
     for key, value in options.items():
         group, _, name = key.rpartition(".")
         node = changed[group] if group else changed
-        if name not in node:
+        if name not in node and not (group == "method" and methods.import_error(str(node["name"]))):
             known = ", ".join(f"{group}.{option}" for option in node if option != "name")
             raise ConfigError(f"{key}: {group}={node['name']} has no such option; it has {known or 'none'}")
         node[name] = value

@@ -2,7 +2,6 @@
 
 import ast
 import hashlib
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,22 @@ def _syntax(node: Any) -> Any:
     """A syntax tree as nested tuples, without positions, docstrings, notation and what is empty: a version of Python
     that adds a field leaves it empty for code of the version before."""
     if isinstance(node, ast.Constant):
-        return (type(node.value).__name__, repr(node.value))
+        return (type(node.value).__name__, ascii(node.value))
+    if isinstance(node, ast.JoinedStr):
+        return ("JoinedStr", *(_syntax(part) for part in node.values if not _is_empty(part)))
     if isinstance(node, ast.AST):
-        return (type(node).__name__, *_fields(node))
+        fields = [(name, value) for name, value in ast.iter_fields(node) if name not in NOTATION]
+        return (type(node).__name__, *((name, _syntax(value)) for name, value in fields if value not in (None, [])))
     if isinstance(node, list):
-        return tuple(_syntax(item) for item in node)
-    return repr(node)
+        return tuple(_syntax(item) for item in node if not _is_docstring(item))
+    return ascii(node)
 
 
-def _fields(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            value = value[1:] if ast.get_docstring(node, clean=False) is not None else value
-        if name not in NOTATION and value not in (None, []):
-            yield name, _syntax(value)
+def _is_empty(part: ast.expr) -> bool:
+    """Whether a part of an f-string is an empty string: Python 3.12.1 ends f"{x:>{width}}" with one, 3.11 does not."""
+    return isinstance(part, ast.Constant) and part.value == ""
+
+
+def _is_docstring(node: Any) -> bool:
+    """Whether it is a statement that is only a string: a docstring, or the words under a field of a dataclass."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)

@@ -1,14 +1,20 @@
 """What trains a decoder around its attention: sharding of parameters, loss, optimizer. One file an engine.
 
-To add one: a file with the functions of `Engine`, its name in config.EngineName, what it can run in `support`,
-conf/engine/<name>.yaml, and a line in the parametrised tests. The driver knows `support` only, which imports no torch.
+To add one: a file with the functions of `Engine`, its name in NAMES, what it can run in `requirements`,
+conf/engine/<name>.yaml, and a line in the parametrised tests. The driver knows `requirements` only, which imports no
+torch. One that stays outside this package is brought by the entry point group sp_bench.engines, and says itself what it
+can run (`OutsideEngine`): docs/OUTSIDE.md.
 """
 
 import importlib
+import types
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from sp_bench.config.trial import EngineName, TrialConfig
+from sp_bench.config import outside
+from sp_bench.config.outside import CannotImport, Source
+from sp_bench.config.parsing import ConfigError, nearest
+from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 
 if TYPE_CHECKING:
@@ -18,11 +24,11 @@ if TYPE_CHECKING:
 
     from sp_bench.training.train import StepResult
 
-NAMES: tuple[str, ...] = get_args(EngineName)
+NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")
 
 
 class Engine(Protocol):
-    """A module of this package."""
+    """A module of this package, or from outside."""
 
     UNPREDICTED: tuple[str, ...]  # phases of the ledger whose bytes it decides while it runs: counted, not predicted
     UNLABELLED: int  # tokens at the end of each sequence whose successor its data loader drops
@@ -51,6 +57,74 @@ class Engine(Protocol):
         ...
 
 
+class OutsideEngine(Engine, Protocol):
+    """What an engine from outside has beside that; of ours it is said in `requirements`."""
+
+    IMPLEMENTATION: str  # whose code
+
+    @staticmethod
+    def unsupported_reason(config: TrialConfig) -> str | None:
+        """Why it cannot run this trial, naming what would work, or None."""
+        ...
+
+
+_EXAMPLES = {
+    "IMPLEMENTATION": 'IMPLEMENTATION = "my_lab"  # whose code',
+    "UNPREDICTED": 'UNPREDICTED = ("parameters", "gradients")  # phases whose bytes have no closed form',
+    "UNLABELLED": "UNLABELLED = 0  # tokens at the end of a sequence that the loss leaves out",
+    "unsupported_reason": "def unsupported_reason(config): return None",
+    "traffic": "def traffic(config, padded_len): return {}",
+    "run": "def run(config, texts, mesh, device, tick, *, token_losses): return results",
+}
+
+
+def names() -> list[str]:
+    """All engines: ours, then those from outside."""
+    return [*NAMES, *outside.sources("engine", NAMES)]
+
+
+def source_of(name: str) -> Source | None:
+    """Where an engine from outside comes from; None: it is one of ours, or there is none of that name."""
+    return None if name in NAMES else outside.sources("engine", NAMES).get(name)
+
+
 def get(name: str) -> Engine:
-    assert name in NAMES, name
-    return cast(Engine, importlib.import_module(f"{__name__}.{name}"))
+    """The engine called `name`.
+
+    Raises:
+        ConfigError: as `get_outside`.
+    """
+    return cast(Engine, importlib.import_module(f"{__name__}.{name}")) if name in NAMES else get_outside(name)
+
+
+def get_outside(name: str) -> OutsideEngine:
+    """The engine from outside called `name`. One that cannot be imported comes as a stand-in that raises the error in
+    `run`.
+
+    Raises:
+        ConfigError: no such engine (the nearest name and all names are given), or one that lacks something.
+    """
+    source = source_of(name)
+    if source is None:
+        raise ConfigError(f"engine={name}: {nearest(name, names())}engines: {', '.join(names())}")
+    try:
+        module = outside.load(source)
+    except CannotImport as error:
+        return _stand_in(error)
+    outside.require(source, module, _EXAMPLES, {"unsupported_reason": 1, "traffic": 2})
+    return cast(OutsideEngine, module)
+
+
+def _stand_in(error: CannotImport) -> OutsideEngine:
+    def run(*_: Any, **__: Any) -> NoReturn:
+        raise ImportError(str(error))
+
+    stand_in = types.SimpleNamespace(
+        IMPLEMENTATION="cannot be imported",
+        UNPREDICTED=(),
+        UNLABELLED=0,
+        unsupported_reason=lambda config: None,
+        traffic=lambda config, padded_len: {},
+        run=run,
+    )
+    return cast(OutsideEngine, stand_in)

@@ -1,6 +1,6 @@
 """What the engines are made of and which trials they can run: known without torch and without the libraries."""
 
-from sp_bench import hardware
+from sp_bench import engines, hardware
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.methods import installed
 
@@ -24,12 +24,16 @@ _TRAINERS = ("hf_trainer", "trl_sft")
 
 def implementation(engine: EngineConfig) -> str:
     """Whose code trains: sp_bench, or the libraries and their versions."""
+    if engine.name not in engines.NAMES:
+        return engines.get_outside(engine.name).IMPLEMENTATION
     return " ".join(map(installed, _PACKAGES[engine.name])) or "sp_bench"
 
 
 def unsupported_reason(config: TrialConfig) -> str | None:
     """Why this trial's engine cannot run it, naming what works, or None."""
     name, engine = config.engine.name, config.engine
+    if name not in engines.NAMES:
+        return engines.get_outside(name).unsupported_reason(config)
     if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
         return (
             f"workload.loss_tile_tokens={tile}: the loss of engine {name} has no tiles of ours; leave it away, or use "

@@ -1,14 +1,18 @@
 """Local attention kernels: (q, k, v) -> (out, lse) and its backward, without communication.
 
 One file a kernel. A kernel gives its log-sum-exp and takes it back, so that one kernel serves every method.
-To add one: a file with what `Kernel` has, and its name in NAMES.
+To add one: a file with what `Kernel` has, and its name in NAMES. One that stays outside this package is brought by the
+entry point group sp_bench.kernels: docs/OUTSIDE.md.
 """
 
 import importlib
 import re
+import types
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
+from sp_bench.config import outside
+from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import ConfigError, nearest
 from sp_bench.config.trial import AttentionShape
 
@@ -48,7 +52,7 @@ class Attention(Protocol):
 
 
 class Kernel(Attention, Protocol):
-    """A module of this package."""
+    """A module of this package, or from outside."""
 
     CUDA_KERNELS: tuple[str, str] | None  # patterns of the names of its CUDA kernels: forward, backward
 
@@ -68,23 +72,58 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
     return None
 
 
-def launched(cuda_kernels: Iterable[str]) -> dict[str, tuple[list[str], list[str]]]:
-    """Which of our kernels launched them: name -> its (forward, backward) CUDA kernels, where there are any."""
-    names, found = list(cuda_kernels), {}
-    for name in NAMES:
+def launched(cuda_kernels: Iterable[str], asked_for: str) -> dict[str, tuple[list[str], list[str]]]:
+    """Which of our kernels, or of the kernel `asked_for`, launched them: name -> its (forward, backward) CUDA kernels,
+    where there are any."""
+    cuda_names, found = list(cuda_kernels), {}
+    for name in dict.fromkeys((*NAMES, asked_for)):
         patterns = get(name).CUDA_KERNELS or ()
-        matches = [[n for n in names if re.search(pattern, n)] for pattern in patterns]
+        matches = [[n for n in cuda_names if re.search(pattern, n)] for pattern in patterns]
         if any(matches):
             found[name] = tuple(matches)
     return found
 
 
+def names() -> list[str]:
+    """All kernels: ours, then those from outside."""
+    return [*NAMES, *outside.sources("kernel", NAMES)]
+
+
+def source_of(name: str) -> Source | None:
+    """Where a kernel from outside comes from; None: it is one of ours, or there is none of that name."""
+    return None if name in NAMES else outside.sources("kernel", NAMES).get(name)
+
+
+_EXAMPLES = {
+    "CUDA_KERNELS": "CUDA_KERNELS = None  # or two patterns of names of CUDA kernels: forward, backward",
+    "unsupported_reason": "def unsupported_reason(shape, device): return None",
+    "forward": "def forward(q, k, v, *, causal, scale): return out, lse",
+    "backward": "def backward(dout, q, k, v, out, lse, *, causal, scale): return dq, dk, dv",
+}
+
+
 def get(name: str) -> Kernel:
-    """The kernel called `name`.
+    """The kernel called `name`. One that cannot be imported comes as a stand-in that raises the error in `forward`.
 
     Raises:
-        ConfigError: no such kernel; the nearest name and all names are given.
+        ConfigError: no such kernel (the nearest name and all names are given), or one that lacks something.
     """
-    if name not in NAMES:
-        raise ConfigError(f"kernel={name}: {nearest(name, NAMES)}kernels: {', '.join(NAMES)}")
-    return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))
+    if name in NAMES:
+        return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))
+    source = source_of(name)
+    if source is None:
+        raise ConfigError(f"kernel={name}: {nearest(name, names())}kernels: {', '.join(names())}")
+    try:
+        module = outside.load(source)
+    except CannotImport as error:
+        return _stand_in(error)
+    outside.require(source, module, _EXAMPLES, {"unsupported_reason": 2})
+    return cast(Kernel, module)
+
+
+def _stand_in(error: CannotImport) -> Kernel:
+    def fail(*_: Any, **__: Any) -> NoReturn:
+        raise ImportError(str(error))
+
+    stand_in = types.SimpleNamespace(CUDA_KERNELS=None, unsupported_reason=lambda *_: None, forward=fail, backward=fail)
+    return cast(Kernel, stand_in)

@@ -6,6 +6,5 @@ counters       what the device itself counts: energy, NVLink bytes, clocks
 cuda_graph     a step replayed as a CUDA graph
 record         one record from all ranks' samples
 environment    what a trial ran on
-library_state  what one trial does to its process, undone for the next one
 incorrect      the exception that ends a trial as `incorrect`
 """

@@ -17,12 +17,18 @@ from sp_bench.measure.timing import Measurement
 HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
 MAX_CLOCK_MISMATCH = 0.02  # sum of step times against the wall clock of the window
+UNTAGGED = (
+    ". What a method sends outside `with ledger.attention():` counts as parameters and gradients; put its collectives "
+    "into that, forward and backward (from sp_bench.measure import ledger), or declare traffic = None in its file if "
+    "its bytes have no closed form"
+)
 
 
 def assemble(
-    config: TrialConfig, measurements: Sequence[Measurement], device_name: str | None, *, own: bool
+    config: TrialConfig, measurements: Sequence[Measurement], device_name: str | None, *, traffic_is_mean: bool = False
 ) -> dict[str, Any]:
-    """Row columns from all ranks' measurements, in rank order. `own`: predicted bytes must equal counted ones.
+    """Row columns from all ranks' measurements, in rank order. Each rank must have sent the predicted bytes; with
+    `traffic_is_mean`, the ranks must have sent them in the mean.
 
     Raises:
         Incorrect: bytes differ from the closed form, a rate is above the device's peak, or the step launched another
@@ -37,7 +43,7 @@ def assemble(
         )
     }
     row: dict[str, Any] = (
-        first.columns | per_rank | _times(config, measurements) | _communication(measurements, own=own)
+        first.columns | per_rank | _times(config, measurements) | _communication(measurements, traffic_is_mean)
     )
     for name in ("peak_allocated_bytes", "peak_host_bytes"):
         row[f"max_{name}"] = max(per_rank[name] or [], default=None)
@@ -119,7 +125,7 @@ def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
 
 def _require_launched(config: TrialConfig, cuda_kernels: Sequence[str]) -> list[str]:
     """Those of `cuda_kernels` that compute attention: the trial's kernel, forward and backward, and no other's."""
-    found = kernels.launched(cuda_kernels)
+    found = kernels.launched(cuda_kernels, config.kernel.name)
     if others := found.keys() - {config.kernel.name}:
         raise Incorrect(f"kernel {config.kernel.name} was asked for, and {', '.join(sorted(others))} was launched")
     if kernels.get(config.kernel.name).CUDA_KERNELS is None or config.workload.name == "collective":
@@ -131,11 +137,16 @@ def _require_launched(config: TrialConfig, cuda_kernels: Sequence[str]) -> list[
     return [*forward, *backward]
 
 
-def _communication(measurements: Sequence[Measurement], *, own: bool) -> dict[str, Any]:
+def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool) -> dict[str, Any]:
     predicted = measurements[0].predicted
-    if own:
+    if traffic_is_mean:
+        sent = [_sent(m) for m in measurements]
+        keys = {key for each in sent for key in each}
+        mean = {key: sum((each.get(key, Fraction(0)) for each in sent), Fraction(0)) / len(sent) for key in keys}
+        _require_equal("the ranks in the mean", mean, predicted)
+    else:
         for rank, m in enumerate(measurements):
-            _require_equal(rank, m.counts, predicted, ("other", *m.unpredicted))
+            _require_equal(f"rank {rank}", _sent(m), predicted)
     counted = max((m.counts for m in measurements), key=_total_counted)
     keys = sorted(counted.keys() | predicted.keys())
     unpredicted = measurements[0].unpredicted
@@ -161,17 +172,23 @@ def _total_counted(counts: Counts) -> Fraction:
     return sum((size for (phase, _), (_, size) in counts.items() if phase != "other"), Fraction(0))
 
 
-def _require_equal(rank: int, counts: Counts, predicted: Traffic, unpredicted: Sequence[str]) -> None:
-    sent: Mapping[tuple[str, str], Fraction] = {
-        key: size for key, (_, size) in counts.items() if size and key[0] not in unpredicted
-    }
-    wrong = []
+def _sent(measurement: Measurement) -> Traffic:
+    """Bytes of the phases that have a closed form."""
+    left_out = ("other", *measurement.unpredicted)
+    return {key: size for key, (_, size) in measurement.counts.items() if size and key[0] not in left_out}
+
+
+def _require_equal(who: str, sent: Traffic, predicted: Traffic) -> None:
+    wrong, untagged = [], False
     for key in sorted(sent.keys() | predicted.keys()):
         counted, expected = sent.get(key, Fraction(0)), predicted.get(key, Fraction(0))
         if counted != expected:
             wrong.append(f"{' '.join(key)}: counted {float(counted):.1f}, predicted {float(expected):.1f}")
+            untagged |= key[0] in ("parameters", "gradients") and counted > expected
     if wrong:
-        raise Incorrect(f"bytes sent by rank {rank} differ from the closed form: {'; '.join(wrong)}")
+        raise Incorrect(
+            f"bytes sent by {who} differ from the closed form: {'; '.join(wrong)}" + (UNTAGGED if untagged else "")
+        )
 
 
 def _utilisation(config: TrialConfig, row: Mapping[str, Any], device_name: str | None) -> dict[str, Any]:

@@ -1,23 +1,28 @@
 """Sequence-parallel attention methods. One file a method; adapters to other libraries are methods too.
 
-To add one: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a line in the
-parametrised tests; of a library, a line in sp_bench/costs/patterns.py and in its table in docs/METHODS.md too. Module
-level imports no torch: planning reads `unsupported_reason` and `traffic` without it.
+To add one to this package: a file with the functions of `Method`, its name in NAMES, conf/method/<name>.yaml, and a
+line in the parametrised tests; of a library, a line in sp_bench/costs/patterns.py and in its table in docs/METHODS.md
+too. Module level imports no torch: planning reads `unsupported_reason` and `traffic` without it. A method that stays
+outside needs its own file or package only: docs/OUTSIDE.md.
 """
 
 import importlib
+import types
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 
 from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout
-from sp_bench.config.parsing import ConfigError, nearest
+from sp_bench.config import outside
+from sp_bench.config.outside import CannotImport, Source
+from sp_bench.config.parsing import SCALARS, ConfigError, nearest, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
-from sp_bench.costs.message_sizes import transport_name
 from sp_bench.kernels import Kernel
 
 if TYPE_CHECKING:
@@ -44,10 +49,17 @@ class SequenceParallelAttention:
 
 
 class Method(Protocol):
-    """A module of this package."""
+    """A module of this package, or from outside. It may also have
+
+    - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
+    - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean.
+    """
 
     IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
     PRIMITIVE: str | Mapping[str, str]  # the collective that moves the attention tensors; of each variant, if several
+    # (method, shape, sp_size) -> bytes one rank sends off-rank in one attention call, forward and backward. The bytes
+    # that a step sends must equal it. None: there is no closed form, and bytes are counted only.
+    traffic: Callable[[MethodConfig, AttentionShape, int], Traffic] | None
 
     @staticmethod
     def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -64,11 +76,6 @@ class Method(Protocol):
 
         Whether `seq_len` can be cut is the layout's to say.
         """
-        ...
-
-    @staticmethod
-    def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-        """Bytes one rank sends off-rank in one attention call: forward and backward."""
         ...
 
     @staticmethod
@@ -110,7 +117,7 @@ def missing_library_reason(method: str, extra: str, *packages: str) -> str | Non
 
 
 def primitive(method: MethodConfig) -> str:
-    """What moves the attention tensors: the method's primitive, and by what if not by the group's collectives.
+    """The collective that moves the attention tensors.
 
     Raises:
         ConfigError: a variant that the method does not have.
@@ -121,16 +128,163 @@ def primitive(method: MethodConfig) -> str:
     if not isinstance(own, str):
         if method.variant is None or method.variant not in own:
             raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
-        own = own[method.variant]
-    return transport_name(own, method.exchange)
+        return own[method.variant]
+    return own
+
+
+def names() -> list[str]:
+    """All methods: ours, then those from outside."""
+    return [*NAMES, *outside.sources("method", NAMES)]
 
 
 def get(name: str) -> Method:
-    """The method called `name`.
+    """The method called `name`. One that cannot be imported comes as a stand-in that raises the error in `open`: its
+    trials end as `error`, and a sweep goes on.
 
     Raises:
-        ConfigError: no such method; the nearest name and all names are given.
+        ConfigError: no such method (the nearest name and all names are given), or one that lacks something.
     """
-    if name not in NAMES:
-        raise ConfigError(f"method={name}: {nearest(name, NAMES)}methods: {', '.join(NAMES)}")
-    return cast(Method, importlib.import_module(f"{__name__}.{name}"))
+    if name in NAMES:
+        return cast(Method, importlib.import_module(f"{__name__}.{name}"))
+    source = source_of(name)
+    if source is None:
+        raise ConfigError(f"method={name}: {nearest(name, names())}methods: {', '.join(names())}")
+    try:
+        return _checked(source, outside.load(source))
+    except CannotImport as error:
+        return _stand_in(error)
+
+
+def source_of(name: str) -> Source | None:
+    """Where a method from outside comes from; None: it is one of ours, or there is none of that name."""
+    return None if name in NAMES else outside.sources("method", NAMES).get(name)
+
+
+def import_error(name: str) -> str | None:
+    """Why a method from outside cannot be imported, or None."""
+    if source := source_of(name):
+        try:
+            outside.load(source)
+        except CannotImport as error:
+            return str(error)
+    return None
+
+
+_EXAMPLES = {
+    "IMPLEMENTATION": 'IMPLEMENTATION = "my_lab"  # whose code',
+    "PRIMITIVE": 'PRIMITIVE = "send_recv"  # the collective that moves the attention tensors',
+    "layout": "def layout(method, sp_size): return SequenceLayout(method.layout, ring_degree=sp_size)",
+    "unsupported_reason": "def unsupported_reason(method, kernel_name, shape, sp_size): return None",
+    "traffic": "def traffic(method, shape, sp_size): return ring_traffic(shape, sp_size, 1, None), or traffic = None "
+    "if the bytes have no closed form",
+    "open": "@contextmanager, def open(method, kernel, shape, mesh): yield SequenceParallelAttention(layout, attend)",
+}
+_NUM_ARGUMENTS = {"layout": 2, "unsupported_reason": 4, "traffic": 3, "open": 4}
+
+
+def _checked(source: Source, module: Any) -> Method:
+    """`module`, if it has all that a method from outside must have.
+
+    Raises:
+        ConfigError: one line that names the source, the attribute and how it is written.
+    """
+    outside.require(source, module, _EXAMPLES, _NUM_ARGUMENTS, may_be_none="traffic")
+    for name in ("IMPLEMENTATION", "PRIMITIVE"):
+        if not isinstance(getattr(module, name), str):
+            raise ConfigError(f"{source}: {name} must be text; write: {_EXAMPLES[name]}")
+    if module.IMPLEMENTATION == "sp_bench":
+        raise ConfigError(
+            f"{source}: IMPLEMENTATION = sp_bench says that it is ours; write: {_EXAMPLES['IMPLEMENTATION']}"
+        )
+    _check_options(source, getattr(module, "Options", None))
+    return cast(Method, module)
+
+
+def _check_options(source: Source, options: Any) -> None:
+    if options is None:
+        return
+    if not (isinstance(options, type) and is_dataclass(options) and options.__dataclass_params__.frozen):  # pyright: ignore[reportAttributeAccessIssue]
+        raise ConfigError(
+            f"{source}: Options is no frozen dataclass; write @dataclass(frozen=True) above class Options"
+        )
+    kinds = typing.get_type_hints(options)
+    for field in fields(options):
+        said = f"{source}: Options.{field.name}"
+        if field.name in ("name", "path", *_FIELDS):
+            raise ConfigError(f"{said} is a field of every method's config; give it another name")
+        if field.default is MISSING and field.default_factory is MISSING:
+            raise ConfigError(f"{said} has no default; write: {field.name}: int = 1")
+        if not _is_plain(kinds[field.name]):
+            raise ConfigError(f"{said} must be int, float, bool, str or a Literal of them, or one of these | None")
+
+
+_FIELDS = tuple(field.name for field in fields(MethodConfig))
+
+
+def _is_plain(kind: Any) -> bool:
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        kind, *others = typing.get_args(kind)
+        if others != [type(None)]:
+            return False
+    return kind in SCALARS or typing.get_origin(kind) is Literal
+
+
+def _stand_in(error: CannotImport) -> Method:
+    def open(*_: Any) -> NoReturn:
+        raise ImportError(str(error))
+
+    stand_in = types.SimpleNamespace(
+        IMPLEMENTATION="cannot be imported",
+        PRIMITIVE="unknown",
+        layout=lambda method, sp_size: SequenceLayout(method.layout, ring_degree=sp_size),
+        unsupported_reason=lambda *_: None,
+        traffic=None,
+        open=open,
+    )
+    return cast(Method, stand_in)
+
+
+def add_file(path: Path) -> str:
+    """Make the method of a file known to this process; returns its name.
+
+    Raises:
+        ConfigError: no such file, or another method of that name.
+    """
+    name = outside.add_file(path)
+    names()  # refuses a name that is taken
+    return name
+
+
+def outside_choice(name: str) -> dict[str, Any] | None:
+    """What conf/method/<name>.yaml would say of a method from outside: its fields and its own options, side by side, at
+    their defaults. None: no method from outside."""
+    if source_of(name) is None:
+        return None
+    options = getattr(get(name), "Options", None)
+    return {"name": name, "layout": "contiguous"} | (asdict(options()) if options else {})
+
+
+def with_own_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """The `method` of a composed trial, as `parse(MethodConfig, ...)` takes it: own options of a method from outside,
+    which stand beside the fields there, are checked and put into `own`.
+
+    Raises:
+        ConfigError: no such option, or a value that it cannot have.
+    """
+    name = mapping["name"]
+    own = {key: value for key, value in mapping.items() if key not in _FIELDS}
+    if not own or source_of(name) is None:
+        return dict(mapping)
+    if not import_error(name):  # what cannot be imported cannot say what its options are
+        try:
+            own = asdict(parse(getattr(get(name), "Options"), own, "method"))  # noqa: B009
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"method {name}: {error}") from None
+    return {key: value for key, value in mapping.items() if key in _FIELDS} | {"own": own}
+
+
+def traffic_is_mean(name: str) -> bool:
+    """Whether ranks may send other numbers of bytes than the closed form, if the mean over them is it."""
+    return bool(getattr(get(name), "TRAFFIC_IS_MEAN", ""))

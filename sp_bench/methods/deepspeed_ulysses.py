@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
+TRAFFIC_IS_MEAN = "where sp_size does not divide the KV heads, ranks with a KV head more send other bytes than the rest"
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:

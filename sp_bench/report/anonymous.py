@@ -24,7 +24,8 @@ HOST, USER, PATH, ADDRESS, COMMIT, UUID, URL = (
     f"({what} removed)" for what in ("host", "user", "path", "address", "commit", "UUID", "URL")
 )
 IMPERSONAL = {"root", "user", "admin", "nobody", "ubuntu", "localhost", "localhost.localdomain"}
-KEPT = ("trial_id", "cell_id", "env_id", "git_sha", "config", "environment", "file")  # or have a rule of their own
+# Kept, or with a rule of their own.
+KEPT = ("trial_id", "cell_id", "env_id", "core_id", "git_sha", "config", "environment", "file")
 EMPTIED = ("hostname", "device_uuids")  # fields of the environment
 VERSIONS = ("python", "driver", "cuda", "cudnn", "nccl")  # four numbers with dots are a version there, not an address
 

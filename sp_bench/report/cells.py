@@ -12,7 +12,7 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import EXCHANGE, REPLAYED, Name, config_leaves, library, name_cells
+from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, group_of, library, name_cells, option_values
 from sp_bench.report.statistics import Interval, median_interval
 
 GRADIENTS = ("dq", "dk", "dv")
@@ -69,8 +69,17 @@ class Cell:
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """The values of its config by dotted name; empty without a readable config."""
-        return config_leaves(self.asked["config"])
+        """The value of each option by its path, as it was asked for."""
+        return option_values(self.asked)
+
+    def but(self, *left_out: str) -> tuple[tuple[str, Any], ...]:
+        """Its options without these and without how it was measured, in one order. A name leaves out its group too:
+        `fabric` stands for fabric.name, fabric.env.NCCL_ALGO ..."""
+        return tuple(
+            (path, value)
+            for path, value in sorted(self.options.items())
+            if path not in (*left_out, *PROTOCOL) and group_of(path) not in left_out
+        )
 
     @property
     def device_sets(self) -> dict[str, int | None]:
@@ -81,6 +90,10 @@ class Cell:
     def ran_on(self) -> list[int]:
         """The known sets of devices of the rows, whatever their status."""
         return [row["device_set"] for row in self.rows if row["device_set"] is not None]
+
+    @property
+    def env_ids(self) -> list[str]:
+        return sorted({str(row["env_id"]) for row in self.rows})
 
     @property
     def core_ids(self) -> list[str]:
@@ -107,8 +120,8 @@ class Cell:
 
     @property
     def micro_batches(self) -> int:
-        """Of a step; rows of before there were several do not say so."""
-        return self.asked["micro_batches"] or 1
+        """Forward and backward passes of one optimizer step."""
+        return self.options["workload.micro_batches"] or 1
 
     @property
     def micro_batches_note(self) -> str:
@@ -116,7 +129,7 @@ class Cell:
 
     @property
     def launch_note(self) -> str:
-        return REPLAYED if self.asked["launch"] == "cuda_graph" else ""
+        return REPLAYED if self.options["workload.launch"] == "cuda_graph" else ""
 
     @property
     def measured(self) -> list[Mapping[str, Any]]:
@@ -189,8 +202,7 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
     """All cells of a selection's rows, ordered by setting, sp_size, seq_len and series, whatever the rows' order."""
     if rows.empty:
         return []
-    launch = rows["launch"].astype(object).fillna("eager")  # rows of before there was a choice
-    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]), launch=launch)
+    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
     grouped: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in known_rows(rows.sort_values(["replicate", "file"])):
         grouped.setdefault((row["cell_id"], row["pool"]), []).append(row)

@@ -20,7 +20,7 @@ from sp_bench.report.cells import Cell, cells, known_rows, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.series import Name, asked_for, name_cells
+from sp_bench.report.series import Name, asked_for, config_leaves, name_cells
 
 SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
@@ -127,14 +127,18 @@ class Comparison:
 
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
-        explains that core_ids differ."""
+        explains that core_ids differ; where they are equal, whose own code differs."""
         before, after = self.a.facts, self.b.facts
         found = [
             f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
             for fact in dict.fromkeys([*before, *after])
             if before.get(fact) != after.get(fact)
         ]
-        if not found and self.a.selection.core_ids != self.b.selection.core_ids:
+        if self.a.selection.core_ids == self.b.selection.core_ids:
+            both = [(cell, self.b.cells[cell_id]) for cell_id, cell in self.a.cells.items() if cell_id in self.b.cells]
+            if edited := sorted({before.series for before, after in both if before.env_ids != after.env_ids}):
+                found.append(f"the code of the method, kernel or engine of {', '.join(edited)}")
+        elif not found:
             found.append("the code that measures")
         return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
 
@@ -283,7 +287,6 @@ def _contents(side: Side) -> str:
 def _option_values(side: Side) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for cell in side.cells.values():
-        given = {"workload.launch": cell.asked["launch"], **cell.options}
-        for option, value in given.items():
+        for option, value in {**cell.options, **config_leaves(cell.asked["config"])}.items():
             found.setdefault(option, set()).add(str(value))
     return found

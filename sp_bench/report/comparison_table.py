@@ -59,8 +59,9 @@ def _say(console: Console, words: str, style: str = "") -> None:
 
 def _side_words(side: Side) -> str:
     left_out = [
-        f"{counted(num_rows, 'row')} of env_id {env_id} left out: the last measurement of their cells is of another"
-        for env_id, num_rows in side.selection.left_out.items()
+        f"{counted(num_rows, 'row')} of core_id {core_id} left out: their cells were measured again later, "
+        "with other code, libraries or devices"
+        for core_id, num_rows in side.selection.left_out.items()
     ]
     return "\n".join(["; ".join([words(list(side.cells.values())), *left_out]), *side.selection.problems])
 

@@ -32,8 +32,7 @@ def point(cell: Cell) -> Point | None:
 def options(cell: Cell) -> tuple[str | None, str | None]:
     """(what dK/dV travel in, what partial outputs are merged in); None: the method has no such option, as no library's
     has."""
-    merge = cell.options.get("method.merge_dtype")
-    return None if cell.is_library else cell.asked["dkv_dtype"], None if merge is None else str(merge)
+    return cell.options["method.dkv_dtype"], cell.options["method.merge_dtype"]
 
 
 def compared(cells: Sequence[Cell]) -> list[Point]:

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
+from sp_bench.report.series import config_leaves
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,6 @@ def pairs(cells: Sequence[Cell]) -> list[Pair]:
     return [Pair(cell, replayed[key]) for key, cell in measured if not cell.launch_note and key in replayed]
 
 
-def _but_launch(cell: Cell) -> tuple[str, ...] | None:
+def _but_launch(cell: Cell) -> tuple[Any, ...] | None:
     """What both cells of a pair share; None for a row without a readable config."""
-    same = sorted(f"{name}={value}" for name, value in cell.options.items() if name != "workload.launch")
-    return (cell.pool, *same) if cell.options else None
+    return (cell.pool, *cell.but("workload.launch")) if config_leaves(cell.asked["config"]) else None

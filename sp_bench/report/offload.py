@@ -9,22 +9,15 @@ token (attention makes tokens of longer sequences dearer), utilization without o
 gain or lose), and offload (what it adds to a step, spread over more tokens).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sp_bench.report.cells import Cell
+from sp_bench.report.series import group_of
 
-_SAME = (
-    *("pool", "engine", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "dtype", "batch_size"),
-    *("fabric", "hardware", "device_memory_gib", "isolation", "kernel"),
-)
-_SPLIT = (  # how the ranks share the work; the lengths of one split are lines of one table
-    *("method", "implementation", "layout", "variant", "placement", "dkv_dtype", "head_stride", "head_chunks"),
-    *("sp_size", "ulysses_degree", "dp_replicate_size", "dp_shard_size"),
-)
-_PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len")
-_OF_SPLIT = "engine.variable_seq_len"  # what the sequence-parallel attention is told
+# How the ranks share the work; the lengths of one split are lines of one table.
+_SPLIT = ("method", "sp_size", "dp_replicate_size", "dp_shard_size", "engine.variable_seq_len")
 _OFFLOAD = "engine.optimizer_offload"
 
 
@@ -143,20 +136,12 @@ def _pairs(cells: Sequence[Cell], adam: str) -> list[Pair]:
 
 def _kin(cell: Cell) -> tuple[Any, ...]:
     """Equal for cells that differ in length, in how ranks share the work and in offload alone."""
-    chosen = _leaves(cell, ("engine.", "workload.", "model.", "fabric."))
-    left_out = {_OFFLOAD, _OF_SPLIT, *(f"workload.{name}" for name in _PROTOCOL)}
-    options = tuple((name, value) for name, value in chosen.items() if name not in left_out)
-    return *(cell.asked[name] for name in _SAME), options
+    return cell.pool, *cell.but(*_SPLIT, "seq_len", _OFFLOAD)
 
 
 def _split(cell: Cell) -> tuple[Any, ...]:
-    chosen = _leaves(cell, ("method.", _OF_SPLIT))
-    return *(cell.asked[name] for name in _SPLIT), tuple(chosen.items())
-
-
-def _leaves(cell: Cell, beginnings: tuple[str, ...]) -> Mapping[str, Any]:
-    known = sorted(item for item in cell.options.items() if item[1] is not None)
-    return {name: value for name, value in known if name.startswith(beginnings)}
+    of_split = ((path, value) for path, value in cell.options.items() if path in _SPLIT or group_of(path) in _SPLIT)
+    return cell.asked["implementation"], *sorted(of_split)
 
 
 def _tokens_per_s(cell: Cell | None) -> float | None:

@@ -4,7 +4,7 @@ A library's own prediction says what it sends; this says how that differs from i
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fractions import Fraction
 
 from sp_bench.config.trial import AttentionShape
@@ -13,7 +13,6 @@ from sp_bench.costs.patterns import Degrees
 from sp_bench.report.cells import Cell
 
 ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
-_SHAPE = ("batch_size", "padded_seq_len", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype")
 UNEVEN = "heads do not divide evenly: counted is the rank that sends most, the closed form the mean"
 UNEXPLAINED = "not explained"
 
@@ -71,10 +70,9 @@ def _total(sizes: patterns.Bytes, weights: Mapping[str, int]) -> Fraction:
 
 
 def _shape(cell: Cell) -> AttentionShape | None:
-    known = {name: cell.asked[name] for name in _SHAPE}
-    if known["padded_seq_len"] is None:
-        known["padded_seq_len"] = cell.asked["seq_len"]
-    return None if None in known.values() else AttentionShape(*known.values())
+    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape)}
+    known["seq_len"] = cell.asked["padded_seq_len"] or known["seq_len"]
+    return None if None in known.values() else AttentionShape(**known)
 
 
 def _passes(cell: Cell) -> Mapping[str, int]:

@@ -9,7 +9,7 @@ from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import several
 from sp_bench.report.formats import counted
 from sp_bench.report.ratios import MIN_REPLICATES
-from sp_bench.report.series import library
+from sp_bench.report.series import OWN_CODE, library
 
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
 
@@ -120,8 +120,8 @@ def _spread(numbers: Iterable[int]) -> str:
 
 def _libraries(cells: Sequence[Cell]) -> str:
     asked = {str(cell.asked[name]) for cell in cells for name in ("kernel", "method")}
-    whose = [library(cell.asked["implementation"]) for cell in cells]
-    wanted = {*ALWAYS, *map(_plain, asked), *(_plain(name) for name, _ in filter(None, whose))}
+    whose = (library(cell.asked["implementation"]) or (OWN_CODE,) for cell in cells)
+    wanted = {*ALWAYS, *map(_plain, asked), *(_plain(name) for name, *_ in whose)}
     versions: dict[str, set[str]] = {}
     for environment in _environments([row for cell in cells for row in cell.rows]):
         packages = {str(name): version for name, version in listed(environment.get("packages"))}

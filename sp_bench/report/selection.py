@@ -1,7 +1,8 @@
 """Rows of some campaign folders -> the rows that one page is about, and which of them may be pooled.
 
-The last attempt of a trial counts, and of a cell within one campaign its newest environment. Rows of different core_ids
-or device models are never pooled, unless the reader asks for it.
+Of a trial its last attempt counts, and of a cell the rows of its newest env_id, in each campaign and in each
+environment. An environment is a core_id: libraries, device and shared measuring code. Rows of different environments or
+device models are never pooled, unless the reader asks for it; an edit of one method's file leaves its rows in the pool.
 """
 
 from collections import Counter
@@ -17,26 +18,14 @@ import pyarrow as pa
 from sp_bench.report import device_sets
 from sp_bench.report.formats import counted
 from sp_bench.rows import store
+from sp_bench.rows.schema import SCHEMA
 
-COLUMNS = (  # what the page shows; reading the raw samples of thousands of rows as well would take twice as long
-    *("status", "reason", "phase", "oom_site", "flags", "schema_version", "cell_id", "trial_id", "env_id", "core_id"),
-    *("replicate", "attempt", "method", "implementation", "primitive", "layout", "variant", "placement", "dkv_dtype"),
-    *("head_stride", "head_chunks", "kernel", "workload", "pass_kind", "launch", "engine", "optimizer_offload"),
-    *("model", "fabric", "hardware", "device_memory_gib", "isolation", "batch_size", "micro_batches", "seq_len"),
-    *("padded_seq_len", "duration_s", "phase_s", "sp_size", "ulysses_degree", "ring_degree", "dp_replicate_size"),
-    *("dp_shard_size", "world_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("config", "warmup_steps", "timed_steps", "median_step_ms", "tokens_per_s", "mfu", "hfu", "model_flops"),
-    *("attention_flops_per_s", "compute_only_step_ms", "imbalance_ms", "comm_only_step_ms", "exposed_comm_ms"),
-    "overlap_efficiency",
-    *("latency_us", "bandwidth_bytes_per_s", "energy_j", "host_launch_us", "device_state", "launched_kernels"),
-    *("max_peak_allocated_bytes", "max_peak_host_bytes", "comm_predicted_bytes", "comm_counted_bytes"),
-    *("step_ms", "device_used_bytes", "allocator_retries"),
-    *("comm_wire_bytes", "comm", "correctness_seq_len", "rel_error_output", "rel_error_dq", "rel_error_dk"),
-    *("rel_error_dv", "error_budget", "sampled_rel_error", "sampled_grad_error", "rel_error_loss"),
-    "rel_error_grad_norm",
-    *("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", "started_at", "git_sha", "git_dirty"),
-    "environment",
+# Samples of every rank and step, which no page shows: reading them too would take twice as long.
+_RAW = (
+    *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "curve", "loss", "grad_norm"),
+    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
 )
+COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
 MIXED = ""  # the pool of every row where environments are mixed
 
 
@@ -48,7 +37,7 @@ class Selection:
     rows: pd.DataFrame
     num_read: int
     num_superseded: int  # earlier attempts of trials whose last attempt counts
-    left_out: Mapping[str, int]  # env_id -> its rows of cells that another measured last, last attempts only
+    left_out: Mapping[str, int]  # core_id -> last attempts in it at cells that have newer rows, of another env_id
     problems: tuple[str, ...]
     unread: tuple[str, ...]  # folder/file name of rows, by their names, that cannot be read; `problems` says why
 
@@ -81,11 +70,12 @@ def select(
     problems = (*(problem for each in read for problem in each.problems), *copies)
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
-    newest = last["env_id"] == _newest_environments(last)
-    chosen = pd.DataFrame(last[newest]).sort_values("file", ignore_index=True)
+    newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
+    newest = pd.DataFrame(newest[newest["env_id"] == _newest(newest, "core_id")])
+    chosen = newest.sort_values("file", ignore_index=True)
     chosen["pool"] = MIXED if mix else _pools(chosen)
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
-    others = Counter(map(str, last.loc[~newest, "env_id"]))
+    others = Counter(map(str, last.drop(newest.index)["core_id"]))
     return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), problems, unread)
 
 
@@ -105,8 +95,7 @@ class _Read(NamedTuple):
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-    # A row written before there was a core_id was measured by code that its env_id covers whole.
-    frame = frame.assign(folder=name, core_id=frame["core_id"].fillna(frame["env_id"]))
+    frame = frame.assign(folder=name)
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])
@@ -125,10 +114,10 @@ def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(rows[~again]), lines
 
 
-def _newest_environments(rows: pd.DataFrame) -> list[str]:
-    """Of each row, the env_id that its cell last ran in, in its campaign; of equal times the last by name. One in which
-    it was only refused, say for want of a GPU, stands behind those in which it ran."""
-    cells = list(zip(rows["folder"], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
+def _newest(rows: pd.DataFrame, within: str) -> list[str]:
+    """The env_id with which each row's cell last ran, among rows of equal `within`; of equal times the last by name.
+    One with which it was only refused, say for want of a GPU, stands behind those with which it ran."""
+    cells = list(zip(rows[within], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
     dated = rows.assign(cell=cells, ran=rows["status"] != "unsupported")
     dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
     newest = dict(zip(dated["cell"], dated["env_id"], strict=True))

@@ -12,26 +12,29 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sp_bench.config.dotted import dotted
-from sp_bench.config.trial import EngineConfig
+from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.parsing import dotted
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
 
 OWN_CODE = "sp_bench"  # the implementation of our own methods
 REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
-_SETTING = (
-    *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype"),
-    *("batch_size", "micro_batches", "engine", "activation_checkpointing", "loss_tile_tokens", "dp_replicate_size"),
-    *("dp_shard_size", "fabric", "hardware", "device_memory_gib", "optimizer_offload", "isolation", "launch"),
-)
-_TRAINING = ("engine", "activation_checkpointing", "loss_tile_tokens")  # said wherever a model takes steps
-_CODE = ("kernel", "implementation")  # no line mixes them, on whatever number of ranks
-_OPTIONS = (*_CODE, "dkv_dtype", "head_stride", "head_chunks", "ulysses_degree")
-# What a method does without the option: beside another value, its name is the plain one.
-_UNSAID = {"head_chunks": 1, "head_stride": "all"}
 _TRANSPORT = "method.exchange"
-# How a cell is measured, not what it is.
-_PROTOCOL = ("warmup_steps", "timed_steps", "correctness_seq_len", "seed", "attribution")
+_CODE = ("kernel.name", "implementation")  # no line mixes them, on whatever number of ranks
+# Options of which a setting always speaks, if they say anything. Of others it has what tells settings apart.
+_SAID = (
+    *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
+    *("model.head_dim", "workload.causal", "dtype", "batch_size", "workload.micro_batches", "engine.name"),
+    *("workload.activation_checkpointing", "workload.loss_tile_tokens", "dp_replicate_size", "dp_shard_size"),
+    *("fabric.name", "hardware.name", "hardware.device_memory_gib", "engine.optimizer_offload", "isolation"),
+    "workload.launch",
+)
+_OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
+_OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
+
+# How a cell is measured is neither in a setting nor, unless names would be equal, in a series.
+PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
 
 Key = TypeVar("Key", bound=Hashable)
 Values = Mapping[str, Any]  # column or dotted name of an option -> its value, None where it is not known
@@ -52,30 +55,47 @@ class Name:
         return self.series != self.series_but_kernel
 
 
-def name_cells(cells: Sequence[Values]) -> list[Name]:
-    """The names of cells that are shown together. Each is the columns of one row of it, with its `pool`."""
-    leaves = [config_leaves(cell["config"]) for cell in cells]
-    columns = {name for cell in cells for name in cell}
-    # Of the config, only what the columns do not already say: model.hidden_size, workload.optimizer, fabric.env.X ...
-    dotted_names = dict.fromkeys(name for each in leaves for name in each if "." in name)
-    extra = [name for name in dotted_names if _last(name) not in {*columns, "name", *_PROTOCOL}]
-    protocol = [*(name for name in dotted_names if _last(name) in _PROTOCOL), *_PROTOCOL]
-    of_method = [name for name in extra if name.startswith(("method.", "kernel.")) and name != _TRANSPORT]
-    of_setting = [name for name in extra if not name.startswith(("method.", "kernel.", "hardware.device"))]
-    asked = [_asked(cell, each) for cell, each in zip(cells, leaves, strict=True)]
-    over_fabrics = [words for words, _ in _settings(asked, [n for n in of_setting if not _is_fabric(n)], fabric=False)]
-    series = _Series(asked, over_fabrics)
+def option_values(row: Values) -> dict[str, Any]:
+    """What a row says was asked for: the value of each option by its path, and whatever else its config has.
+
+    A column goes before the config; rows from before there was a column have the value in their config, if anywhere."""
+    leaves = config_leaves(row["config"])
+    values = {name: value for name, value in leaves.items() if name not in BY_PATH}
+    for option in OPTIONS:
+        if not option.of or row["workload"] in option.of:
+            value = None if option.column is None else row[option.column]
+            value = leaves.get(option.path) if value is None else value
+            if value is None and option.name == "name":
+                value = leaves.get(option.group)  # the group of an old config can be its name
+            values[option.path] = option.none_means if value is None else value
+        else:
+            values[option.path] = None
+    if library(row["implementation"]) is not None:
+        values["method.dkv_dtype"] = None  # no option of a library's, and old rows do not say it
+    return values
+
+
+def name_cells(rows: Sequence[Values]) -> list[Name]:
+    """The names of cells that are shown together. Of each cell one row, with its `pool`."""
+    beside = ("implementation", "primitive", "ring_degree", "cell_id", "pool")
+    cells = [option_values(row) | {name: row[name] for name in beside} for row in rows]
+    others = dict.fromkeys(name for cell in cells for name in cell if name not in BY_PATH and name not in beside)
+    paths = [path for path in (*BY_PATH, *others) if path not in PROTOCOL]
+    of_series = [path for path in paths if group_of(path) in _OF_SERIES and path not in ("method.name", _TRANSPORT)]
+    of_setting = [path for path in paths if path not in _OF_PLACES and group_of(path) not in _OF_SERIES]
+    extra = [path for path in of_setting if path not in _SAID]
+    over_fabrics = [words for words, _ in _settings(cells, [p for p in extra if group_of(p) != "fabric"], fabric=False)]
+    series = _Series(cells, over_fabrics)
     series.say_kernels()
     # Over both transports at once, so that of two cells that differ in their options too each says its own.
     series.separate(over_fabrics, _CODE)
-    sizes = [cell["sp_size"] for cell in asked]
-    series.separate(list(zip(over_fabrics, sizes, strict=True)), [*_OPTIONS, *of_method])
+    series.separate([(words, cell["sp_size"]) for words, cell in zip(over_fabrics, cells, strict=True)], of_series)
     series.say_transport()
-    settings = _settings(asked, of_setting, fabric=True)
-    places = [(words, cell["sp_size"], cell["seq_len"]) for (words, _), cell in zip(settings, asked, strict=True)]
-    series.separate(places, [_TRANSPORT, *protocol, "cell_id"])
+    settings = _settings(cells, extra, fabric=True)
+    places = [(words, cell["sp_size"], cell["seq_len"]) for (words, _), cell in zip(settings, cells, strict=True)]
+    series.separate(places, [_TRANSPORT, *PROTOCOL, "cell_id"])
     return [
-        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel"))
+        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"))
         for i, ((words, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
     ]
 
@@ -86,10 +106,16 @@ def shared_values(cells: Sequence[Values]) -> Values:
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
 
 
-def option_words(name: str, value: Any) -> str:
+def option_words(path: str, value: Any) -> str:
     """micro_batches=8; an environment variable of a fabric goes by its own name."""
-    shown = name.removeprefix("fabric.env.")
-    return f"{shown} not set" if value is None else f"{shown}={_text(value)}"
+    shown = path.removeprefix("fabric.env.")
+    return f"{shown} not set" if value is None else f"{short_name(shown)}={_text(value)}"
+
+
+def short_name(path: str) -> str:
+    """Of an option: its column's name, or its own."""
+    option = BY_PATH.get(path)
+    return path if option is None else option.column or option.name
 
 
 def library(implementation: str | None) -> tuple[str, str] | None:
@@ -114,81 +140,59 @@ def config_leaves(config: Any) -> dict[str, Any]:
 def asked_for(config: Any) -> str:
     """The config as text, without options that say what goes without saying: rows of before there were such an option
     lack it. Empty for a row without a readable config."""
-    leaves = config_leaves(config).items()
-    said = {name: v for name, v in leaves if v is not None and v != _UNSAID.get(name.removeprefix("method."))}
+    leaves = config_leaves(config)
+    means = {path: BY_PATH[path].none_means if path in BY_PATH else None for path in leaves}
+    said = {path: value for path, value in leaves.items() if value is not None and value != means[path]}
     return json.dumps(said, sort_keys=True) if said else ""
-
-
-def _asked(cell: Values, leaves: Values) -> dict[str, Any]:
-    """What one row says was asked for: its columns, and of its config what they do not say."""
-    own = cell["implementation"] in (None, OWN_CODE)
-    return {
-        **dict.fromkeys((*_SETTING, *_PROTOCOL)),
-        **leaves,
-        **cell,
-        # old rows lack these columns: their config may say them
-        "engine": leaves.get("engine.name") or leaves.get("engine") or cell["engine"] or EngineConfig().name,
-        "optimizer_offload": leaves.get("engine.optimizer_offload") or cell["optimizer_offload"],
-        "micro_batches": cell["micro_batches"] or 1,
-        "activation_checkpointing": leaves.get("workload.activation_checkpointing"),
-        "loss_tile_tokens": leaves.get("workload.loss_tile_tokens"),
-        "dkv_dtype": cell["dkv_dtype"] if own else None,  # no option of a library's, and old rows do not say it
-        **{name: unsaid if cell[name] is None else cell[name] for name, unsaid in _UNSAID.items()},
-    }
 
 
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
     """Of each cell the words of its setting, and the values that they were made from."""
     names = [_setting_words(cell, fabric=fabric) for cell in cells]
-    values = [{name: cell[name] for name in _SETTING} for cell in cells]
-    for column in (*extra, "pool"):
-        said = _mixed(names, [cell.get(column) for cell in cells])
+    values = [{path: cell[path] for path in _SAID} for cell in cells]
+    for path in (*extra, "pool"):
+        mixed = _mixed(names, [cell.get(path) for cell in cells])
         for i, cell in enumerate(cells):
-            if names[i] in said:
-                values[i][column] = cell.get(column)
-        names = [
-            f"{name}; {cell['pool'] if column == 'pool' else option_words(column, cell.get(column))}"
-            if name in said
-            else name
-            for name, cell in zip(names, cells, strict=True)
-        ]
+            if names[i] in mixed:
+                values[i][path] = cell.get(path)
+                names[i] += f"; {cell['pool'] if path == 'pool' else option_words(path, cell.get(path))}"
     return list(zip(names, values, strict=True))
 
 
 def _setting_words(cell: Values, *, fabric: bool) -> str:
-    known = {name: _text(cell[name]) for name in _SETTING}
+    known = {path: _text(cell[path]) for path in _SAID}
     words = []
-    if cell["model"] is not None:
-        words.append(known["model"])
-    if cell["num_layers"] is not None:
-        words.append(f"{known['num_layers']} layers")
-    if cell["workload"] == EXCHANGE:  # no attention
+    if cell["model.name"] is not None:
+        words.append(known["model.name"])
+    if cell["model.num_layers"] is not None:
+        words.append(f"{known['model.num_layers']} layers")
+    if cell["workload.name"] == EXCHANGE:  # no attention
         words.append(known["dtype"])
     else:
-        words.append(f"{known['num_heads']}/{known['num_kv_heads']} heads of {known['head_dim']}")
-        words.append({True: "causal", False: "not causal", None: "mask unknown"}[cell["causal"]])
+        words.append(f"{known['model.num_heads']}/{known['model.num_kv_heads']} heads of {known['model.head_dim']}")
+        words.append({True: "causal", False: "not causal", None: "mask unknown"}[cell["workload.causal"]])
         words += [known["dtype"], f"batch {known['batch_size']}"]
-    if cell["micro_batches"] != 1:
-        words.append(f"{known['micro_batches']} micro-batches a step")
-    if cell["workload"] in ("train_step", "parity"):
-        words.append(f"engine {known['engine']}")
-        if cell["activation_checkpointing"] == "full":
-            words.append("full activation checkpointing")
-        if cell["loss_tile_tokens"] is not None:
-            words.append(f"logits of {whole(cell['loss_tile_tokens'])} tokens at a time")
+    if cell["workload.micro_batches"] not in (None, 1):
+        words.append(f"{known['workload.micro_batches']} micro-batches a step")
+    if cell["engine.name"] is not None:
+        words.append(f"engine {known['engine.name']}")
+    if cell["workload.activation_checkpointing"] == "full":
+        words.append("full activation checkpointing")
+    if cell["workload.loss_tile_tokens"] is not None:
+        words.append(f"logits of {whole(cell['workload.loss_tile_tokens'])} tokens at a time")
     if (cell["dp_replicate_size"], cell["dp_shard_size"]) not in ((1, 1), (None, None)):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
-    words += [known["fabric"], known["hardware"]] if fabric else [known["hardware"]]
-    if cell["device_memory_gib"] is not None:
-        words.append(f"capped at {known['device_memory_gib']} GiB a device")
-    if cell["optimizer_offload"] is not None:
-        words.append(f"optimizer offloaded ({known['optimizer_offload']})")
+    words += [known["fabric.name"], known["hardware.name"]] if fabric else [known["hardware.name"]]
+    if cell["hardware.device_memory_gib"] is not None:
+        words.append(f"capped at {known['hardware.device_memory_gib']} GiB a device")
+    if cell["engine.optimizer_offload"] is not None:
+        words.append(f"optimizer offloaded ({known['engine.optimizer_offload']})")
     if cell["isolation"] == "group":
         words.append("warm process group")
-    if cell["launch"] == "cuda_graph":
+    if cell["workload.launch"] == "cuda_graph":
         words.append(REPLAYED)
-    what = known["workload"] if cell["pass_kind"] == "step" else f"{known['workload']} {known['pass_kind']}"
-    return f"{what}: {', '.join(words)}"
+    workload, pass_kind = known["workload.name"], known["workload.pass_kind"]
+    return f"{workload if pass_kind == 'step' else f'{workload} {pass_kind}'}: {', '.join(words)}"
 
 
 class _Series:
@@ -199,61 +203,62 @@ class _Series:
         where no KV travels around a ring: it is left out there. The exchange alone is named by its primitive."""
         self.cells, self.over_fabrics = cells, over_fabrics
         with_ring = {
-            cell["method"]
+            cell["method.name"]
             for cell in cells
-            if cell["ring_degree"] is None or cell["ring_degree"] > 1 or cell["layout"] not in (None, "contiguous")
+            if cell["ring_degree"] is None
+            or cell["ring_degree"] > 1
+            or cell["method.layout"] not in (None, "contiguous")
         }
         self.said: list[list[tuple[str, str]]] = []
         for cell in cells:
-            method = cell["primitive"] if cell["workload"] == EXCHANGE else cell["method"]
-            layout = cell["layout"] if method in with_ring else None
+            method = cell["method.name"]
+            if cell["workload.name"] == EXCHANGE:
+                method = transport_name(cell["primitive"], cell[_TRANSPORT])
+            layout = cell["method.layout"] if method in with_ring else None
             whose = library(cell["implementation"])
             code = whose and f"({' '.join(filter(None, whose))})"
-            parts = (_text(method), cell["variant"], layout, cell["placement"], code)
-            self.said.append([("method", " ".join(str(part) for part in parts if part is not None))])
+            parts = (_text(method), cell["method.variant"], layout, cell["method.placement"], code)
+            self.said.append([("method.name", " ".join(str(part) for part in parts if part is not None))])
 
     def name(self, i: int, leave_out: str = "") -> str:
-        return " ".join(words for option, words in self.said[i] if option != leave_out)
+        return " ".join(words for path, words in self.said[i] if path != leave_out)
 
     def say_kernels(self) -> None:
         """The kernel in our names if one setting has several kernels of ours; libraries choose their own."""
-        own = [c["implementation"] in (None, OWN_CODE) and c["kernel"] is not None for c in self.cells]
+        own = [cell["kernel.name"] if library(cell["implementation"]) is None else None for cell in self.cells]
         kernels: dict[str, set[str]] = {}
-        for cell, setting, is_own in zip(self.cells, self.over_fabrics, own, strict=True):
-            if is_own:
-                kernels.setdefault(setting, set()).add(cell["kernel"])
+        for setting, kernel in zip(self.over_fabrics, own, strict=True):
+            if kernel is not None:
+                kernels.setdefault(setting, set()).add(kernel)
         if any(len(each) > 1 for each in kernels.values()):
-            for cell, said, is_own in zip(self.cells, self.said, own, strict=True):
-                said += [("kernel", cell["kernel"])] if is_own else []
+            for said, kernel in zip(self.said, own, strict=True):
+                said += [] if kernel is None else [("kernel.name", kernel)]
 
     def say_transport(self) -> None:
-        """Copy engines after method and layout, before the options; the primitive of an exchange names them itself."""
+        """Copy engines after method and layout, before the options; the exchange alone has them in its primitive."""
         for cell, said in zip(self.cells, self.said, strict=True):
-            if cell.get(_TRANSPORT) == "copy_engines" and cell["workload"] != EXCHANGE:
+            if cell[_TRANSPORT] == "copy_engines" and cell["workload.name"] != EXCHANGE:
                 said.insert(1, (_TRANSPORT, "by copy engines"))
 
-    def separate(self, within: Sequence[Hashable], columns: Sequence[str]) -> None:
-        """Append the value of each column where it tells cells apart that are equal in `within` and in their names."""
-        for column in columns:
-            option = _last(column)
+    def separate(self, within: Sequence[Hashable], paths: Sequence[str]) -> None:
+        """Append the value of each option where it tells cells apart that are equal in `within` and in their names.
+
+        What a method does without the option is not said: beside another value, its name is the plain one."""
+        for path in paths:
             names = [self.name(i) for i in range(len(self.cells))]
-            mixed = _mixed(list(zip(within, names, strict=True)), [cell.get(column) for cell in self.cells])
+            mixed = _mixed(list(zip(within, names, strict=True)), [cell.get(path) for cell in self.cells])
             ambiguous = {name for _, name in mixed}
+            usual = BY_PATH[path].none_means if path in BY_PATH else None
             for cell, said, name in zip(self.cells, self.said, names, strict=True):
-                value = cell.get(column)
-                goes_without_saying = option in _UNSAID and value == _UNSAID[option]
-                if name in ambiguous and not goes_without_saying:
-                    is_kernel = option == "kernel" and value is not None
-                    said.append((option, str(value) if is_kernel else f"{option}={_text(value)}"))
+                value = cell.get(path)
+                if name in ambiguous and (value is None or value != usual):
+                    is_kernel = path == "kernel.name" and value is not None
+                    said.append((path, str(value) if is_kernel else f"{short_name(path)}={_text(value)}"))
 
 
-def _last(name: str) -> str:
-    """The option of a dotted name: micro_batches of workload.micro_batches."""
-    return name.rpartition(".")[2]
-
-
-def _is_fabric(name: str) -> bool:
-    return name.startswith("fabric.")
+def group_of(path: str) -> str:
+    """The first part of a dotted name: fabric of fabric.env.NCCL_ALGO."""
+    return path.partition(".")[0] if "." in path else ""
 
 
 def _mixed(keys: Sequence[Key], values: Sequence[Any]) -> set[Key]:

@@ -15,10 +15,8 @@ from sp_bench.report.formats import MISSING, number
 from sp_bench.report.ratios import rounded_ratio, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
 
-_SAME = (
-    *("seq_len", "head_dim", "kernel", "causal", "dtype", "pass_kind", "batch_size", "hardware", "isolation"),
-    "launch",
-)
+# The options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.
+_OWN = ("method", "model", "fabric", "sp_size", "hardware.device_memory_gib")
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
         and (c.asked["num_heads"] or 0) * size == heads
         and (c.asked["num_kv_heads"] or 0) * size == max(kv_heads, size)
         and c.pool == cell.pool
-        and all(c.asked[name] == cell.asked[name] for name in _SAME)
+        and c.asked["head_dim"] == cell.asked["head_dim"]
+        and c.but(*_OWN) == cell.but(*_OWN)
     ]
     return max(found, key=lambda c: (len(c.step_ms), c.cell_id), default=None)
 

@@ -1,8 +1,13 @@
-"""The row's schema: the only place that names, types, units and explains a column. No torch."""
+"""The row's schema: name, type, unit and meaning of every column. No torch.
+
+Options of a trial are declared in config/trial.py, all other columns here.
+"""
 
 from typing import NamedTuple
 
 import pyarrow as pa
+
+from sp_bench.config.options import OPTIONS
 
 SCHEMA_VERSION = 1
 
@@ -15,6 +20,7 @@ class Column(NamedTuple):
 
 
 TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
+OF_TYPE = {str: TEXT, int: INT, float: REAL, bool: FLAG}
 PER_RANK_INT, PER_RANK_REAL, PER_RANK_STEP = pa.list_(INT), pa.list_(REAL), pa.list_(pa.list_(REAL))
 TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
 COMM = pa.list_(
@@ -53,53 +59,21 @@ COLUMNS = (
     Column("trial_id", TEXT, "", "hash of cell and replicate"),
     Column("env_id", TEXT, "", "hash of all that this trial was measured with: core_id, its method, kernel and engine"),
     Column("core_id", TEXT, "", "hash of packages, device model and shared measuring code; null in old rows: env_id"),
+    Column("method_source", TEXT, "", "hash of the source of a method from outside; null: a method of this package"),
     Column("replicate", INT, "", "fresh-process repetition, from 0"),
     Column("attempt", INT, "", "launches of this trial, from 0"),
     Column("order_index", INT, "", "place in the campaign's randomised order"),
     Column("order_seed", INT, "", "seed of that order"),
-    # what was asked for
-    Column("method", TEXT, "", "sequence-parallel method"),
+    # what was asked for, and what the method's and the engine's code make of it
+    *(Column(option.column, OF_TYPE[option.type], option.unit, option.doc) for option in OPTIONS if option.column),
     Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
     Column("primitive", TEXT, "", "collective that moves the attention tensors"),
-    Column("layout", TEXT, "", "contiguous | zigzag | striped"),
-    Column("variant", TEXT, "", "of an adapter's library: which of its own patterns"),
-    Column("placement", TEXT, "", "usp: ulysses_inner | ring_inner"),
-    Column("dkv_dtype", TEXT, "", "dK/dV travel in: input | float32; null: no option of ours, or an old library row"),
-    Column("merge_dtype", TEXT, "", "ring, usp: dtype that outputs and dQ are kept in between merges"),
-    Column("head_stride", INT, "heads", "all_gather: KV heads gathered at a time"),
-    Column("head_chunks", INT, "", "ulysses: parts of the heads, each exchanged while another is computed"),
-    Column("kernel", TEXT, "", "local attention kernel"),
-    Column("workload", TEXT, "", "attention | train_step | parity | collective"),
-    Column("pass_kind", TEXT, "", "forward | forward_backward | step | exchange"),
-    Column("launch", TEXT, "", "eager: call by call | cuda_graph: the whole step at one call; null in old rows: eager"),
-    Column("engine", TEXT, "", "training: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft; null in old rows"),
     Column("engine_implementation", TEXT, "", "whose code trains: sp_bench, or the libraries and their versions"),
-    Column("optimizer_offload", TEXT, "", "Adam that steps in host memory: deepspeed_cpu_adam | torch_adamw"),
-    Column("model", TEXT, "", "published shape the heads and layers come from"),
-    Column("fabric", TEXT, "", "transport of the process group"),
-    Column("hardware", TEXT, "", "kind of device asked for"),
-    Column("device_memory_gib", REAL, "GiB", "emulated device size; null: the whole device"),
-    Column("batch_size", INT, "sequences", "per data-parallel rank and micro-batch"),
-    Column("micro_batches", INT, "", "training: forward and backward passes of an optimizer step; null in old rows: 1"),
-    Column("seq_len", INT, "tokens", "global tokens of one sequence"),
     Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
-    Column("sp_size", INT, "ranks", "ranks that share one sequence"),
-    Column("ulysses_degree", INT, "ranks", "ranks that exchange heads"),
     Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
-    Column("dp_replicate_size", INT, "ranks", "replicas of the sharded parameters"),
-    Column("dp_shard_size", INT, "ranks", "data-parallel ranks that shard parameters (with the sp ranks)"),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
-    Column("num_layers", INT, "", "decoder layers; null for attention"),
-    Column("num_heads", INT, "heads", "query heads"),
-    Column("num_kv_heads", INT, "heads", "key/value heads"),
-    Column("head_dim", INT, "", "size of one head"),
-    Column("causal", FLAG, "", "causal mask"),
-    Column("dtype", TEXT, "", "dtype of activations and attention"),
-    Column("isolation", TEXT, "", "trial: fresh processes | group: a warm process group shared with other trials"),
     Column("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
-    Column("warmup_steps", INT, "steps", "untimed steps before the timed ones"),
-    Column("timed_steps", INT, "steps", "timed steps, the same on every rank"),
     Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
     Column("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step"),
     Column("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps"),

@@ -18,12 +18,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sp_bench.config.parsing import shown
-from sp_bench.rows.containment import WORK as WORK
-from sp_bench.rows.containment import stays
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
 from sp_bench.testing.kill_points import reach
 
+WORK = "_work"  # where all lies that is not a row
 UNCOMMITTED = "row.parquet"  # a row's file inside its claim
 STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preempted")
 
@@ -33,8 +33,6 @@ FOREIGN = "not a row (its name has another form)"
 LEADS_OUT = "a link that leads out of the results"
 NO_FILE = "not a file"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
-MOST_KEPT_BYTES = 2**18  # of a file that stays open until its part is read
-MAX_VALUES = 2**22  # in one column of a row
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
 _FILE = re.compile(
@@ -120,6 +118,57 @@ def _is_row(folder: Path, name: str, descriptor: int) -> bool:
     return stat.S_ISREG(mode)
 
 
+def stays(path: Path, root: Path) -> bool:
+    """Whether `path` is inside `root` once links are followed; a loop of links leads nowhere."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def require_contained(campaign: Path) -> None:
+    """Neither the campaign's folder nor what we write to below it is a link to somewhere else.
+
+    Raises:
+        ConfigError: such a link, or a folder that is none or cannot be read.
+    """
+    if campaign.is_symlink() and not stays(campaign, campaign.parent):
+        raise ConfigError(
+            f"{campaign} is a link that leads out of {campaign.parent}; give the folder {os.path.realpath(campaign)} "
+            "itself, or move it here"
+        )
+    try:
+        if campaign.exists():
+            os.scandir(campaign).close()
+        work = campaign / WORK
+        entries = [work, *work.iterdir()] if work.is_dir() else [work]
+    except OSError as error:
+        raise ConfigError(f"{campaign} cannot be read: {error.strerror}") from error
+    for path in entries:
+        if path.is_symlink() and not stays(path, campaign):
+            raise ConfigError(f"{path} is a link that leads out of {campaign}; remove it, or use another campaign")
+
+
+def require_campaigns(folders: Sequence[Path]) -> list[Path]:
+    """Folders of results that a user named, each of which can be read.
+
+    Raises:
+        ConfigError: one is none, cannot be read, leads elsewhere, or holds campaigns instead of rows.
+    """
+    for folder in folders:
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:  # a name that no file system takes
+            raise ConfigError(f"{shown(folder)} cannot be read: {error.strerror}") from None
+        if not is_folder:
+            raise ConfigError(f"{shown(folder)} is not a folder of results")
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise ConfigError(f"{folder} cannot be read: permission denied")
+        require_contained(folder)
+        inside = {} if any(folder.glob("*.parquet")) else {row.parent.name for row in folder.glob("[!._]*/*.parquet")}
+        if inside:  # its report would be empty
+            several = ", ".join(sorted(inside)[:5]) + (", ..." if len(inside) > 5 else "")
+            raise ConfigError(f"{shown(folder)} holds campaigns, not rows: name one or more of {shown(several)}")
+    return list(folders)
+
+
 def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> Path:
     """Commit one row atomically: temp file, fsync, rename, fsync of the folder.
 
@@ -178,13 +227,14 @@ def read(
 ) -> tuple[pa.Table, list[str]]:
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
-    Columns that an older row lacks are null; columns of a newer schema that we do not know are dropped and named. Only
-    `columns` are read. `executor`: processes that share the files; threads do not help. `progress` hears of files read.
+    Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
+    schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
+    files; threads do not help. `progress` hears of files read.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
     """
-    schema = pa.schema([SCHEMA.field(name) for name in columns], SCHEMA.metadata)
+    schema = pa.schema([SCHEMA.field(name) for name in needed_to_read(columns)], SCHEMA.metadata)
     paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
     parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
     tables, problems = [schema.empty_table()], []
@@ -193,16 +243,15 @@ def read(
         tables.append(table)
         problems += lines
         progress(len(part))
-    return pa.concat_tables(tables), problems
+    return as_written_today(pa.concat_tables(tables)).select(list(columns)), problems
 
 
 def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
     """The rows of some files as one table: as many small ones take ten times its memory."""
     tables, problems = [schema.empty_table()], []
-    opened: list[pq.ParquetFile] = []  # freed together: one by one among the tables it takes a quarter more time
     for path in paths:
         try:
-            table, unknown = _read_file(path, schema, opened)
+            table, unknown = _read_file(path, schema)
         except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             problems.append(f"{shown(path.name)}: {shown((reason or type(error).__name__).splitlines()[0])}; skipped")
@@ -213,19 +262,28 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
     return pa.concat_tables(tables).combine_chunks(), problems
 
 
-def _read_file(path: Path, schema: pa.Schema, opened: list[pq.ParquetFile]) -> tuple[pa.Table, list[str]]:
-    """The row of a file, which joins `opened` unless it is large, and columns that it has and we do not know."""
+def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
+    """The row of a file, and the names of its columns that we do not know."""
     name = _row_name(path.name)
     if name is None:
         raise ValueError(FOREIGN)
-    content = _bytes(path)
-    file = pq.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-    if len(content) <= MOST_KEPT_BYTES:
-        opened.append(file)
+    if path.is_symlink() and not stays(path, path.parent.parent):
+        raise ValueError(LEADS_OUT)
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(NO_FILE)
+    if (size := path.stat().st_size) > MAX_ROW_BYTES:
+        raise ValueError(f"not a row ({size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
+    file = pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False)
     columns = set(file.schema_arrow.names)
     if absent := [column for column in IDENTITY if column not in columns]:
         raise ValueError(f"not a row (it has no {', '.join(absent)})")
-    _check_claims(file)
+    metadata = file.metadata
+    if (metadata.num_rows, metadata.num_row_groups) != (1, 1):
+        raise ValueError(f"not a row (it has {metadata.num_rows:,} of them in {metadata.num_row_groups:,} groups)")
+    if (size := metadata.row_group(0).total_byte_size) > MAX_ROW_BYTES:
+        raise ValueError(f"not a row (it unpacks to {size:,} bytes; at most {MAX_ROW_BYTES:,})")
+    if MARK not in (metadata.metadata or {}):
+        file.scan_contents()  # raises where another tool's metadata is damaged; asked for it, pyarrow 26 would crash
     wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
     table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
     table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
@@ -233,39 +291,6 @@ def _read_file(path: Path, schema: pa.Schema, opened: list[pq.ParquetFile]) -> t
     if says != name:
         raise ValueError(f"not a row of this name (its columns say {shown(says.file_name)})")
     return _conform(table, schema), sorted(columns - set(SCHEMA.names))
-
-
-def _bytes(path: Path) -> bytes:
-    """A row's file, opened without waiting for the other end of a pipe, and only as large as a row can be."""
-    if path.is_symlink() and not stays(path, path.parent.parent):
-        raise ValueError(LEADS_OUT)
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode):
-        os.close(descriptor)
-        raise ValueError(NO_FILE)
-    with open(descriptor, "rb") as file:
-        if found.st_size > MAX_ROW_BYTES:
-            raise ValueError(f"not a row ({found.st_size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
-        return file.read(found.st_size)
-
-
-def _check_claims(file: pq.ParquetFile) -> None:
-    """What the file says of itself, before anything is made room for."""
-    metadata = file.metadata
-    if (metadata.num_rows, metadata.num_row_groups) != (1, 1):
-        raise ValueError(f"not a row (it has {metadata.num_rows:,} of them in {metadata.num_row_groups:,} groups)")
-    group = metadata.row_group(0)
-    if group.total_byte_size > MAX_ROW_BYTES:
-        raise ValueError(f"not a row (it unpacks to {group.total_byte_size:,} bytes; at most {MAX_ROW_BYTES:,})")
-    if MARK in (metadata.metadata or {}):
-        return
-    # Of another tool: a few bytes of it may stand for a billion values. Read through first, in little memory, which
-    # raises an error where a column's metadata is damaged; pyarrow 26 ends the process when asked for such metadata.
-    file.scan_contents()
-    largest = max(group.column(i).num_values for i in range(group.num_columns))
-    if largest > MAX_VALUES:
-        raise ValueError(f"not a row (it has {largest:,} values in a column; at most {MAX_VALUES:,})")
 
 
 def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -64,9 +64,18 @@ def open_attention(
 
 
 def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
-    """Bytes one rank sends off-rank in one attention call, forward and backward."""
-    shape = config.attention_shape(padded_len)
-    return methods.get(config.method.name).traffic(config.method, shape, config.sp_size)
+    """Bytes one rank sends off-rank in one attention call, forward and backward; none of a method without a closed
+    form."""
+    method = methods.get(config.method.name)
+    if method.traffic is None:
+        return {}
+    return method.traffic(config.method, config.attention_shape(padded_len), config.sp_size)
+
+
+def unpredicted_phases(config: TrialConfig, of_engine: Sequence[str]) -> tuple[str, ...]:
+    """Phases whose bytes are counted only: those of the engine, and those of a method without a closed form."""
+    has_form = methods.get(config.method.name).traffic is not None
+    return (*of_engine, *(() if has_form else ("forward", "recompute", "backward")))
 
 
 def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ from functools import partial
 from sp_bench import kernels, methods
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure.cuda_graph import Replay, as_launched
+from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, measure
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.timed_length import check_replay, check_rows
@@ -44,11 +45,11 @@ def run(job: Job) -> Measurement:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, config.workload, device)
     forward_flops = attention_costs.attention_forward_flops(shape)
-    measurement.predicted = {
-        key: value
-        for key, value in method.traffic(config.method, shape, config.sp_size).items()
-        if backward or key[0] == "forward"
-    }
+    if method.traffic is None:
+        measurement.unpredicted = PHASES
+    else:
+        predicted = method.traffic(config.method, shape, config.sp_size)
+        measurement.predicted = {key: value for key, value in predicted.items() if backward or key[0] == "forward"}
     measurement.columns = columns | {
         "sampled_rel_error": errors.pop("output"),
         "sampled_grad_error": errors or None,

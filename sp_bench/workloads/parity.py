@@ -38,7 +38,8 @@ def run(job: Job) -> Measurement:
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
     loss, grad_norm = got.T.tolist()
     require_finite(loss, grad_norm)
-    measurement.predicted, measurement.unpredicted = engine.traffic(config, padded_len), engine.UNPREDICTED
+    measurement.predicted = engine.traffic(config, padded_len)
+    measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     measurement.columns = {
         "padded_seq_len": padded_len,
         **compare(got, expected),

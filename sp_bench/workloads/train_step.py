@@ -69,7 +69,8 @@ def run(job: Job) -> Measurement:
     timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
     loss, grad_norm = [float(result.loss) for result in timed], [float(result.grad_norm) for result in timed]
     require_finite(loss, grad_norm)
-    measurement.predicted, measurement.unpredicted = engine.traffic(config, padded_len), engine.UNPREDICTED
+    measurement.predicted = engine.traffic(config, padded_len)
+    measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     measurement.columns = attention_columns | {
         "padded_seq_len": padded_len,
         "rel_error_loss": proof.loss,

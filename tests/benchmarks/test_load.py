@@ -41,7 +41,7 @@ def test_plan_of_20_000_rows(timed):
 
 def test_resume_of_20_000_rows_up_to_its_first_launch(benchmark, full, monkeypatch):
     root, configs = full
-    monkeypatch.setattr(campaign.local, "launch", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(campaign.attempt, "run_next", Mock(side_effect=KeyboardInterrupt))
 
     def resume():
         with pytest.raises(SystemExit):

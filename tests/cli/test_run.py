@@ -175,15 +175,20 @@ def test_a_results_folder_that_cannot_be_written_is_one_clear_line(command, tmp_
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
 
-def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_its_own(command, tmp_path):
+def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_its_own(command, tmp_path, monkeypatch):
+    started = tmp_path / "started.txt"
+    (tmp_path / "hook").mkdir()
+    (tmp_path / "hook" / "sitecustomize.py").write_text(
+        f"import os\nif 'RANK' in os.environ:\n    open({str(started)!r}, 'a').write('a rank\\n')\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")]))
     shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
     done = command("run", *shared, "replicates=2")
     assert done.returncode == 0, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")
     assert frame["status"].tolist() == ["ok"] * 4
     assert frame["isolation"].unique().tolist() == ["group"]
-    launcher_logs = (tmp_path / "results" / "g" / "_work" / "trials").glob("*/launcher.log")
-    assert len({path.stat().st_ino for path in launcher_logs}) == 2
+    assert len(started.read_text().splitlines()) == 2 * 2, "two replicates of two ranks"
     assert not trial_processes(tmp_path)
 
 

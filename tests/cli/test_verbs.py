@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench import kernels, methods
-from sp_bench.driver import support_table
+from sp_bench.driver import methods_table
 from sp_bench.rows import store
 
 from .console import console, refusal
@@ -75,18 +75,18 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "METHODS.md"
 def test_the_support_matrix_of_the_docs_is_what_the_command_prints(capfd):
     _, printed, errors = console(capfd, "methods")
     assert errors == ""
-    written = DOCUMENT.read_text().partition(support_table.BEGIN)[2].partition(support_table.END)[0]
+    written = DOCUMENT.read_text().partition(methods_table.BEGIN)[2].partition(methods_table.END)[0]
     hint = "docs/METHODS.md is behind: sp-bench methods --write docs/METHODS.md"
     assert printed.startswith(written.strip() + "\n"), hint
 
 
 def test_the_command_writes_the_matrix_between_its_markers_and_nothing_else(capfd, tmp_path):
     copy = tmp_path / "METHODS.md"
-    copy.write_text(f"before\n{support_table.BEGIN}old\n{support_table.END}after\n")
+    copy.write_text(f"before\n{methods_table.BEGIN}old\n{methods_table.END}after\n")
     assert console(capfd, "methods", "--write", str(copy))[0] == 0
     text = copy.read_text()
-    assert text.startswith(f"before\n{support_table.BEGIN}\n| method ")
-    assert text.endswith(f"\n\n{support_table.END}after\n")
+    assert text.startswith(f"before\n{methods_table.BEGIN}\n| method ")
+    assert text.endswith(f"\n\n{methods_table.END}after\n")
     assert "old" not in text
 
 

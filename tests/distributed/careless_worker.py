@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from sp_bench import worker
-from sp_bench.measure import ledger, library_state
+from sp_bench.measure import ledger
 from sp_bench.measure.timing import Measurement
 from sp_bench.workloads import Job, attention
 
@@ -20,7 +20,7 @@ folders = iter(Path(argument).parent for argument in sys.argv[1:])
 
 
 def careless(job: Job) -> Measurement:
-    found = {setting.name: str(setting.read()) for setting in library_state.SETTINGS}
+    found = {setting.name: str(setting.read()) for setting in worker.SETTINGS}
     found["random state"] = str(torch.initial_seed()) + str(torch.get_rng_state().sum().item())
     (next(folders) / f"rank{os.environ['RANK']}.state.json").write_text(json.dumps(found))
     measurement = honest(job)

@@ -120,13 +120,13 @@ def _holders(tensor: torch.Tensor, found: list[torch.Tensor]) -> list[str]:
     return [f"{type(each).__name__} {reprlib.repr(each)}" for each in others]
 
 
-def as_under_torchrun(rank: int, world_size: int) -> None:
+def as_a_rank(rank: int, world_size: int) -> None:
     """Sets the environment variables from which DeepSpeed and Accelerate read their rank."""
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
 
 
 def check_engine(rank: int, name: str, world_size: int) -> None:
-    as_under_torchrun(rank, world_size)
+    as_a_rank(rank, world_size)
     cases = deepspeed_cases(world_size) if name == "deepspeed" else hugging_face_cases(name, world_size)
     for config in cases:
         reason = requirements.unsupported_reason(config)
@@ -140,7 +140,7 @@ def check_engine(rank: int, name: str, world_size: int) -> None:
 
 def check_parity(rank: int, name: str) -> None:
     """The data loader of each rank has the text of another step. So a wrong order of samples shows."""
-    as_under_torchrun(rank, 2)
+    as_a_rank(rank, 2)
     method, kernel = ("ulysses", "math") if name == "deepspeed" else (HF, "cpu_flash")
     config = trial(MethodConfig(method), 2, workload=PARITY, engine=EngineConfig(name), kernel=KernelConfig(kernel))
     for number in (None, 3):  # with three, a step begins in the middle of a sample that the adapter has cut
@@ -158,7 +158,7 @@ def test_twenty_steps_agree_with_one_process(engine: str) -> None:
 
 
 def check_offload(rank: int, adam: str) -> None:
-    as_under_torchrun(rank, 2)
+    as_a_rank(rank, 2)
     names = {"deepspeed": "ulysses", "hf_deepspeed": HF, "hf_trainer": HF} | ({"trl_sft": HF} if TRL else {})
     for name, method in names.items():
         engine = EngineConfig(name, optimizer_offload=adam)  # pyright: ignore[reportArgumentType]
@@ -198,7 +198,7 @@ def counts_of(engine: str) -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def check_collectives_of_trl(rank: int) -> None:
-    as_under_torchrun(rank, 2)
+    as_a_rank(rank, 2)
     trainer, trl = counts_of("hf_trainer"), counts_of("trl_sft")
     key = ("parameters", "all_gather")
     metrics = 8 + 4 + 8 + 8  # bytes: labelled tokens, entropy, correct predictions, tokens
@@ -214,7 +214,7 @@ def test_trl_gathers_its_metrics_and_an_attention_mask_and_nothing_else() -> Non
 
 
 def check_dtype_of_the_sum(rank: int) -> None:
-    as_under_torchrun(rank, 1)
+    as_a_rank(rank, 1)
     engines = []
     real = zero3.tag_phases
 
@@ -235,7 +235,7 @@ def test_zero3_sums_the_gradients_of_micro_batches_in_its_parameters_dtype() -> 
 
 
 def check_silence(rank: int) -> None:
-    as_under_torchrun(rank, 1)
+    as_a_rank(rank, 1)
     os.environ.pop("CI", None)  # there TRL is silent anyway
     from huggingface_hub.utils import _telemetry  # pyright: ignore[reportMissingImports]
 

@@ -1,16 +1,18 @@
 """Trials that share processes, run by ranks that misbehave: no trial affects the next; wrong bytes are no result."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from sp_bench import handover, worker
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import launcher
+from sp_bench.driver.launch import launch as launch_trials
 from sp_bench.driver.settings import DeadlinesConfig
-from sp_bench.measure import library_state
 
 CARELESS, CHATTY = (Path(__file__).parent / f"{name}_worker.py" for name in ("careless", "chatty"))
 DEADLINES = DeadlinesConfig(120, 120, 120, 120)
@@ -18,14 +20,11 @@ SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "work
 NAMES = ("large", "small", "small_again")
 
 
-def launch(configs: dict[str, TrialConfig], root: Path, worker: Path) -> dict[str, dict[str, Any]]:
+def launch(configs: dict[str, TrialConfig], root: Path, script: Path) -> dict[str, dict[str, Any]]:
     """Columns of each trial, run one after another in the processes of one launch, by ranks that are this script."""
     folders = {name: root / name for name in configs}
-    world_size = next(iter(configs.values())).world_size
-    official = launcher.torchrun(world_size, [*folders.values()])
-    module = official.index("sp_bench.worker")
-    command = [*official[: module - 1], str(worker), *official[module + 1 :]]
-    results = launcher.run([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
+    command = [sys.executable, str(script), *(str(folder / handover.TRIAL) for folder in folders.values())]
+    results = launch_trials([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
     return {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
 
 
@@ -81,7 +80,7 @@ def test_settings_that_were_restored_are_named_in_the_ranks_log(group):
     _, root = group
     for name in NAMES:
         log = (root / name / "rank1.log").read_text()
-        for setting in library_state.SETTINGS:
+        for setting in worker.SETTINGS:
             assert f"the trial left the {setting.name} at" in log
 
 
@@ -91,3 +90,15 @@ def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config
     columns = launch({"chatty": config}, tmp_path, CHATTY)["chatty"]
     assert columns["status"] == "incorrect", columns
     assert "bytes sent by rank 0 differ from the closed form: backward all_to_all: counted" in columns["reason"]
+
+
+def test_torchrun_can_start_the_worker(make_config, tmp_path):
+    """As anything can that sets the same variables, on several machines too: a rank does not know who started it."""
+    trial = handover.write_trial(tmp_path, make_config(method="ring", kernel="math", sp_size=2, seq_len=64, **SHORT))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
+    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
+    done = subprocess.run([*torchrun, *meet, "-m", "sp_bench.worker", str(trial)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    columns = handover.read_record(tmp_path)
+    assert columns is not None
+    assert len(columns["peak_host_bytes"]) == 2

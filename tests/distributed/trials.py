@@ -68,4 +68,4 @@ def row(config: TrialConfig) -> dict[str, Any]:
     measurement = workloads.get(config.workload.name).run(job(config))
     gathered: list[Measurement] = [measurement] * config.world_size
     dist.all_gather_object(gathered, measurement)
-    return assemble(config, gathered, None, own=True)
+    return assemble(config, gathered, None)

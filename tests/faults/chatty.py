@@ -1,4 +1,4 @@
-"""A rank that never stops printing: `python chatty.py <trial folder> ...`. The last trial hangs. Imports no torch."""
+"""A rank that never stops printing: `python chatty.py <trial folder> ...`. The last trial hangs."""
 
 import os
 import sys
@@ -7,17 +7,17 @@ import time
 from pathlib import Path
 
 from sp_bench import handover, worker
-from sp_bench.driver import logs
+from sp_bench.driver import launch
 
 LINE = b"x" * 2**16 + b"\n"
-LAUNCHER = os.dup(1)  # what the rank printed before it had a log of its own goes there
+FIRST_LOG = os.dup(1)  # where a process that the rank started in its first trial still writes
 printed_bytes = 0
 
 
 def print_without_end() -> None:
     global printed_bytes
     while True:
-        for descriptor in (1, LAUNCHER):
+        for descriptor in (1, FIRST_LOG):
             os.write(descriptor, LINE)
         printed_bytes += len(LINE)
         time.sleep(0.001)
@@ -26,7 +26,7 @@ def print_without_end() -> None:
 def log_more_than_may_stay(folder: Path) -> None:
     worker._log_to(handover.log_path(folder, 0))
     start = printed_bytes
-    while printed_bytes - start < 2 * logs.MAX_BYTES:  # however long a loaded machine takes over it
+    while printed_bytes - start < 2 * launch.MAX_LOG_BYTES:  # however long a loaded machine takes over it
         time.sleep(0.01)
 
 

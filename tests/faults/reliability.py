@@ -150,7 +150,7 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
     yield "## Fault matrix"
     yield (
         f"{len(EXPECTED)} kinds of fault x {len(RANKS)} choices of the two ranks x {len(faults.PHASES)} phases, each "
-        "injected once into a real trial: torchrun, two gloo ranks, one campaign for all. A cell is as expected if its "
+        "injected once into a real trial of two gloo ranks, one campaign for all. A cell is as expected if its "
         "status, site and reason are those of the first failure, not of its echo on the peer; the trial ended within "
         "its phase's deadline plus 10 s; and no process of its sessions, no lock, no claim and no temporary file was "
         "left. After each cell a trial without a fault ran in the same campaign.\n\n"

@@ -15,7 +15,7 @@ from expected import Cell
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import local, plan
+from sp_bench.driver import attempt, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.progress import Progress
@@ -29,11 +29,11 @@ DEADLINES = DeadlinesConfig(init=120, correctness=60, warmup=60, measure=60)
 # What a hang waits for: long enough for both ranks to begin on a loaded machine, where init is timed from the launch.
 HANG = {"init": 30.0, "correctness": 4.0, "warmup": 4.0, "measure": 4.0, "handover": 30.0}
 SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "workload__timed_steps": 2}
-OF_A_TRIAL = re.compile(r"trial\.json|record\.json|launcher\.log|rank\d\.(log|events\.jsonl)")
+OF_A_TRIAL = re.compile(r"trial\.json|record\.json|rank\d\.(log|events\.jsonl)")
 
 
 class Watched(Progress):
-    """Tells of each phase that the launcher sees."""
+    """Tells of each phase that the driver sees."""
 
     def __init__(self, left: Sequence[plan.Trial], see: Callable[[str], None]) -> None:
         super().__init__(left)
@@ -63,7 +63,7 @@ class Stage:
         return self.make_config(kernel="math", seq_len=96, **{**SHORT, **changes}, workload__attribution=False)
 
     def launch(self, *configs: TrialConfig, deadlines: DeadlinesConfig = DEADLINES) -> list[dict[str, Any]]:
-        """The rows of these trials, in order, of one call of the launcher: several may share their processes."""
+        """The rows of these trials, in order, of one launch: several may share their processes."""
         settings = CampaignConfig(
             campaign="faults",
             results_root=str(self.folder),
@@ -75,13 +75,13 @@ class Stage:
             plan_only=False,
             max_points=10,
         )
-        campaign = Campaign(settings, self.folder / "faults", {"cpu": "01234567"}, None, None)
+        campaign = Campaign(settings, self.folder / "faults", None, None)
         campaign.work.mkdir(parents=True, exist_ok=True)
         trials = [plan.plan([config], 1, 0, None)[0] for config in configs]
         with Claims(campaign.work / FOLDER) as claims, Signals() as signals:
             progress = Watched(trials, self._see_phase)
             driver = Driver(campaign, claims, signals, progress, ("cpu",))
-            local.launch([Attempt(trial, "01234567", 0) for trial in trials], driver)
+            attempt.run_next([Attempt(trial, "01234567", 0) for trial in trials], driver)
         table, problems = store.read(campaign.folder)
         assert problems == []
         rows = {row["trial_id"]: row for row in table.to_pylist()}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench import handover
-from sp_bench.driver import launcher, logs
+from sp_bench.driver import launch as launching
 from sp_bench.driver.settings import DeadlinesConfig
 
 CHATTY = Path(__file__).parent / "chatty.py"
@@ -24,11 +24,11 @@ def test_a_rank_that_prints_without_end_leaves_a_few_mb_in_each_trial_of_its_gro
         largest = max(largest, *(path.stat().st_size for path in tmp_path.glob("*/*.log")))
 
     command = [sys.executable, str(CHATTY), *map(str, folders)]
-    results = list(launcher.run([(config, folder) for folder in folders], DEADLINES, look, command))
+    results = list(launching.launch([(config, folder) for folder in folders], DEADLINES, look, command))
     assert [result.status for result in results] == [*["ok"] * (num_trials - 1), "timeout"]
-    assert largest > logs.MAX_BYTES  # it did print more than it may keep
+    assert largest > launching.MAX_LOG_BYTES  # it did print more than it may keep
     for folder in folders:
-        for path in (handover.log_path(folder, 0), folder / logs.LAUNCHER_LOG):
-            assert 2 * 2**20 < path.stat().st_size <= logs.MAX_BYTES
-            assert b"bytes left out" in path.read_bytes()
-        assert sum(path.stat().st_size for path in folder.iterdir()) < 3 * logs.MAX_BYTES
+        path = handover.log_path(folder, 0)
+        assert 2 * 2**20 < path.stat().st_size <= launching.MAX_LOG_BYTES
+        assert b"bytes left out" in path.read_bytes()
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 3 * launching.MAX_LOG_BYTES

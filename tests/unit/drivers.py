@@ -20,7 +20,7 @@ import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, a
 from sp_bench import hardware
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, claims, identity, launcher
+from sp_bench.driver import campaign, claims, identity, launch
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.testing import kill_points
 
@@ -50,7 +50,7 @@ class NoReport:
 
 
 def main(spec: dict[str, Any]) -> None:
-    launcher.POLL_S = 0.02
+    launch.POLL_S = 0.02
     claims.STALE_S = 5.0
     hardware.git_state = lambda: (None, None)
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
@@ -77,7 +77,7 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
     if driver.get("fail_point"):
         os.environ[kill_points.VARIABLE] = driver["fail_point"]
     script = TRIALS[driver.get("behaviour", "ok")]
-    launcher.torchrun = lambda world_size, folders: ["sh", "-c", script, "sh", *map(str, folders)]
+    launch.worker = lambda folders: ["sh", "-c", script, "sh", *map(str, folders)]
     if number := driver.get("errno"):
         os.replace = _refuse_row(number, os.replace)
     if env_id := driver.get("env_id"):

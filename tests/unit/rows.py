@@ -14,11 +14,13 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, TrialConfig
 from sp_bench.costs import attention as attention_costs
+from sp_bench.driver import plan
 from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.selection import COLUMNS, Selection, select
+from sp_bench.rows import row as row_of
 from sp_bench.rows import store
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2026, 5, 4, 12, 0, tzinfo=UTC)
@@ -313,3 +315,8 @@ def _train_comm(split: Mapping[str, Any]) -> list[dict[str, Any]]:
     entries += [("parameters", "all_gather", 9e5), ("gradients", "reduce_scatter", 4.5e5), ("loss", "all_reduce", 16.0)]
     made = [{"phase": p, "op": op, "calls": 4, "predicted_bytes": n, "counted_bytes": n} for p, op, n in entries]
     return [*made, {"phase": "other", "op": "all_reduce", "calls": 1, "predicted_bytes": None, "counted_bytes": 8.0}]
+
+
+def asked_for(config: TrialConfig) -> dict[str, Any]:
+    """The columns of its row that say what was asked for."""
+    return row_of.asked_for(config, plan.resolve(config))

@@ -1,4 +1,4 @@
-"""Stands in for a trial's ranks: `python stand_in.py <behaviour> <trial folder>`. Imports no torch."""
+"""Stands in for one rank of two: `python stand_in.py <behaviour> <trial folder>`. Imports no torch."""
 
 import os
 import signal
@@ -9,81 +9,104 @@ from pathlib import Path
 
 from sp_bench import handover
 
-behaviour, folder = sys.argv[1], Path(sys.argv[2])
+behaviour, folder, rank = sys.argv[1], Path(sys.argv[2]), int(os.environ["RANK"])
 
 
-def enter(*phases: str, ranks: tuple[int, ...] = (0, 1)) -> None:
+def enter(*phases: str) -> None:
     for phase in phases:
-        for rank in ranks:
-            handover.enter_phase(folder, rank, phase)
+        handover.enter_phase(folder, rank, phase)
 
 
-def fail(rank: int, status: str, reason: str, site: str | None = None) -> None:
+def fail(status: str, reason: str, site: str | None = None) -> None:
     handover.send_event(folder, handover.Event(rank, time.time(), "failed", status, reason, site))
 
 
 def leave_sleeper() -> None:
-    """As torchrun does with a rank: in a session of its own, which killing a process group does not reach."""
+    """A process in a session of its own, which killing a process group does not reach."""
     sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     (folder / "sleeper.pid").write_text(str(sleeper.pid))
 
 
-def die_as_torchrun_tells(exit_code: int) -> None:
-    print(f"Root Cause (first observed failure):\n[0]:\n  rank      : 1 (local_rank: 1)\n  exitcode  : {exit_code} ")
-    sys.exit(1)
+def wait_for_peer(name: str) -> None:
+    """Until the other rank has entered the phase `name`, or has `failed`."""
+    while not any(event.rank != rank and event.name == name for event in handover.read_events(folder)):
+        time.sleep(0.01)
+
+
+def die_of(signal_number: int) -> None:
+    os.kill(os.getpid(), signal_number)
+
+
+def record(**columns: float) -> None:
+    if rank == 0:
+        handover.write_record(folder, columns)
 
 
 enter("init")
 if behaviour == "ok":
-    enter("correctness", "warmup", "measure", "ledger", "handover", "done")
-    handover.write_record(folder, {"median_step_ms": 1.5})
-elif behaviour == "ok_with_sleeper":
-    leave_sleeper()
+    enter("correctness", "warmup", "measure", "ledger", "handover")
+    record(median_step_ms=1.5)
     enter("done")
-    handover.write_record(folder, {})
+elif behaviour == "ok_with_sleeper":
+    if rank == 0:
+        leave_sleeper()
+    record()
+    enter("done")
 elif behaviour == "no_record":
-    enter("measure")
+    enter("measure", "done")
 elif behaviour == "record_but_failed":
-    handover.write_record(folder, {})
-    die_as_torchrun_tells(7)
+    record()
+    enter("done")
+    sys.exit(7 * rank)
 elif behaviour == "failed":
     enter("correctness")
-    fail(1, "incorrect", "dq is 3.0e-2 off")
-    fail(0, "error", "rank 0: RuntimeError: Connection closed by peer")
+    if rank == 1:
+        fail("incorrect", "dq is 3.0e-2 off")
+    else:
+        wait_for_peer("failed")
+        fail("error", "rank 0: RuntimeError: Connection closed by peer")
     sys.exit(1)
 elif behaviour == "oom":
-    fail(1, "oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB", "torch")
+    if rank == 0:
+        time.sleep(600)
+    fail("oom", "rank 1: OutOfMemoryError: tried to allocate 2 GiB", "torch")
     sys.exit(1)
 elif behaviour == "failed_and_peers_hang":
-    fail(1, "oom", "rank 1: out of memory", "torch")
+    if rank == 1:
+        wait_for_peer("measure")
+        fail("oom", "rank 1: out of memory", "torch")
+        sys.exit(1)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     leave_sleeper()
+    enter("measure")
     time.sleep(600)
 elif behaviour == "hang":
-    enter("correctness", "warmup", ranks=(0, 1))
-    enter("measure", ranks=(0,))
-    leave_sleeper()
+    enter("correctness", "warmup")
+    if rank == 0:
+        wait_for_peer("warmup")
+        enter("measure")
+        leave_sleeper()
     time.sleep(600)
 elif behaviour == "peer_of_a_killed_rank":
     enter("measure")
-    fail(0, "error", "rank 0: RuntimeError: Connection closed by peer")
-    die_as_torchrun_tells(-signal.SIGSEGV)
+    if rank == 1:
+        wait_for_peer("failed")  # the echo comes first
+        die_of(signal.SIGSEGV)
+    fail("error", "rank 0: RuntimeError: Connection closed by peer")
+    sys.exit(1)
 elif behaviour == "import_error":
-    handover.log_path(folder, 1).write_text("Traceback\nModuleNotFoundError: No module named 'torch'\n")
-    die_as_torchrun_tells(1)
-elif behaviour == "launcher_killed":
-    enter("warmup")
-    os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 1:
+        sys.exit("Traceback\nModuleNotFoundError: No module named 'torch'\n")
+    time.sleep(600)
 elif behaviour == "killed_while_writing":
     enter("measure")
-    (folder / handover.RECORD_TEMPORARY).write_text('{"step_m')
-    (folder / "torchrun").mkdir()
-    os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 0:
+        (folder / handover.RECORD_TEMPORARY).write_text('{"step_m')
+        die_of(signal.SIGKILL)
 elif behaviour == "chatty":
-    with open(handover.log_path(folder, 0), "ab") as log:
-        for _ in range(24):
-            log.write(b"x" * 2**20 + b"\n")
-            print("y" * 2**20)
-            time.sleep(0.02)
-        log.write(b"the end\n")
+    for _ in range(24 * (rank == 0)):
+        print("x" * 2**20, flush=True)
+        time.sleep(0.02)
+    print("the end")
+    record()
     enter("done")
-    handover.write_record(folder, {})

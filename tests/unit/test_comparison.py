@@ -215,8 +215,16 @@ def test_what_the_two_sides_did_not_run_on_alike_is_named(compared):
     assert "warning: A and B differ in torch 2.11.0 → 2.13.0" in printed(comparison, 200)
 
 
-def test_env_ids_that_nothing_recorded_explains_differ_in_the_code_that_measures(compared):
+def test_core_ids_that_nothing_recorded_explains_differ_in_the_code_that_measures(compared):
     assert compared([row()], [row(env_id="e1e1e1e1")]).differences() == ["the code that measures"]
+
+
+def test_whose_own_code_differs_is_named_where_the_shared_code_is_the_same(compared):
+    ulysses = row(method="ulysses", core_id="c0c0c0c0", env_id="e1e1e1e1")
+    a, b = ([row(core_id="c0c0c0c0", env_id=env_id), ulysses] for env_id in ("aaaaaaaa", "bbbbbbbb"))
+    (difference,) = compared(a, b).differences()
+    assert difference.startswith("the code of the method, kernel or engine of ring")
+    assert "ulysses" not in difference
 
 
 def test_equal_environments_are_not_warned_about(compared):
@@ -229,7 +237,7 @@ def test_older_environments_of_a_cell_are_left_out_and_counted(compared):
     old = [row(env_id="0d0d0d0d", median_ms=99.0, started_at=row()["started_at"].replace(year=2025))]
     comparison = compared([*old, row(median_ms=10.0)], [row(median_ms=10.0)])
     assert comparison.pairs[0].ratio == 1.0
-    assert "1 row of env_id 0d0d0d0d left out" in printed(comparison, 200)
+    assert "1 row of core_id 0d0d0d0d left out" in printed(comparison, 200)
 
 
 def test_80_columns_fold_names_and_cut_none(compared):

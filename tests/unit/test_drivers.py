@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sp_bench.driver import launcher
+from sp_bench.driver import devices
 from sp_bench.rows import store
 from sp_bench.testing.kill_points import STEPS
 
@@ -86,7 +86,7 @@ def marked(root: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if launcher.TOKEN in (variables := process.environ()) and str(root) in variables.get("CAMPAIGN", ""):
+            if devices.TOKEN in (variables := process.environ()) and str(root) in variables.get("CAMPAIGN", ""):
                 found.append(process.pid)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue

@@ -11,10 +11,12 @@ from sp_bench import engines, hardware
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.driver import attempt, plan
+from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements
 from sp_bench.training import model
+
+from .rows import asked_for
 
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
@@ -158,15 +160,15 @@ def test_identities_of_before_there_were_engines_hold(make_config):
 
 @pytest.mark.usefixtures("libraries")
 def test_a_row_names_engine_and_libraries(make):
-    columns = attempt.asked_for(make("hf_trainer", engine__optimizer_offload="torch_adamw"))
+    columns = asked_for(make("hf_trainer", engine__optimizer_offload="torch_adamw"))
     assert columns["engine"] == "hf_trainer"
     assert columns["engine_implementation"] == "deepspeed==0.19.8 transformers==5.17.0 accelerate==1.15.0"
     assert columns["optimizer_offload"] == "torch_adamw"
-    assert attempt.asked_for(make("fsdp2"))["engine_implementation"] == "sp_bench"
+    assert asked_for(make("fsdp2"))["engine_implementation"] == "sp_bench"
 
 
 def test_a_row_of_attention_alone_has_no_engine(make_config):
-    columns = attempt.asked_for(make_config())
+    columns = asked_for(make_config())
     assert (columns["engine"], columns["engine_implementation"]) == (None, None)
 
 

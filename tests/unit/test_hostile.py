@@ -161,14 +161,6 @@ def test_a_file_that_unpacks_to_gigabytes_is_not_unpacked(tmp_path):
     assert "it unpacks to 67,1" in refused(tmp_path)
 
 
-def test_a_small_file_of_another_tool_that_claims_millions_of_values_is_not_read(tmp_path):
-    num_values = 10**7
-    many = pa.ListArray.from_arrays(pa.array([0, num_values], pa.int32()), pa.nulls(num_values, pa.float64()))
-    pq.write_table(row_table(step_ms=many).replace_schema_metadata(None), tmp_path / NAME.file_name)
-    assert (tmp_path / NAME.file_name).stat().st_size < 10_000
-    assert "it has 10,000,000 values in a column" in refused(tmp_path)
-
-
 def test_a_file_larger_than_any_row_is_not_read(tmp_path):
     with open(tmp_path / NAME.file_name, "wb") as file:
         file.truncate(2**40)  # a hole: takes no space

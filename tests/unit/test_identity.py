@@ -1,3 +1,4 @@
+import os
 import shutil
 import subprocess
 import sys
@@ -18,6 +19,9 @@ import os
 class Thing:
     """A thing."""
 
+    width: int = 3
+    """In characters."""
+
     def size(self, *parts, scale: float = 2.5, **more) -> "int":
         """Its size."""
         # why
@@ -31,7 +35,7 @@ async def main():
             case [1, *rest] | {"k": rest}:
                 yield rest
 '''
-DIGEST = "867bcf48c73b831d"
+DIGEST = "1f146506127f610e"
 
 
 @pytest.fixture
@@ -66,6 +70,7 @@ def cells(make_config):
         "ring": ring,
         "ulysses": replace(ring, method=MethodConfig("ulysses")),
         "cpu_flash": replace(ring, kernel=KernelConfig("cpu_flash")),
+        "exchange": make_config(method="ring", workload="collective", kernel="cpu_flash"),
         "deepspeed": replace(ring, method=MethodConfig("deepspeed_ulysses")),
         "fsdp2": step,
         "trl_sft": replace(step, engine=EngineConfig("trl_sft")),
@@ -99,7 +104,7 @@ def test_ids_are_8_hex_digits_and_the_same_wherever_the_package_lies(cells, pack
 @pytest.mark.parametrize(
     ("file", "cells_of"),
     [
-        ("methods/ring.py", {"ring", "cpu_flash"}),
+        ("methods/ring.py", {"ring", "cpu_flash", "exchange"}),
         ("methods/_deepspeed.py", {"deepspeed", "trl_sft"}),
         ("kernels/cpu_flash.py", {"cpu_flash"}),
         ("engines/trainer_loop.py", {"trl_sft"}),
@@ -142,6 +147,7 @@ def hashed(text, path, forget):
     [
         ('    """A thing."""\n', '    """Another word."""\n'),
         ('        """Its size."""\n', ""),
+        ('    """In characters."""\n', ""),
         ("        # why\n", "\n\n        # why not\n"),
         ("10_000", "10000"),
         ('"int"', "'int'"),
@@ -167,22 +173,27 @@ def test_every_python_gives_the_same_hash(tmp_path, forget):
     assert hashed(CODE, tmp_path / "a.py", forget) == DIGEST
 
 
-def other_python() -> str | None:
-    own = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    found = [shutil.which(name) for name in ("python3.12", "python3.13", "python3.14") if name != own]
-    runs = [path for path in found if path and subprocess.run([path, "--version"], capture_output=True).returncode == 0]
-    return next(iter(runs), None)
+def other_python() -> Path | None:
+    """Another Python that is new enough for the package, from PATH or from pyenv."""
+    names = ("python3.12", "python3.13", "python3.14")
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [Path(path) for name in names if (path := shutil.which(name))]
+    found += sorted(pyenv.glob("3.1[2-4].*/bin/python"))
+    versions = ((path, subprocess.run([path, "--version"], capture_output=True, text=True).stdout) for path in found)
+    own = f"Python {sys.version_info.major}.{sys.version_info.minor}."
+    return next((path for path, version in versions if version and not version.startswith(own)), None)
 
 
-def test_another_python_gives_the_same_hash_of_every_file(forget):
+def test_another_python_gives_the_same_hash_of_every_file(tmp_path, forget):
     other = other_python()
     if other is None:
-        pytest.skip("no python3.12, python3.13 or python3.14 on this machine beside the one that runs the tests")
+        pytest.skip("no python3.12, python3.13 or python3.14 here beside the one that runs the tests")
     code = (
         "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from syntax import source_hash\n"
         "for path in sys.argv[2:]: print(source_hash(pathlib.Path(path)))"
     )
-    files = sorted(hardware.PACKAGE.rglob("*.py"))
+    (tmp_path / "code.py").write_text(CODE)
+    files = [tmp_path / "code.py", *sorted(hardware.PACKAGE.rglob("*.py"))]
     folder = Path(syntax.__file__).parent
     done = subprocess.run([other, "-c", code, folder, *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

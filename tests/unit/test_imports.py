@@ -32,7 +32,7 @@ DRIVER_USES = {
     "attention",
 }
 NO_TORCH = ("cli", "driver", "report", "rows", "costs", "config", "handover", "hardware", "testing", "__init__")
-NO_TORCH_AT_IMPORT = ("methods", "kernels", "worker")  # the driver asks them what they support
+NO_TORCH_AT_IMPORT = ("methods", "kernels")  # the driver asks them what they support
 
 
 def sources(floor: str = "") -> list[Path]:

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from sp_bench.driver import attempt
 from sp_bench.driver.plan import plan
 from sp_bench.report import build
 from sp_bench.report.cells import cells
@@ -13,7 +12,7 @@ from sp_bench.report.page import interconnect
 from sp_bench.report.selection import select
 from sp_bench.rows import store
 
-from .rows import row
+from .rows import asked_for, row
 
 NO_ATTENTION = dict.fromkeys(("tokens_per_s", "tokens_per_s_per_gpu", "mfu", "rel_error_output", "correctness_seq_len"))
 
@@ -26,7 +25,7 @@ def curve(make_config):
         fabric: str, method: str = "ulysses", sp_size: int = 2, median_ms: float = 8.0, **columns: Any
     ) -> dict[str, Any]:
         (planned,) = plan([make_config(workload="collective", method=method, sp_size=sp_size)], 1, 0, None)
-        asked = attempt.asked_for(planned.config) | {"fabric": fabric}
+        asked = asked_for(planned.config) | {"fabric": fabric}
         measured = {"latency_us": 20.0, "bandwidth_bytes_per_s": 2.0 * 2**30, "comm_predicted_bytes": 2.0**24}
         measured |= {"comm_counted_bytes": 2.0**24, "comm": []}
         base = row(fabric=fabric, method=method, sp_size=sp_size, workload="collective", median_ms=median_ms, **columns)

@@ -131,6 +131,6 @@ LAUNCHED = {  # names as the profiler gives them on Hopper: forward, backward
 def test_a_cuda_kernel_belongs_to_one_of_our_kernels_and_to_one_pass() -> None:
     assert LAUNCHED.keys() == {name for name in kernels.NAMES if kernels.get(name).CUDA_KERNELS}
     for name, (forward, backward) in LAUNCHED.items():
-        assert kernels.launched([*forward, *backward, "void at::native::vectorized_elementwise_kernel<4>"]) == {
+        assert kernels.launched([*forward, *backward, "void at::native::vectorized_elementwise_kernel<4>"], name) == {
             name: (forward, backward)
         }

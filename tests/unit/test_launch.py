@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import WorkloadConfig
-from sp_bench.driver import attempt, labels, plan
+from sp_bench.driver import labels, plan
 from sp_bench.measure import timing
 from sp_bench.measure.cuda_graph import Replay
 from sp_bench.report.figures import draw
@@ -24,7 +24,7 @@ from sp_bench.report.page.parts import plain
 from sp_bench.report.page.rivals import summary as rivals_summary
 from sp_bench.report.time_parts import kernel_alone
 
-from .rows import cells_of, row
+from .rows import asked_for, cells_of, row
 
 ON_GPUS = {"fabric": "nvlink", "hardware": "h200", "kernel": "math", "workload__launch": "cuda_graph"}
 RING = {"method": "ring", "layout": "zigzag"}
@@ -42,8 +42,8 @@ def test_identities_of_before_there_was_a_choice_hold(make_config) -> None:
 
 def test_a_plan_tells_both_launches_apart_and_a_row_says_its_own(make_config) -> None:
     configs = [make_config(**ON_GPUS | {"workload__launch": launch}) for launch in ("eager", "cuda_graph")]
-    assert [attempt.asked_for(config)["launch"] for config in configs] == ["eager", "cuda_graph"]
-    assert attempt.asked_for(make_config(workload="train_step"))["launch"] == "eager"
+    assert [asked_for(config)["launch"] for config in configs] == ["eager", "cuda_graph"]
+    assert asked_for(make_config(workload="train_step"))["launch"] == "eager"
     options = labels.distinguishing(plan.plan(configs, 1, 0, 2))
     assert set(options.values()) == {"workload.launch=eager", "workload.launch=cuda_graph"}
 

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from sp_bench import cli
-from sp_bench.driver import campaign, identity, plan
+from sp_bench.driver import attempt, campaign, identity, plan
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.rows import store
 
@@ -73,7 +73,7 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
         attempts.extend(left)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(campaign.local, "launch", launch)
+    monkeypatch.setattr(attempt, "run_next", launch)
     with pytest.raises(SystemExit, match="130"):
         campaign.run(configs, settings(root, resume=True, plan_only=False), Mock())
     assert len(attempts) == 8000

@@ -10,7 +10,7 @@ import torch
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.driver import attempt, labels, plan
+from sp_bench.driver import labels, plan
 from sp_bench.engines import hugging_face
 from sp_bench.measure.record import assemble
 from sp_bench.measure.timing import Measurement
@@ -22,7 +22,7 @@ from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.tables import paper_tables
 from sp_bench.training import text, train
 
-from .rows import cells_of, hf_step, row
+from .rows import asked_for, cells_of, hf_step, row
 
 ADAM = "deepspeed_cpu_adam"
 CAP = {"device_memory_gib": 80.0}
@@ -85,9 +85,9 @@ def test_a_plan_tells_cells_of_different_numbers_apart(make) -> None:
 
 
 def test_a_row_says_how_many_and_nothing_where_there_is_no_step(make, make_config) -> None:
-    assert attempt.asked_for(make(None))["micro_batches"] == 1
-    assert attempt.asked_for(make(8))["micro_batches"] == 8
-    assert attempt.asked_for(make_config())["micro_batches"] is None
+    assert asked_for(make(None))["micro_batches"] == 1
+    assert asked_for(make(8))["micro_batches"] == 8
+    assert asked_for(make_config())["micro_batches"] is None
 
 
 def test_a_step_of_several_has_the_sequences_and_the_work_of_as_many_steps(make) -> None:
@@ -111,7 +111,7 @@ def test_a_step_of_several_sends_all_but_the_loss_as_often(make) -> None:
 def test_the_rate_is_of_all_tokens_of_the_optimizer_step(make) -> None:
     columns = {"model_flops": 3e9, "hardware_flops": 3.5e9}
     measured = Measurement([400.0], 400.0, None, None, 30, None, None, columns=columns)
-    rows = [assemble(make(n, batch_size=2, seq_len=1000), [measured] * 2, None, own=True) for n in (None, 8)]
+    rows = [assemble(make(n, batch_size=2, seq_len=1000), [measured] * 2, None) for n in (None, 8)]
     assert [r["tokens_per_s"] for r in rows] == [pytest.approx(n * 2 * 1000 / 0.4) for n in (1, 8)]
     assert rows[1]["tokens_per_s_per_gpu"] == pytest.approx(rows[1]["tokens_per_s"] / 2)
 

@@ -13,8 +13,10 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
-from sp_bench.driver import attempt, support
-from sp_bench.driver.support import Question
+from sp_bench.driver import methods_table
+from sp_bench.driver.methods_table import Question
+
+from .rows import asked_for
 
 DOC = (Path(__file__).parents[2] / "docs" / "METHODS.md").read_text()
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
@@ -25,7 +27,7 @@ each_library = pytest.mark.parametrize(("name", "variant"), LIBRARIES)
 @cache
 def works(name: str, variant: str | None) -> list[Question]:
     """What a library can split, were it installed."""
-    return list(dict.fromkeys(q._replace(kernel="") for q in support.of_variant(name, variant).works))
+    return list(dict.fromkeys(q._replace(kernel="") for q in methods_table.of_variant(name, variant).works))
 
 
 def by_phase(traffic: attention_costs.Traffic) -> Mapping[str, Fraction]:
@@ -53,7 +55,7 @@ def test_every_library_and_variant_is_declared_and_nothing_else() -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_a_pattern_is_our_method_with_its_default_options(name: patterns.Kind, shape: AttentionShape) -> None:
     for degree in (1, 2, 4, 8) if name == "usp" else (8,):
-        method = replace(support.default_options(name), ulysses_degree=degree if name == "usp" else None)
+        method = replace(methods_table.default_options(name), ulysses_degree=degree if name == "usp" else None)
         cut = methods.get(name).layout(method, 8)
         split = Degrees(cut.ulysses_degree, cut.ring_degree)
         sent = patterns.closed_form(name, shape, split)
@@ -121,11 +123,11 @@ def test_at_the_headline_shape_the_differences_are_these_mebibytes() -> None:
 )
 def test_a_row_says_what_dkv_travel_in_and_its_config_what_was_asked_for(make_config, changes, travelling) -> None:
     config = make_config(**changes, sp_size=4)
-    columns = attempt.asked_for(config)
+    columns = asked_for(config)
     assert columns["dkv_dtype"] == travelling
     assert ("dkv_dtype" in columns["config"]) == (config.method.dkv_dtype is not None)
     collective = make_config(**changes, sp_size=4, workload="collective")
-    assert attempt.asked_for(collective)["dkv_dtype"] is None
+    assert asked_for(collective)["dkv_dtype"] is None
 
 
 def documented() -> dict[tuple[str, str | None], list[str]]:

@@ -409,7 +409,7 @@ def test_rows_of_an_older_environment_are_left_out_and_counted(tmp_path: Path) -
     assert selection.core_id == "0000000f"
     assert selection.left_out == {"e0e0e0e0": 3}
     assert [cell.median_step_ms for cell in cells(selection.rows)] == [5.0]
-    assert "3 rows of env_id e0e0e0e0" in rendered(selection).text
+    assert "3 rows of core_id e0e0e0e0" in rendered(selection).text
 
 
 def test_two_campaigns_of_one_environment_pool_their_launches(tmp_path: Path) -> None:
@@ -435,11 +435,11 @@ def test_kernels_are_never_on_one_line_nor_models_in_one_figure() -> None:
 
 
 def test_cells_that_differ_only_deep_in_their_config_get_settings_of_their_own() -> None:
-    configs = [f'{{"workload": {{"activation_checkpointing": "{kind}"}}}}' for kind in ("none", "full")]
+    configs = [f'{{"workload": {{"optimizer": "{kind}"}}}}' for kind in ("sgd", "adamw")]
     found = cells_of([row(config=config) for config in configs])
     assert sorted(c.setting.rpartition("; ")[2] for c in found) == [
-        "workload.activation_checkpointing=full",
-        "workload.activation_checkpointing=none",
+        "optimizer=adamw",
+        "optimizer=sgd",
     ]
 
 

@@ -81,6 +81,22 @@ def test_rows_of_an_edited_method_pair_with_those_of_the_others(tmp_path: Path) 
     assert selection.left_out == {ENV_ID: 6}
 
 
+def test_of_two_campaigns_between_which_a_method_was_edited_its_newest_code_counts(tmp_path: Path) -> None:
+    """Rows of its old code and its new code are no replicates of each other, although their environment is one."""
+    later = {"started_at": STARTED_AT + timedelta(days=1), "core_id": "c0c0c0c0"}
+    others = [row(method="ulysses", core_id="c0c0c0c0", replicate=r) for r in range(2)]
+    monday = [row(median_ms=1.0, core_id="c0c0c0c0", replicate=r) for r in range(2)]
+    tuesday = [row(median_ms=5.0, env_id=OTHER_ENV, replicate=r, **later) for r in range(2)]
+    folders = [commit([*others, *monday], tmp_path / "monday"), commit(tuesday, tmp_path / "tuesday")]
+    for mix in (False, True):
+        selection = select(folders, mix=mix)
+        assert {(c.asked["method"], c.median_step_ms) for c in cells(selection.rows)} == {
+            ("ring", 5.0),
+            ("ulysses", 10.0),
+        }
+        assert selection.left_out == {"c0c0c0c0": 2}
+
+
 def test_the_newest_environment_is_that_of_the_cell_and_not_of_the_campaign(tmp_path: Path) -> None:
     rows = [row(env_id=OTHER_ENV, started_at=None), row(), row(seq_len=2048, env_id="ffffffff", started_at=None)]
     selection = select([commit(rows, tmp_path)])

@@ -19,6 +19,7 @@ from sp_bench.report.tables.metrics import METRICS
 from sp_bench.report.tables.parts import Entry, PaperTable, significant
 from sp_bench.report.tables.sheet import sheet
 from sp_bench.report.tables.throughput import best_cells
+from sp_bench.rows.schema import SCHEMA
 
 from .rows import cells_of, collective, hf_step, row, smoke
 
@@ -353,7 +354,7 @@ def test_each_published_figure_has_a_metric_and_asks_for_columns_that_identify_i
     assert len(found) == 39
     for figure in found:
         assert figure.metric in METRICS
-        assert set(figure.where) <= set(sources.COLUMNS)
+        assert set(figure.where) <= set(SCHEMA.names)
         assert {"workload", "world_size"} <= set(figure.where)
         assert {"model", "num_heads"} & {*figure.where, *figure.waived}
         assert figure.value == "OOM" or isinstance(figure.value, (int, float))

@@ -14,6 +14,8 @@ from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Signals
 from sp_bench.rows import schema, store
 
+from .rows import asked_for
+
 ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attempt": 0}
 
 
@@ -127,7 +129,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     config = make_config(method="usp", workload=workload, sp_size=3, method__ulysses_degree=2)
     (planned,) = plan.plan([config], 1, 7, None)
     settings = CampaignConfig("c", str(tmp_path), 1, 7, DeadlinesConfig(1, 1, 1, 1), False, 3, False, 1)
-    campaign = attempt.Campaign(settings, tmp_path, {"cpu": "01234567"}, "f" * 40, True)
+    campaign = attempt.Campaign(settings, tmp_path, "f" * 40, True)
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
@@ -145,7 +147,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
 def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_config):
     changes = {"dp_replicate_size": 2, "dp_shard_size": 3, "workload__warmup_steps": 5, "workload__timed_steps": 7}
     config = make_config(method="ring", workload="train_step", sp_size=4, seq_len=1001, **changes)
-    asked = attempt.asked_for(config)
+    asked = asked_for(config)
     assert set(asked) <= set(store.SCHEMA.names)
     assert (asked["seq_len"], asked["padded_seq_len"], asked["ring_degree"]) == (1001, 1008, 4)
     assert (asked["dp_replicate_size"], asked["dp_shard_size"], asked["world_size"]) == (2, 3, 24)

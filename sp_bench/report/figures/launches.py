@@ -87,5 +87,5 @@ def _panel(panel: Axes, lines: Sequence[Pair], texts: Mapping[str, str]) -> None
 
 def _data(cell: Cell) -> dict[str, Any]:
     bounds = {f"interval_{end}_ms": getattr(cell.interval_ms, end, None) for end in ("low", "high")}
-    known = {"launch": cell.asked["launch"], "median_ms": cell.median_step_ms}
+    known = {"launch": cell.options["workload.launch"], "median_ms": cell.median_step_ms}
     return about(cell) | known | bounds | {"trial_ids": trial_ids(cell)}

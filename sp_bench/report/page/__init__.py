@@ -115,8 +115,9 @@ def _paper(place: int, table: PaperTable) -> Table:
 
 def _left_out(selection: Selection) -> list[str]:
     lines = [
-        f"{counted(rows, 'row')} of env_id {env_id}: cells whose last measurement is of another environment"
-        for env_id, rows in selection.left_out.items()
+        f"{counted(rows, 'row')} of core_id {core_id}: their cells were measured again later, with other code, "
+        "libraries or devices"
+        for core_id, rows in selection.left_out.items()
     ]
     if selection.num_superseded:
         lines.append(f"{counted(selection.num_superseded, 'earlier attempt')} of trials whose last attempt counts")

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import groupby
 
+from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import GIB, in_bytes, number, whole
 from sp_bench.report.page.parts import Line, Section, Table
@@ -40,12 +41,16 @@ def _setting(cell: Cell) -> str:
     return f"{cell.asked['hardware']}, {cell.asked['dtype']}{warm}"
 
 
+def _primitive(cell: Cell) -> str:
+    return transport_name(cell.asked["primitive"], cell.asked["exchange"])
+
+
 def _place(cell: Cell) -> tuple[str, str, str, int, float]:
     asked = cell.asked
     return (
         _setting(cell),
         asked["fabric"],
-        asked["primitive"],
+        _primitive(cell),
         asked["sp_size"],
         cell.middle("comm_counted_bytes") or 0,
     )
@@ -55,7 +60,7 @@ def _line(cell: Cell) -> Line:
     latency, bandwidth = cell.middle("latency_us"), cell.middle("bandwidth_bytes_per_s")
     largest, step_ms = cell.middle("comm_counted_bytes"), cell.median_step_ms
     texts = (
-        *(str(cell.asked["fabric"]), str(cell.asked["primitive"]), whole(cell.asked["sp_size"]), number(latency)),
+        *(str(cell.asked["fabric"]), _primitive(cell), whole(cell.asked["sp_size"]), number(latency)),
         *(number(None if bandwidth is None else bandwidth / GIB), in_bytes(largest)),
         number(1e3 * largest / step_ms / GIB if largest and step_ms else None),
         f"{len(cell.step_ms)} of {len(cell.rows)}",

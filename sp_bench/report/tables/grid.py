@@ -83,9 +83,9 @@ def _family(name: str, cells: Sequence[Cell]) -> Family:
 
 def _fabric_words(setting: Values, settings: Sequence[Values]) -> str:
     """The fabric, and of settings that share it the variables of it in which they differ."""
-    shared = shared_values([each for each in settings if each["fabric"] == setting["fabric"]])
+    shared = shared_values([each for each in settings if each["fabric.name"] == setting["fabric.name"]])
     apart = (option_words(name, value) for name, value in setting.items() if name not in shared)
-    return ", ".join((str(setting["fabric"]), *apart))
+    return ", ".join((str(setting["fabric.name"]), *apart))
 
 
 def place(cell: Cell) -> Place:

@@ -1,7 +1,7 @@
 """Figures that others published, from published.yaml, and which cells of ours may be set beside each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -9,12 +9,7 @@ from typing import Any
 import yaml
 
 from sp_bench.report.cells import Cell
-
-# The columns of a row that a published figure may ask to be equal.
-COLUMNS = (
-    *("workload", "pass_kind", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal"),
-    *("batch_size", "seq_len", "sp_size", "world_size"),
-)
+from sp_bench.rows.schema import SCHEMA
 
 
 @dataclass(frozen=True)
@@ -60,19 +55,25 @@ class Figure:
 def figures() -> tuple[Figure, ...]:
     """All of published.yaml.
 
+    What is no field of a figure is a column of a row that must be equal.
+
     Raises:
-        TypeError: a field that no figure has, or one that it lacks.
+        TypeError: a field that a figure lacks.
+        ValueError: a field that neither a figure nor a row has.
     """
+    own = {field.name for field in fields(Figure)}
     sources = yaml.safe_load(files("sp_bench.report.tables").joinpath("published.yaml").read_text("utf-8"))
     made = []
     for source in sources:
         shared = {name: value for name, value in source.items() if name not in ("figures", "where")}
         for figure in source["figures"]:
-            where = source["where"] | {name: figure[name] for name in COLUMNS if name in figure}
+            where = source["where"] | {name: value for name, value in figure.items() if name not in own}
+            if unknown := sorted(where.keys() - set(SCHEMA.names)):
+                raise ValueError(f"{source['source']}: neither fields of a figure nor columns: {', '.join(unknown)}")
             asked = {name: value for name, value in where.items() if value is not None}
             waived = {name: source["where"][name] for name in where if name not in asked}
-            own = {name: value for name, value in figure.items() if name not in COLUMNS}
-            made.append(Figure(**shared | own, where=asked, waived=waived))
+            of_figure = {name: value for name, value in figure.items() if name in own}
+            made.append(Figure(**shared | of_figure, where=asked, waived=waived))
     return tuple(made)
 
 

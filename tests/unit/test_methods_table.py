@@ -3,15 +3,15 @@
 import pytest
 
 from sp_bench import hardware, methods
-from sp_bench.driver import support, support_table
-from sp_bench.driver.support import HEADS, SP_SIZES, Support
+from sp_bench.driver import methods_table
+from sp_bench.driver.methods_table import HEADS, SP_SIZES, Support
 
 MHA, GQA, MQA = HEADS.values()
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[tuple[str, str | None], Support]:
-    return {(each.name, each.variant): each for each in support.all_methods()}
+    return {(each.name, each.variant): each for each in methods_table.our_methods()}
 
 
 def test_there_is_a_line_for_each_method_and_variant(found):
@@ -19,7 +19,7 @@ def test_there_is_a_line_for_each_method_and_variant(found):
     assert {name for name, _ in found} == set(methods.NAMES)
     assert [variant for name, variant in found if name == "torch_context_parallel"] == ["allgather", "alltoall"]
     cells = [
-        line.split("|")[1:3] for line in support_table.table(list(found.values())).splitlines()[2 : 2 + len(found)]
+        line.split("|")[1:3] for line in methods_table.table(list(found.values())).splitlines()[2 : 2 + len(found)]
     ]
     assert [(name.strip(), variant.strip() or None) for name, variant in cells] == list(found)
 
@@ -51,7 +51,7 @@ def test_what_it_says_of_libraries(found):
 @pytest.mark.parametrize("installed", [{}, {"ring-flash-attn": "9", "transformers": "9"}])
 def test_the_table_is_the_same_whatever_is_installed_and_what_is_missing_is_told_apart(monkeypatch, installed, found):
     monkeypatch.setattr(hardware, "package_versions", lambda: installed)
-    again = support.of_variant("ring_flash_attn", None)
+    again = methods_table.of_variant("ring_flash_attn", None)
     assert again == found["ring_flash_attn", None]
     assert (again.missing_library is None) == bool(installed)
     assert installed or "needs ring-flash-attn and transformers: pip install" in str(again.missing_library)

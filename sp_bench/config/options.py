@@ -1,0 +1,123 @@
+"""All options of a trial, as their dataclasses declare them, and the identity text that they make."""
+
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal
+
+from sp_bench.config.trial import Declared, TrialConfig
+
+
+@dataclass(frozen=True)
+class Option:
+    """One field of a TrialConfig; what the attributes mean is said at Declared."""
+
+    path: str  # as it is overridden: method.head_chunks
+    type: type  # of its value unless that is None: str for a choice
+    doc: str
+    unit: str
+    column: str | None
+    of: tuple[str, ...]
+    old_rows: Any
+    none_means: Any
+    protocol: bool
+
+    @property
+    def group(self) -> str:
+        """Empty for a field of the trial itself."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    def value(self, config: TrialConfig) -> Any:
+        """What the config gives."""
+        return getattr(getattr(config, self.group) if self.group else config, self.name)
+
+    def cell(self, config: TrialConfig) -> Any:
+        """What a row's column says: null where the workload has no use for the option."""
+        if self.of and config.workload.name not in self.of:
+            return None
+        value = self.value(config)
+        return self.old_rows if value is None else value
+
+
+def _declared(cls: type) -> Iterator[tuple[str, Any, Declared | None]]:
+    """Name, type and declaration of each field."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for field in fields(cls):
+        hint, declared = hints[field.name], None
+        if typing.get_origin(hint) is Annotated:
+            hint, declared = typing.get_args(hint)
+        yield field.name, hint, declared
+
+
+def _options(cls: type, prefix: str = "") -> Iterator[Option]:
+    for name, kind, declared in _declared(cls):
+        if is_dataclass(kind):
+            yield from _options(typing.cast(type, kind), f"{prefix}{name}.")
+        elif declared is None:
+            raise TypeError(f"{cls.__name__}.{name} is not declared: annotate it with Declared(...)")
+        else:
+            yield Option(
+                prefix + name,
+                _value_type(kind),
+                declared.doc,
+                declared.unit,
+                name if declared.column == "" else declared.column,
+                declared.of,
+                declared.old_rows,
+                declared.old_rows if declared.none_means is None else declared.none_means,
+                declared.protocol,
+            )
+
+
+def _value_type(kind: Any) -> type:
+    """`str` of Literal["a", "b"] | None."""
+    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
+        return _value_type(typing.get_args(kind)[0])
+    if typing.get_origin(kind) is Literal:
+        return type(typing.get_args(kind)[0])
+    return typing.get_origin(kind) or kind
+
+
+OPTIONS: tuple[Option, ...] = tuple(_options(TrialConfig))
+BY_PATH: Mapping[str, Option] = {option.path: option for option in OPTIONS}
+BY_COLUMN: Mapping[str, Option] = {option.column: option for option in OPTIONS if option.column}
+
+
+def _plain(value: Any) -> Any:
+    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if is_dataclass(value):
+        value = vars(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items() if item is not None}
+    return value
+
+
+def _omitted(cls: type, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """(group or nothing, field, the value that identities leave out)."""
+    for name, kind, declared in _declared(cls):
+        if declared and declared.omitted:
+            yield prefix, name, _plain(declared.old_rows)
+        elif is_dataclass(kind):
+            yield from _omitted(typing.cast(type, kind), name)
+
+
+_OMITTED = tuple(_omitted(TrialConfig))
+
+
+def canonical(config: TrialConfig) -> str:
+    """The config as JSON that two equal configs share, and so the text that identities hash: keys sorted; left out are
+    options that are None, and those that came later where they say what rows of before mean."""
+    plain = _plain(config)
+    for group, name, only in _OMITTED:
+        inside = plain[group] if group else plain
+        if inside.get(name) == only:
+            del inside[name]
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,284 @@
+"""Launches trials: starts a process per rank, watches them under a deadline per phase, and classifies how they ended.
+
+Several trials may share the processes of one launch. This file knows the worker by its module name only, never imports
+torch and never touches a device.
+"""
+
+import os
+import shutil
+import site
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from sp_bench import handover
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import devices
+from sp_bench.driver.settings import DeadlinesConfig
+from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
+
+POLL_S = 0.1
+ECHO_S = 0.5  # how long the peers of a failed rank may go on, so that they can say what they saw of it
+FAILURE_GRACE_S = 10.0  # how long all ranks may take to end after the first failure
+MAX_LOG_BYTES, LOG_HEAD_BYTES, LOG_TAIL_BYTES = 4 * 2**20, 2**20, 2**20
+
+OnPhase = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one trial ended: its status, and the columns of its row that only the launch knows."""
+
+    status: str
+    columns: Mapping[str, Any]
+
+
+def launch(
+    trials: Sequence[tuple[TrialConfig, Path]],
+    deadlines: DeadlinesConfig,
+    on_phase: OnPhase,
+    command: Sequence[str] | None = None,
+) -> Generator[Result, None, None]:
+    """Run trials one after another in one set of processes, each in its own new folder; yield a result for each.
+
+    The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
+    rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size and
+    environment. `command` runs instead of the worker, once per rank.
+    """
+    trials = [(config, folder.resolve()) for config, folder in trials]
+    folders = [folder for _, folder in trials]
+    for config, folder in trials:
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted launch of the same attempt
+        folder.mkdir(parents=True)
+        handover.write_trial(folder, config)
+    token = devices.new_token()
+    ranks = Ranks()
+    started_at, start = datetime.now(UTC), time.monotonic()
+    try:
+        ranks.start(command or worker(folders), trials[0][0], folders[0], token)
+        for config, folder in trials:
+            is_last = folder == folders[-1]
+            oom_before = oom_kills()
+            expired = _watch(ranks, config, folders, folder, deadlines, on_phase)
+            ended_at = time.time()
+            if expired or is_last or ranks.exits:
+                devices.kill_all(token)
+            begun = any(event.name in handover.PHASES for event in handover.read_events(folder))
+            if ranks.exits and not (expired or begun or folder == folders[0]):
+                return
+            bound_logs(folder)
+            oom_killed = (oom_kills() or 0) > (oom_before or 0)
+            exits = ranks.exits if is_last else _exits_during(folder, ranks.exits)
+            verdict = classify(folder, Ending(exits, expired, oom_killed, ended_at))
+            duration_s = time.monotonic() - start
+            phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
+            times = {"started_at": started_at, "duration_s": duration_s, "phase_s": phase_s}
+            yield Result(verdict["status"], {**verdict, **times})
+            if verdict["status"] != "ok":
+                return
+            started_at, start = datetime.now(UTC), time.monotonic()
+    finally:
+        try:
+            devices.kill_all(token)
+        except KeyboardInterrupt:  # a second Ctrl-C ends the driver at once, but the processes first
+            devices.kill_all(token)
+            raise
+        ranks.join()
+        for folder in folders:
+            bound_logs(folder)
+            (folder / handover.RECORD_TEMPORARY).unlink(missing_ok=True)  # if rank 0 was killed while it wrote
+
+
+def worker(folders: Sequence[Path]) -> list[str]:
+    """The command of one rank for the trials in `folders`."""
+    return [sys.executable, "-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)]
+
+
+class Ranks:
+    """The processes of one launch."""
+
+    def __init__(self) -> None:
+        self.exits: list[Exit] = []  # of those that have ended, in the order in which they did
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._waiting: list[threading.Thread] = []
+
+    def start(self, command: Sequence[str], config: TrialConfig, folder: Path, token: str) -> None:
+        """Start `command` once per rank on this machine. Each rank writes to its log in `folder` from the start.
+
+        Rank 0 inherits a socket that listens already, so no other process can take the port before the ranks meet.
+        """
+        with socket.create_server(("127.0.0.1", 0), backlog=config.world_size) as listening:
+            address, port = listening.getsockname()
+            shared = environment(config) | {
+                devices.TOKEN: token,
+                "WORLD_SIZE": str(config.world_size),
+                "LOCAL_WORLD_SIZE": str(config.world_size),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+            }
+            for rank in range(config.world_size):
+                variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                if rank == 0:
+                    variables[handover.LISTEN_FD] = str(listening.fileno())
+                with open(handover.log_path(folder, rank), "ab") as log:
+                    process = subprocess.Popen(
+                        command,
+                        cwd=folder,
+                        env=variables,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # a Ctrl-C reaches the driver only
+                        pass_fds=[listening.fileno()] if rank == 0 else [],
+                    )
+                # a thread for each, so that the time of an exit tells a failure from its echo on the peers
+                waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)
+                waiting.start()
+                self._processes.append(process)
+                self._waiting.append(waiting)
+
+    def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        exit_code = process.wait()
+        self.exits.append(Exit(rank, exit_code, time.time()))
+
+    def terminate(self) -> None:
+        """Ask those that still run to end."""
+        for process in self._processes:
+            process.terminate()  # does nothing to a process that has ended
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for thread in self._waiting:
+            thread.join()
+
+
+def environment(config: TrialConfig) -> dict[str, str]:
+    """The environment variables of a rank: the driver's own, the fabric's, and how many threads the rank has.
+
+    Ranks import the code that this process runs, not that of another checkout which this Python has installed.
+    """
+    variables = {**os.environ, **config.fabric.env}
+    source = str(Path(__file__).resolve().parents[2])
+    if source not in (*site.getsitepackages(), site.getusersitepackages()):  # which belong behind the standard library
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+    if config.hardware.threads_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
+    elif config.world_size > 1:
+        variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
+    return variables
+
+
+def _watch(
+    ranks: Ranks,
+    config: TrialConfig,
+    folders: Sequence[Path],
+    folder: Path,
+    deadlines: DeadlinesConfig,
+    on_phase: OnPhase,
+) -> str | None:
+    """Wait for the end of the trial in `folder`: all ranks have ended, or they are done and another trial follows.
+    Returns which deadline passed, or None."""
+    clock = PhaseClock(config.world_size, deadlines)
+    is_last = folder == folders[-1]
+    asked_to_end = False
+    while True:
+        all_ended = len(ranks.exits) == config.world_size  # before the events: who has ended has written all of them
+        exits = tuple(ranks.exits) if is_last else _exits_during(folder, ranks.exits)
+        now = time.monotonic()
+        expired = clock.expired(handover.read_events(folder), exits, now)
+        on_phase(clock.phase)
+        for each in folders:  # what a rank started in an earlier trial may still write to that trial's log
+            bound_logs(each)
+        if all_ended or (clock.phase == "done" and not is_last):
+            return None
+        if expired:
+            return expired
+        if clock.failed_since is not None and now - clock.failed_since > ECHO_S and not asked_to_end:
+            ranks.terminate()  # a peer may wait in a collective for ever
+            asked_to_end = True
+        time.sleep(POLL_S)
+
+
+def _exits_during(folder: Path, exits: Sequence[Exit]) -> list[Exit]:
+    """The exits of ranks that were not done with the trial in `folder`."""
+    done = {event.rank for event in handover.read_events(folder) if event.name == "done"}
+    return [each for each in exits if each.rank not in done]
+
+
+class PhaseClock:
+    """Measures each phase against its deadline, from when the rank that is furthest behind entered it."""
+
+    def __init__(self, world_size: int, deadlines: DeadlinesConfig) -> None:
+        self._world_size = world_size
+        self._limit_s = vars(deadlines) | {
+            "ledger": deadlines.measure,
+            "handover": deadlines.init,
+            "done": deadlines.init,
+        }
+        self._mark: tuple[str, float] = ("init", 0.0)
+        self._since: float | None = None
+        self.failed_since: float | None = None  # when a failure was first seen, in monotonic seconds
+
+    @property
+    def phase(self) -> str:
+        return self._mark[0]
+
+    def expired(self, events: Sequence[handover.Event], exits: Sequence[Exit], now: float) -> str | None:
+        """What is overdue at monotonic time `now`, or None."""
+        if self.failed_since is None and _any_rank_failed(events, exits):
+            self.failed_since = now
+        if self.failed_since is not None and now - self.failed_since > FAILURE_GRACE_S:
+            return f"the other ranks did not end within {FAILURE_GRACE_S:.0f} s of the first failure"
+        entered = dict.fromkeys(range(self._world_size), ("init", 0.0))
+        entered |= {e.rank: (e.name, e.at) for e in events if e.name in handover.PHASES}
+        lowest = min((name for name, _ in entered.values()), key=handover.PHASES.index)
+        mark = (lowest, max(at for name, at in entered.values() if name == lowest))
+        if self._since is None or mark[0] != self._mark[0] or (mark != self._mark and lowest != "init"):
+            self._since = now  # init's clock runs from the launch: its events say only that a rank began
+        self._mark = mark
+        if now - self._since <= self._limit_s[lowest]:
+            return None
+        behind = [str(rank) for rank, (name, _) in entered.items() if name == lowest]
+        ranks = f"ranks {', '.join(behind)}" if len(behind) > 1 else f"rank {behind[0]}"
+        return f"phase {lowest} passed its deadline of {self._limit_s[lowest]:g} s in {ranks}"
+
+
+def _any_rank_failed(events: Sequence[handover.Event], exits: Sequence[Exit]) -> bool:
+    """Whether a rank has said so, exited with an error, or left before it was done."""
+    done = {e.rank for e in events if e.name == "done"}
+    return any(e.name == "failed" for e in events) or any(e.code != 0 or e.rank not in done for e in exits)
+
+
+def bound_logs(folder: Path) -> None:
+    """Cut each log that has outgrown its limit down to its head and its last MiB.
+
+    The writers append (O_APPEND), so their next line follows the cut; a line written during the cut may be lost.
+    """
+    for path in folder.glob("rank*.log"):
+        size = path.stat().st_size
+        if size <= MAX_LOG_BYTES:
+            continue
+        with open(path, "r+b") as file:
+            file.seek(size - LOG_TAIL_BYTES)
+            tail = file.read(LOG_TAIL_BYTES)
+            file.seek(LOG_HEAD_BYTES)
+            file.write(b"\n[... %d bytes left out ...]\n" % (size - LOG_HEAD_BYTES - LOG_TAIL_BYTES) + tail)
+            file.truncate()
+
+
+def _phase_seconds(folder: Path, started: float, duration_s: float) -> dict[str, float]:
+    """Seconds rank 0 spent in each phase, from the launch on; a phase entered twice has the sum."""
+    entries = [("init", started)]
+    entries += [(e.name, e.at) for e in handover.read_events(folder) if e.rank == 0 and e.name in handover.PHASES[1:]]
+    ends = [at for _, at in entries[1:]] + [started + duration_s]
+    seconds = dict.fromkeys((name for name, _ in entries), 0.0)
+    for (name, at), end in zip(entries, ends, strict=True):
+        seconds[name] += max(0.0, end - at)
+    return seconds

@@ -1,0 +1,203 @@
+"""Which method can split which attention over how many ranks: asked of the methods themselves, a line a variant.
+
+`sp-bench methods` prints the table, and docs/METHODS.md holds that of our methods between two markers. A library's
+shapes are asked for as if it were installed, so that the answers are the same on every machine; what is missing on
+this one is told apart.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import NamedTuple, get_args
+
+from tabulate import tabulate
+
+from sp_bench import kernels, methods
+from sp_bench.attention.layouts import LayoutKind
+from sp_bench.config.parsing import ConfigError, parse, shown
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.driver.overrides import conf_file
+
+HEADS = {"MHA": (32, 32), "GQA": (32, 8), "MQA": (32, 1)}  # query heads, key/value heads
+SP_SIZES = (1, 2, 3, 4, 8, 16, 64)
+
+
+class Question(NamedTuple):
+    method: MethodConfig
+    kernel: str
+    shape: AttentionShape
+    sp_size: int
+
+    def answer(self) -> str | None:
+        """Why the method cannot, or None."""
+        return methods.get(self.method.name).unsupported_reason(*self)
+
+
+@dataclass(frozen=True)
+class Support:
+    """What one variant of a method can do, with any of its layouts and degrees, wherever its library is installed."""
+
+    name: str
+    variant: str | None
+    works: tuple[Question, ...]
+    refusal: str | None  # of the first heads and ranks for which nothing works, with a kernel that it takes
+
+    @property
+    def kernels(self) -> list[str]:
+        """Those that it takes."""
+        return [name for name in kernels.NAMES if any(q.kernel == name for q in self.works)]
+
+    def sp_sizes(self, heads: tuple[int, int]) -> list[int]:
+        """Over how many ranks it splits them."""
+        split = {q.sp_size for q in self.works if (q.shape.num_heads, q.shape.num_kv_heads) == heads}
+        return sorted(split)
+
+    def layouts(self, *, causal: bool) -> list[str]:
+        return [kind for kind in get_args(LayoutKind) if any(self._has(q, kind, causal) for q in self.works)]
+
+    @staticmethod
+    def _has(question: Question, kind: str, causal: bool) -> bool:
+        return question.method.layout == kind and question.shape.causal == causal
+
+    @property
+    def on_cpu(self) -> bool:
+        """A kernel that it takes runs there."""
+        shape = replace(self.works[0].shape, dtype="float32")
+        return any(kernels.get(name).unsupported_reason(shape, "cpu") is None for name in self.kernels)
+
+    @property
+    def missing_library(self) -> str | None:
+        """Why this machine cannot run what the method supports, for want of a library, or None."""
+        return self.works[0].answer()
+
+
+def default_options(name: str) -> MethodConfig:
+    """The options of a method as conf/method/<name>.yaml has them, or its own file."""
+    given = methods.outside_choice(name) or conf_file(f"method/{name}")
+    return parse(MethodConfig, methods.with_own_options(given), "method")
+
+
+def _options(name: str, variant: str | None, sp_size: int) -> Iterator[MethodConfig]:
+    """Each layout, and each degree if its file has one, those of its file first."""
+    default = replace(default_options(name), variant=variant)
+    degrees = [default.ulysses_degree]
+    if name in methods.NAMES and "ulysses_degree" in conf_file(f"method/{name}"):
+        degrees += [None, *(n for n in range(1, sp_size + 1) if sp_size % n == 0)]
+    for kind, degree in product(dict.fromkeys((default.layout, *get_args(LayoutKind))), dict.fromkeys(degrees)):
+        method = replace(default, layout=kind, ulysses_degree=degree)
+        try:
+            methods.get(name).layout(method, sp_size)
+        except ConfigError:
+            continue
+        yield method
+
+
+def of_variant(name: str, variant: str | None) -> Support:
+    asked = [
+        Question(method, kernel, AttentionShape(1, 8192, *heads, 128, causal, "bfloat16"), sp_size)
+        for sp_size in SP_SIZES
+        for method in _options(name, variant, sp_size)
+        for kernel, heads, causal in product(kernels.NAMES, HEADS.values(), (True, False))
+    ]
+    with methods.as_if_installed():
+        answers = [(question, question.answer()) for question in asked]
+    works = tuple(question for question, reason in answers if reason is None)
+    taken, split = {q.kernel for q in works}, {(q.shape.num_kv_heads, q.sp_size) for q in works}
+    refusals = (
+        reason
+        for question, reason in answers
+        if reason and question.kernel in taken and (question.shape.num_kv_heads, question.sp_size) not in split
+    )
+    return Support(name, variant, works, next(refusals, None))
+
+
+def our_methods() -> list[Support]:
+    found = []
+    for name in methods.NAMES:
+        primitive = methods.get(name).PRIMITIVE
+        found += [of_variant(name, variant) for variant in ([None] if isinstance(primitive, str) else primitive)]
+    return found
+
+
+def all_methods() -> tuple[list[Support], list[str]]:
+    """Ours and those from outside, and a line for each of these that does not load or splits nothing that is asked."""
+    found, problems = our_methods(), []
+    for name in methods.names()[len(methods.NAMES) :]:
+        try:
+            problem = methods.import_error(name)
+            support = None if problem else of_variant(name, None)
+        except ConfigError as error:
+            support, problem = None, str(error)
+        if support and support.works:
+            found.append(support)
+        else:
+            problems.append(problem or f"{name}: {(support and support.refusal) or 'takes no kernel of ours'}")
+    return found, problems
+
+
+# The table as text
+
+BEGIN = "<!-- written by: sp-bench methods --write docs/METHODS.md -->\n"
+END = "<!-- end of what sp-bench methods wrote -->\n"
+LEGEND = f"""\
+MHA, GQA, MQA: over how many ranks, of {", ".join(map(str, SP_SIZES))}, the method splits so many query/key-value heads
+(of 128, one sequence), with the best of its layouts and degrees. Then the layouts that it has with a causal mask and
+without, and whether a kernel that it takes runs on CPU. Sequences are whole and of one length in every method: none
+takes packed ones of several lengths (varlen).
+"""
+
+
+def show() -> None:
+    """The table; below it why not, once a reason, and which libraries are missing here."""
+    found, problems = all_methods()
+    print(table(found), end="")
+    reasons = dict.fromkeys(f"{each.name}: {each.refusal}" for each in found if each.refusal)
+    missing = dict.fromkeys(each.missing_library for each in found if each.missing_library)
+    headings = ("Where numbers are left out, such as", "Not installed here", "From outside, and not usable")
+    for heading, lines in zip(headings, (reasons, missing, problems), strict=True):
+        if lines:
+            print(f"\n{heading}:", *lines, sep="\n  ")
+
+
+def table(supports: Sequence[Support]) -> str:
+    """Markdown, its columns aligned, and what they mean: the same on every machine."""
+    heads = [f"{kind} {query}/{kv}" for kind, (query, kv) in HEADS.items()]
+    headings = ["method", "variant", "library", "moves", "kernels", *heads, "causal", "not causal", "CPU"]
+    rows = tabulate(map(_cells, supports), headings, tablefmt="github", disable_numparse=True)
+    return f"{rows}\n\n{LEGEND}"
+
+
+def _cells(support: Support) -> list[str]:
+    sizes = [_among(support.sp_sizes(heads), SP_SIZES) for heads in HEADS.values()]
+    layouts = [", ".join(support.layouts(causal=causal)) or "-" for causal in (True, False)]
+    return [
+        *(support.name, support.variant or ""),
+        methods.get(support.name).IMPLEMENTATION.partition("==")[0],
+        methods.primitive(support.works[0].method),
+        _among(support.kernels, kernels.NAMES),
+        *(*sizes, *layouts),
+        "yes" if support.on_cpu else "-",
+    ]
+
+
+def _among(found: Sequence[object], choices: Sequence[object]) -> str:
+    return "all" if len(found) == len(choices) else ", ".join(map(str, found)) or "-"
+
+
+def write_into(file: Path) -> None:
+    """Replace what stands between the markers of `file` by the table.
+
+    Raises:
+        ConfigError: the file cannot be rewritten or has no markers.
+    """
+    try:
+        before, begin, rest = file.read_text().partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not (begin and end):
+            raise ConfigError(
+                f"{shown(file)} has no line {BEGIN.strip()}, or none {END.strip()} after it; put both there"
+            )
+        file.write_text(f"{before}{begin}\n{table(our_methods())}\n{end}{after}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{shown(file)} cannot be rewritten: {error}") from None

@@ -1,0 +1,23 @@
+"""Columns are read by name: a misspelt one is found here, whether or not any row of a test comes by."""
+
+import ast
+from pathlib import Path
+
+import sp_bench.report
+from sp_bench.report.selection import COLUMNS
+
+OF_SELECTION = {"folder", "file", "pool", "device_set"}
+ROWS = {"row", "rows", "asked", "r"}  # what a row, the rows or what was asked for are called
+
+
+def test_every_column_that_the_report_reads_is_read_from_the_rows() -> None:
+    read = set()
+    for path in Path(sp_bench.report.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                value = node.value
+                name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", None)
+                if name in ROWS and isinstance(node.slice.value, str):
+                    read.add(node.slice.value)
+    assert len(read) > 50
+    assert read <= {*COLUMNS, *OF_SELECTION}
