@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
@@ -13,13 +13,16 @@ from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
-from sp_bench.driver.labels import distinguishing, label, layout, workload
+from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.driver.plan import Trial
+from sp_bench.rows.names import config_values, tell_apart
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
 REASON_WIDTH = 200  # characters of a trial's reason; its row has all of it
 LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
+
+Apart = Mapping[str, Sequence[tuple[str, Any]]]  # cell_id -> options that tell it apart, with its values
 
 
 def console() -> Console:
@@ -68,6 +71,56 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def label(trial: Trial, options: Apart) -> str:
+    """One trial in a few words. `options`: as `apart` has them for the trials that it stands among."""
+    more = (_option_words(trial, options), f"replicate {trial.replicate}" if trial.replicate else "")
+    return " ".join(filter(None, (_cell_label(trial.config), *more)))
+
+
+def layout(config: TrialConfig) -> str:
+    """The layout, and for a method on two axes which of them is the inner one."""
+    method = config.method
+    return f"{method.layout}/{method.placement}" if method.placement else method.layout
+
+
+def workload(config: TrialConfig) -> str:
+    """The workload, its pass and, unless it is the default one, the engine: train_step/step hf_deepspeed."""
+    name = f"{config.workload.name}/{config.workload.pass_kind}"
+    return name if config.engine.name == EngineConfig().name else f"{name} {config.engine.name}"
+
+
+def apart(trials: Iterable[Trial]) -> Apart:
+    """cell_id -> the options, with its values, that tell a cell from others with the same label."""
+    cells = {trial.cell_id: trial.config for trial in trials}
+    values = [config_values(config) for config in cells.values()]
+    paths = dict.fromkeys(path for each in values for path in each)
+    return dict(zip(cells, tell_apart([*map(_cell_label, cells.values())], values, [*paths]), strict=True))
+
+
+def _option_words(trial: Trial, options: Apart) -> str:
+    """As they are overridden: workload.micro_batches=8."""
+    return " ".join(f"{path}={'null' if value is None else value}" for path, value in options[trial.cell_id])
+
+
+def _cell_label(config: TrialConfig) -> str:
+    if config.workload.name == "collective":
+        return f"{config.method.name} collective {config.fabric.name} sp_size={config.sp_size} {config.dtype}"
+    dp = config.dp_replicate_size * config.dp_shard_size
+    words = [
+        config.method.name,
+        layout(config),
+        config.kernel.name,
+        workload(config),
+        config.model.name,
+        f"seq_len={config.seq_len}",
+        f"sp_size={config.sp_size}",
+        config.fabric.name,
+        *([f"dp={dp}"] if dp > 1 else []),
+        config.dtype,
+    ]
+    return " ".join(words)
+
+
 class Progress:
     """Counts the trials of one run as they end. `before`: the statuses of those that are left as they are committed."""
 
@@ -80,7 +133,7 @@ class Progress:
         self._current: Trial | None = None
         self._phase, self._since = "", 0.0
         self._noted: set[str] = set()
-        self._options = distinguishing(left)
+        self._options = apart(left)
         self._console = console()
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
 
@@ -215,7 +268,7 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     states = [_state(trial, status) for trial, status in zip(trials, statuses, strict=True)]
     kinds = Counter(state.partition(":")[0] for state in states)
     paint = {kind: _painter(output, STYLES.get(kind, "dim")) for kind in kinds}
-    options = distinguishing(trials)
+    options = apart(trials)
     rows = [PLAN_HEADINGS, *(_plan_cells(trial, options) for trial in trials)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     aligned = [
@@ -232,7 +285,7 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     print(f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}; nothing was launched")
 
 
-def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
+def _plan_cells(trial: Trial, options: Apart) -> tuple[str, ...]:
     config = trial.config
     kernel, model, seq_len = config.kernel.name, config.model.name, str(config.seq_len)
     if config.workload.name == "collective":  # it has none of them
@@ -241,7 +294,7 @@ def _plan_cells(trial: Trial, options: Mapping[str, str]) -> tuple[str, ...]:
         *(str(trial.order_index), config.method.name, layout(config), kernel, workload(config)),
         *(config.fabric.name, model, config.dtype, seq_len, str(config.sp_size)),
         *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
-        options.get(trial.cell_id, ""),
+        _option_words(trial, options),
     )
 
 

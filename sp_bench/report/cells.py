@@ -12,8 +12,9 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
 from sp_bench.report.device_sets import are_several
-from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, group_of, library, name_cells, option_values
+from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
 from sp_bench.report.statistics import Interval, median_interval
+from sp_bench.rows.names import group_of, library, option_values
 
 GRADIENTS = ("dq", "dk", "dv")
 TENSORS = ("output", *GRADIENTS)

@@ -20,7 +20,8 @@ from sp_bench.report.cells import Cell, cells, known_rows, listed
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.series import Name, asked_for, config_leaves, name_cells
+from sp_bench.report.series import Name, name_cells
+from sp_bench.rows.names import config_leaves, said
 
 SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
@@ -224,7 +225,7 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[S
 
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
     """cell_id of B -> that of A, for cells that ask for the same, where one side's rows do not say an option."""
-    before, after = (rows.groupby(rows["config"].map(asked_for))["cell_id"].unique().to_dict() for rows in (a, b))
+    before, after = (rows.groupby(rows["config"].map(said))["cell_id"].unique().to_dict() for rows in (a, b))
     both = [(before[config], after[config]) for config in after.keys() & before.keys() - {""}]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
 

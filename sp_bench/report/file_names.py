@@ -4,7 +4,8 @@ import re
 from collections.abc import Sequence
 from itertools import count
 
-from sp_bench.report.series import Values, option_words, shared_values
+from sp_bench.report.series import option_words, shared_values
+from sp_bench.rows.names import Values
 
 MAX_STEM = 160  # characters of a file name before its number and suffix
 

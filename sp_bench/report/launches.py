@@ -6,7 +6,7 @@ from typing import Any
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
-from sp_bench.report.series import config_leaves
+from sp_bench.rows.names import config_leaves
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.series import group_of
+from sp_bench.rows.names import group_of
 
 # How the ranks share the work; the lengths of one split are lines of one table.
 _SPLIT = ("method", "sp_size", "dp_replicate_size", "dp_shard_size", "engine.variable_seq_len")

@@ -9,7 +9,7 @@ from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import several
 from sp_bench.report.formats import counted
 from sp_bench.report.ratios import MIN_REPLICATES
-from sp_bench.report.series import OWN_CODE, library
+from sp_bench.rows.names import OWN_CODE, library
 
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
 

@@ -7,17 +7,15 @@ engines, and the kernel wherever our methods ran with several; whatever else two
 where names would be equal.
 """
 
-import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from sp_bench.config.options import BY_PATH, OPTIONS
-from sp_bench.config.parsing import dotted
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
+from sp_bench.rows.names import Values, group_of, library, mixed, option_values, short_name, tell_apart
 
-OWN_CODE = "sp_bench"  # the implementation of our own methods
 REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _TRANSPORT = "method.exchange"
@@ -36,9 +34,6 @@ _OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
 # How a cell is measured is neither in a setting nor, unless names would be equal, in a series.
 PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
 
-Key = TypeVar("Key", bound=Hashable)
-Values = Mapping[str, Any]  # column or dotted name of an option -> its value, None where it is not known
-
 
 @dataclass(frozen=True)
 class Name:
@@ -53,28 +48,6 @@ class Name:
     @property
     def says_kernel(self) -> bool:
         return self.series != self.series_but_kernel
-
-
-def option_values(row: Values) -> dict[str, Any]:
-    """What a row says was asked for: the value of each option by its path, and whatever else its config has.
-
-    A column goes before the config, which has what rows from before that column lack. Of an option that came later the
-    config goes first: where such a row has no value, reading it wrote what that means."""
-    leaves = config_leaves(row["config"])
-    values = {name: value for name, value in leaves.items() if name not in BY_PATH}
-    for option in OPTIONS:
-        if not option.of or row["workload"] in option.of:
-            said = leaves.get(option.path)
-            if said is None and option.name == "name":
-                said = leaves.get(option.group)  # the group of an old config can be its name
-            written = None if option.column is None else row[option.column]
-            found = (written, said) if option.old_rows is None else (said, written)
-            values[option.path] = next((value for value in found if value is not None), option.none_means)
-        else:
-            values[option.path] = None
-    if library(row["implementation"]) is not None:
-        values["method.dkv_dtype"] = None  # no option of a library's, and old rows do not say it
-    return values
 
 
 def name_cells(rows: Sequence[Values]) -> list[Name]:
@@ -114,48 +87,14 @@ def option_words(path: str, value: Any) -> str:
     return f"{shown} not set" if value is None else f"{short_name(shown)}={_text(value)}"
 
 
-def short_name(path: str) -> str:
-    """Of an option: its column's name, or its own; of a method's own option, its name."""
-    option = BY_PATH.get(path)
-    return path.removeprefix("method.own.") if option is None else option.column or option.name
-
-
-def library(implementation: str | None) -> tuple[str, str] | None:
-    """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
-
-    The version is empty where it was not known. None: the code is ours, or nobody's."""
-    if implementation in (None, OWN_CODE):
-        return None
-    name, _, version = implementation.partition("==")
-    return name, version
-
-
-def config_leaves(config: Any) -> dict[str, Any]:
-    """The config's values by dotted name; nothing for a row without a readable config."""
-    try:
-        tree = json.loads(config)
-        return dotted(tree) if isinstance(tree, dict) else {}
-    except (TypeError, ValueError, RecursionError):  # the last of a config that is nested deeper than Python calls
-        return {}
-
-
-def asked_for(config: Any) -> str:
-    """The config as text, without options that say what goes without saying: rows of before there were such an option
-    lack it. Empty for a row without a readable config."""
-    leaves = config_leaves(config)
-    means = {path: BY_PATH[path].none_means if path in BY_PATH else None for path in leaves}
-    said = {path: value for path, value in leaves.items() if value is not None and value != means[path]}
-    return json.dumps(said, sort_keys=True) if said else ""
-
-
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
     """Of each cell the words of its setting, and the values that they were made from."""
     names = [_setting_words(cell, fabric=fabric) for cell in cells]
     values = [{path: cell[path] for path in _SAID} for cell in cells]
     for path in (*extra, "pool"):
-        mixed = _mixed(names, [cell.get(path) for cell in cells])
+        several = mixed(names, [cell.get(path) for cell in cells])
         for i, cell in enumerate(cells):
-            if names[i] in mixed:
+            if names[i] in several:
                 values[i][path] = cell.get(path)
                 names[i] += f"; {cell['pool'] if path == 'pool' else option_words(path, cell.get(path))}"
     return list(zip(names, values, strict=True))
@@ -246,29 +185,13 @@ class _Series:
         """Append the value of each option where it tells cells apart that are equal in `within` and in their names.
 
         What a method does without the option is not said: beside another value, its name is the plain one."""
-        for path in paths:
-            names = [self.name(i) for i in range(len(self.cells))]
-            mixed = _mixed(list(zip(within, names, strict=True)), [cell.get(path) for cell in self.cells])
-            ambiguous = {name for _, name in mixed}
-            usual = BY_PATH[path].none_means if path in BY_PATH else None
-            for cell, said, name in zip(self.cells, self.said, names, strict=True):
-                value = cell.get(path)
-                if name in ambiguous and (value is None or value != usual):
+        names = [self.name(i) for i in range(len(self.cells))]
+        for said, told in zip(self.said, tell_apart(names, self.cells, paths, within), strict=True):
+            for path, value in told:
+                usual = BY_PATH[path].none_means if path in BY_PATH else None
+                if value is None or value != usual:
                     is_kernel = path == "kernel.name" and value is not None
                     said.append((path, str(value) if is_kernel else f"{short_name(path)}={_text(value)}"))
-
-
-def group_of(path: str) -> str:
-    """The first part of a dotted name: fabric of fabric.env.NCCL_ALGO."""
-    return path.partition(".")[0] if "." in path else ""
-
-
-def _mixed(keys: Sequence[Key], values: Sequence[Any]) -> set[Key]:
-    """The keys that have several values; a missing one is a value too."""
-    found: dict[Key, set[Any]] = {}
-    for key, value in zip(keys, values, strict=True):
-        found.setdefault(key, set()).add(value)
-    return {key for key, each in found.items() if len(each) > 1}
 
 
 def _text(value: Any) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
 from sp_bench.config.trial import TrialConfig
+from sp_bench.rows.names import config_leaves
 
 BY_COPY_ENGINES = " by copy engines"  # ended the primitive of old rows, which had no column `exchange`
 
@@ -87,32 +88,36 @@ def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
     return options | vars(resolved) | {"world_size": config.world_size, "config": canonical(config)}
 
 
+_LATER = {name: option for name, option in BY_COLUMN.items() if option.old_rows is not None}
+_OF_OLD_ROWS = (*_LATER, "primitive", "core_id", "env_id", "workload", "config")  # say what is to be read otherwise
+
+
 def needed_to_read(columns: Sequence[str]) -> list[str]:
-    """`columns`, and those that say what their nulls mean in old rows."""
-    more = {"exchange": ["primitive"], "primitive": ["exchange"], "core_id": ["env_id"]}
-    needed = [*columns, *(other for name in columns for other in more.get(name, []))]
-    if any(option.old_rows is not None and option.of for name in columns if (option := BY_COLUMN.get(name))):
-        needed.append("workload")
-    return list(dict.fromkeys(needed))
+    """`columns`, and those that `as_written_today` has to know for them."""
+    affected = {*_LATER, "primitive", "core_id"} & set(columns)
+    return list(dict.fromkeys([*columns, *(_OF_OLD_ROWS if affected else ())]))
 
 
 def as_written_today(table: pa.Table) -> pa.Table:
-    """Old rows as they would be written today: an option that came later has the value that their null means, and what
-    moved the tensors is no part of `primitive` but the column `exchange`."""
-    later = [o for o in OPTIONS if o.column in table.column_names and o.old_rows is not None]
-    beside = ("primitive", "workload", "env_id", "core_id")
-    known = {name: table[name].to_pylist() for name in beside if name in table.column_names}
-    known |= {option.column: table[option.column].to_pylist() for option in later}
-    for i, primitive in enumerate(known.get("primitive", [])):
+    """Old rows as they would be written today.
+
+    An option that came later has the value that the config has, or that null means. What moved the tensors is no part
+    of `primitive`. The core_id of a row without one is its env_id, which covered all code.
+    """
+    if not set(_OF_OLD_ROWS) <= set(table.column_names):
+        return table
+    known = {name: table[name].to_pylist() for name in _OF_OLD_ROWS}
+    for i, primitive in enumerate(known["primitive"]):
         if primitive and primitive.endswith(BY_COPY_ENGINES):
             known["primitive"][i] = primitive.removesuffix(BY_COPY_ENGINES)
             known["exchange"][i] = "copy_engines"
-    for i, core_id in enumerate(known.get("core_id", [])):
-        known["core_id"][i] = core_id or known["env_id"][i]  # which covered all code
-    for option in later:
-        for i, value in enumerate(known[option.column]):
-            if value is None and (not option.of or known["workload"][i] in option.of):
-                known[option.column][i] = option.old_rows
+    for i, core_id in enumerate(known["core_id"]):
+        known["core_id"][i] = core_id or known["env_id"][i]
+    for name, option in _LATER.items():
+        for i, workload in enumerate(known["workload"]):
+            if known[name][i] is None and (not option.of or workload in option.of):
+                in_config = config_leaves(known["config"][i]).get(option.path)
+                known[name][i] = option.old_rows if in_config is None else in_config
     for name, values in known.items():
         place = table.schema.get_field_index(name)
         column = table.schema.field(place)

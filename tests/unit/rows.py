@@ -190,7 +190,8 @@ def commit(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
 
 def selection_of(rows: Iterable[Mapping[str, Any]]) -> Selection:
     """A campaign with these rows, of one environment, without files: writing them is what takes time."""
-    table = pa.Table.from_pylist([dict(each) for each in rows], schema=store.SCHEMA).select(list(COLUMNS))
+    table = pa.Table.from_pylist([dict(each) for each in rows], schema=store.SCHEMA)
+    table = row_of.as_written_today(table).select(list(COLUMNS))
     frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get).assign(folder="made_up", pool="env")
     files = [store.RowName(*name).file_name for name in zip(*(frame[c] for c in _NAME), strict=True)]
     frame["file"] = [f"made_up/{file}" for file in files]

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import WorkloadConfig
-from sp_bench.driver import labels, plan
+from sp_bench.driver import plan, progress
 from sp_bench.measure import timing
 from sp_bench.measure.cuda_graph import Replay
 from sp_bench.report.figures import draw
@@ -44,8 +44,8 @@ def test_a_plan_tells_both_launches_apart_and_a_row_says_its_own(make_config) ->
     configs = [make_config(**ON_GPUS | {"workload__launch": launch}) for launch in ("eager", "cuda_graph")]
     assert [asked_for(config)["launch"] for config in configs] == ["eager", "cuda_graph"]
     assert asked_for(make_config(workload="train_step"))["launch"] == "eager"
-    options = labels.distinguishing(plan.plan(configs, 1, 0, 2))
-    assert set(options.values()) == {"workload.launch=eager", "workload.launch=cuda_graph"}
+    options = progress.apart(plan.plan(configs, 1, 0, 2))
+    assert sorted(options.values()) == [[("workload.launch", "cuda_graph")], [("workload.launch", "eager")]]
 
 
 def test_only_attention_has_a_choice_and_both_ways_are_named(make_config) -> None:

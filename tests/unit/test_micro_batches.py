@@ -10,7 +10,7 @@ import torch
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.driver import labels, plan
+from sp_bench.driver import plan, progress
 from sp_bench.engines import hugging_face
 from sp_bench.measure.record import assemble
 from sp_bench.measure.timing import Measurement
@@ -80,8 +80,8 @@ def test_one_and_none_are_one_cell_and_several_are_another(make) -> None:
 
 def test_a_plan_tells_cells_of_different_numbers_apart(make) -> None:
     trials = plan.plan([make(None), make(8)], 1, 0, None)
-    options = labels.distinguishing(trials)
-    assert {options[t.cell_id] for t in trials} == {"workload.micro_batches=1", "workload.micro_batches=8"}
+    options = progress.apart(trials)
+    assert sorted(options.values()) == [[("workload.micro_batches", number)] for number in (1, 8)]
 
 
 def test_a_row_says_how_many_and_nothing_where_there_is_no_step(make, make_config) -> None:

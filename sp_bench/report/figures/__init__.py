@@ -26,8 +26,9 @@ from sp_bench.report.figures.venues import rc
 from sp_bench.report.figures.winners import draw_winners
 from sp_bench.report.formats import counted
 from sp_bench.report.launches import Pair, pairs
-from sp_bench.report.series import Values, shared_values
+from sp_bench.report.series import shared_values
 from sp_bench.report.time_parts import Attribution, attributions
+from sp_bench.rows.names import Values
 
 Draw = Callable[[Sequence[Cell], Mapping[str, Style]], Plot | None]
 MAX_SETTINGS = 4  # figures of more settings would swamp the page; its tables hold them all

@@ -18,7 +18,7 @@ from sp_bench.report.figures.legends import balanced
 from sp_bench.report.figures.venues import is_titled
 from sp_bench.report.file_names import stems
 from sp_bench.report.provenance import words
-from sp_bench.report.series import Values
+from sp_bench.rows.names import Values
 
 DPI = 144
 COLOURS = 256  # of a PNG; figures have about ten and their blends with white

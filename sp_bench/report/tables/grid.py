@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import whole
 from sp_bench.report.provenance import words
-from sp_bench.report.series import Values, option_words, shared_values
+from sp_bench.report.series import option_words, shared_values
 from sp_bench.report.tables.parts import Column, Entry, PaperTable, legend, words_of
+from sp_bench.rows.names import Values
 
 Place = tuple[int, int]  # sp_size, seq_len
 

@@ -1,0 +1,114 @@
+"""What was asked for, as values, and which of them tell trials or cells apart that would have one name.
+
+Terminal and report share this and make words of it, each its own.
+"""
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.parsing import dotted
+from sp_bench.config.trial import TrialConfig
+
+OWN_CODE = "sp_bench"  # the implementation of our own methods
+
+Key = TypeVar("Key", bound=Hashable)
+Values = Mapping[str, Any]  # path of an option, as it is overridden -> its value
+
+
+def config_values(config: TrialConfig) -> dict[str, Any]:
+    """The value of each option by its path; variables of a fabric by their own."""
+    values = {option.path: option.value(config) for option in OPTIONS}
+    return dotted({path: BY_PATH[path].old_rows if value is None else value for path, value in values.items()})
+
+
+def option_values(row: Values) -> dict[str, Any]:
+    """What a row says was asked for: the value of each option by its path, and whatever else its config has.
+
+    A column goes before the config, which has what rows from before that column lack. Of an option that came later the
+    config goes first: where such a row has no value, reading it wrote what that means.
+    """
+    leaves = config_leaves(row["config"])
+    values = {name: value for name, value in leaves.items() if name not in BY_PATH}
+    for option in OPTIONS:
+        if not option.of or row["workload"] in option.of:
+            given = leaves.get(option.path)
+            if given is None and option.name == "name":
+                given = leaves.get(option.group)  # the group of an old config can be its name
+            written = None if option.column is None else row[option.column]
+            found = (written, given) if option.old_rows is None else (given, written)
+            values[option.path] = next((value for value in found if value is not None), option.none_means)
+        else:
+            values[option.path] = None
+    if library(row["implementation"]) is not None:
+        values["method.dkv_dtype"] = None  # no option of a library's, and old rows do not say it
+    return values
+
+
+def config_leaves(config: Any) -> dict[str, Any]:
+    """The config's values by dotted name; nothing for a row without a readable config."""
+    try:
+        tree = json.loads(config)
+        return dotted(tree) if isinstance(tree, dict) else {}
+    except (TypeError, ValueError, RecursionError):  # the last of a config that is nested deeper than Python calls
+        return {}
+
+
+def said(config: Any) -> str:
+    """The config as text, without options that say what goes without saying: rows of before there were such an option
+    lack it. Empty for a row without a readable config."""
+    leaves = config_leaves(config)
+    means = {path: BY_PATH[path].none_means if path in BY_PATH else None for path in leaves}
+    known = {path: value for path, value in leaves.items() if value is not None and value != means[path]}
+    return json.dumps(known, sort_keys=True) if known else ""
+
+
+def library(implementation: str | None) -> tuple[str, str] | None:
+    """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
+
+    The version is empty where it was not known. None: the code is ours, or nobody's."""
+    if implementation in (None, OWN_CODE):
+        return None
+    name, _, version = implementation.partition("==")
+    return name, version
+
+
+def short_name(path: str) -> str:
+    """The column's name of an option, or its own; of a method's own option, its name."""
+    option = BY_PATH.get(path)
+    return path.removeprefix("method.own.") if option is None else option.column or option.name
+
+
+def group_of(path: str) -> str:
+    """The first part of a dotted name: fabric of fabric.env.NCCL_ALGO."""
+    return path.partition(".")[0] if "." in path else ""
+
+
+def tell_apart(
+    names: Sequence[Hashable], values: Sequence[Values], paths: Sequence[str], within: Sequence[Hashable] = ()
+) -> list[list[tuple[str, Any]]]:
+    """Of each the options, with its values, that tell it from others of the same name: option by option in the order of
+    `paths`, until nothing is left to tell.
+
+    `within`: a place for each. Only those in one place need other names, but all of one name say the same options, so
+    that something is called the same in all places.
+    """
+    places = within or [None] * len(names)
+    told: list[list[tuple[str, Any]]] = [[] for _ in names]
+    for path in paths:
+        so_far = [(name, *each) for name, each in zip(names, told, strict=True)]
+        several = mixed(list(zip(places, so_far, strict=True)), [each.get(path) for each in values])
+        ambiguous = {name for _, name in several}
+        for said_of_it, name, each in zip(told, so_far, values, strict=True):
+            if name in ambiguous:
+                said_of_it.append((path, each.get(path)))
+    return told
+
+
+def mixed(keys: Sequence[Key], values: Sequence[Any]) -> set[Key]:
+    """The keys that have several values; a missing one is a value too."""
+    found: dict[Key, set[Any]] = {}
+    for key, value in zip(keys, values, strict=True):
+        found.setdefault(key, set()).add(value)
+    return {key for key, each in found.items() if len(each) > 1}
