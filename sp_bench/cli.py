@@ -15,10 +15,10 @@ from sp_bench.driver.progress import console, working
 from sp_bench.rows import store
 from sp_bench.rows.store import require_campaigns
 
-LONGEST = 4000  # characters of a message
-SHOWN = 20  # files that were passed over
-WORSE = 1  # exit code of a comparison that fails
-BAD_INPUT = 2  # exit code of everything that the user can put right
+LONGEST = 4000  # characters of an error message
+SHOWN = 20  # skipped files that are named
+WORSE = 1  # exit code when --fail-on finds something
+BAD_INPUT = 2  # exit code of what the user can put right
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -34,49 +34,53 @@ def describe() -> None:
 
 @app.command(context_settings=PASS_ON)
 def run(context: typer.Context) -> None:
-    """Run a sweep: every trial that has no row yet leaves one.
+    """Run a sweep. Every trial that has no row yet gets one.
 
-    Values with commas are swept, and all combinations run:
+    Values with commas are swept; all combinations run:
 
         sp-bench run method=ulysses,ring sp_size=2,4 seq_len=4096,8192
 
-    A sweep of conf/sweep, with a field replaced in all of its blocks:
+    A sweep file of conf/sweep, with one field replaced in all of its blocks:
 
         sp-bench run sweep=smoke seq_len=1024
 
-    A full training step, six replicates of each cell, into results/night:
+    A full training step, six replicates of each combination, with rows in results/night:
 
         sp-bench run workload=train_step method=ring,usp sp_size=4 replicates=6 campaign=night
 
-    What a trial's config looks like when composed:
+    Names of a group may be globs, and numbers a range:
+
+        sp-bench run "method=glob(ring*)" "seq_len=range(1024,8193,1024)"
+
+    Show the config of one trial, and run nothing:
 
         sp-bench run method=usp sp_size=4 --cfg job
 
-    Run it again, and what is committed is skipped; `resume` also tries again what failed by bad luck. Run it twice at
-    once, on one machine or on two that share the folder, and the runs share the trials. Exit codes: 0 all trials have
-    rows, 2 bad input or a folder that cannot be written, 130 interrupted.
+    A second run skips the trials that have rows; `resume` also retries those that failed by bad luck. Two runs at
+    once, on one machine or on two that share the folder, share the trials. Exit codes: 0 all trials have rows, 2 bad
+    input or a folder that cannot be written, 130 interrupted.
     """
     _run_sweep(context.args)
 
 
 @app.command(context_settings=PASS_ON)
 def resume(context: typer.Context) -> None:
-    """Go on with a sweep: run what has no row yet, and try again what ended as preempted, timeout or error.
+    """Continue a sweep: run what has no row yet, and retry what ended as preempted, timeout or error.
 
-    With the words of the run that it goes on with:
+    Give the words of the run that you continue:
 
         sp-bench resume sweep=smoke seq_len=1024
 
-    Each retry is an attempt of its own with its own row, one a call and at most max_attempts=3 with the first. What is
-    ok, oom or incorrect would end the same way and is left as it is; so is what is unsupported, until nothing stands in
-    the trial's way any more. Exit codes as of run.
+    Each call makes one attempt at such a trial, and each attempt has its own row. There are at most max_attempts=3,
+    the first run included. A trial that is ok, oom or incorrect would end the same way, so it is not retried. An
+    unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
     _run_sweep([*context.args, "resume=true"])
 
 
 @app.command(context_settings=PASS_ON)
 def plan(context: typer.Context) -> None:
-    """Show what `run` would do with the same overrides; launch and write nothing.
+    """Show what `run` would do with the same words. Launch nothing and write nothing.
 
     sp-bench plan sweep=smoke
 
@@ -89,7 +93,7 @@ def plan(context: typer.Context) -> None:
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
     out: Annotated[
-        Path | None, typer.Option(help="Where it is written; default: _work/report of the first campaign")
+        Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
     ] = None,
     venue: Annotated[
         str | None, typer.Option(metavar="NAME", help="Draw for neurips, icml, iclr, mlsys, acm or ieee")
@@ -97,23 +101,24 @@ def report(
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
     ] = False,
-    mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments, and say so")] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments; the page says so")] = False,
 ) -> None:
-    """Make a page, figures and tables from the rows of campaigns, and from nothing else.
+    """Make a page, figures and tables from the rows of campaigns.
 
     sp-bench report results/smoke
 
-    Two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get figures
-    and tables of their own; with --mix they share them:
+    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get
+    figures and tables of their own; with --mix they share them:
 
         sp-bench report results/monday results/tuesday --out page
 
-    Figures at the width and in the fonts of a paper, without a word that says whose they are:
+    Draw figures at the width and in the fonts of a paper, anonymously:
 
         sp-bench report results/h200 --venue neurips --anonymous --out paper
 
     It writes index.html, which needs no other file; figures/*.pdf, svg, png, and csv with the data of each; and
-    tables/*.tex, md, csv. Run it again, and what is no longer true is removed. Exit codes: 0 written, 2 bad input.
+    tables/*.tex, md, csv. A second report removes what the first one wrote and is no longer true. Exit codes: 0
+    written, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.report.figures.venues import VENUES
@@ -152,15 +157,15 @@ def compare(
         str | None, typer.Option(metavar="median:NUMBER%", help="Exit with 1 if a cell became slower by more")
     ] = None,
 ) -> None:
-    """Compare two campaigns cell by cell: paired ratios of step times, changed statuses, cells of one side only.
+    """Compare two campaigns cell by cell: ratios of step times, changed statuses, cells that only one side has.
 
     sp-bench compare results/before results/after
 
     sp-bench compare results/before results/after --fail-on median:5%
 
-    A cell fails when B over A is above the bound - and, from 6 replicates of both on, the interval of that ratio
-    excludes 1 - or when more of its replicates failed than before. A row of B that cannot be read fails, too. Exit
-    codes: 0 fine, 1 something fails, 2 bad input.
+    A cell fails when B over A is above the bound; with 6 replicates or more on both sides, the interval of that ratio
+    must exclude 1 as well. A cell also fails when more of its replicates failed in B than in A, or when a row of B
+    cannot be read. Exit codes: 0 nothing fails, 1 something fails, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.report import comparison
@@ -186,7 +191,7 @@ def compare(
 
 @app.command()
 def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")]) -> None:
-    """Count a campaign's rows by environment and status, from file names alone; name the files that are no rows.
+    """Count a campaign's rows by environment and status, and name the files that are not rows. Reads file names only.
 
     sp-bench status results/smoke
     """
@@ -215,13 +220,13 @@ def doctor(
     context: typer.Context,
     curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
 ) -> None:
-    """Say what this machine has: devices, libraries, and which kernels and methods run here or why not.
+    """Show what this machine has: devices, libraries, and which kernels and methods run here or why not.
 
     sp-bench doctor
 
-    With --curves, instead: how fast each fabric of this machine moves messages, for each primitive. It runs
-    sweep=fabrics - over gloo without two GPUs - as `run` would, with the same overrides, so that each curve is a row of
-    results/fabrics, and what is committed is not measured again:
+    With --curves: measure how fast each fabric of this machine moves messages, for each primitive. This runs
+    sweep=fabrics (over gloo without two GPUs) and takes the overrides of `run`. Each curve is a row in results/fabrics
+    and is measured once:
 
         sp-bench doctor --curves
 
@@ -243,9 +248,9 @@ def doctor(
 
 @app.command()
 def methods(
-    write: Annotated[Path | None, typer.Option(help="Put the table into this file, between its two markers")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write the table into this file, between its two markers")] = None,
 ) -> None:
-    """Show which method can split which heads over how many ranks, and why not where it cannot.
+    """Show which method can split which heads over how many ranks, or why it cannot.
 
     sp-bench methods
     """

@@ -5,7 +5,6 @@ edit of one method measures that method again, and its new rows still pair with 
 Code is hashed as syntax: see syntax.py.
 """
 
-import ast
 import hashlib
 from collections.abc import Iterable
 from functools import cache
@@ -14,7 +13,7 @@ from pathlib import Path
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver.syntax import source_hash
+from sp_bench.driver.syntax import read, source_hash
 from sp_bench.kernels import REFERENCE
 
 # Of these folders, a trial runs the files that its config names.
@@ -99,15 +98,11 @@ def _with_imports(paths: Iterable[Path]) -> set[Path]:
     return found
 
 
-@cache
 def _imports(path: Path) -> tuple[Path, ...]:
     """Where the package's modules that a file imports would lie; not all of these paths exist."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            names.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-            names.update(f"{node.module}.{alias.name}" for alias in node.names)
-    places = [hardware.PACKAGE.joinpath(*name.split(".")[1:]) for name in names if name.split(".")[0] == "sp_bench"]
+    places = [
+        hardware.PACKAGE.joinpath(*name.split(".")[1:])
+        for name in read(path).imports
+        if name.split(".")[0] == "sp_bench"
+    ]
     return tuple(file for place in places for file in (place.with_suffix(".py"), place / "__init__.py"))

@@ -14,7 +14,7 @@ from typing import Any
 import hydra
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sp_bench import methods
@@ -58,7 +58,8 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
             settings = parse(CampaignConfig, {field.name: composed[field.name] for field in fields(CampaignConfig)})
             blocks = composed.get("sweep", {}).get("blocks", [])
             default = {field.name: composed[field.name] for field in fields(TrialConfig)}
-            chosen: dict[tuple[str, str], Any] = {}  # (group, its file) -> what the file says
+            # (group, file) -> what the file says
+            chosen = {(group, default[group]["name"]): default[group] for group in overrides.GROUPS}
             trials = []
             for point in composing(expand(merge_blocks(blocks, request.cells), settings.max_points)):
                 files = {group: point[group] for group in overrides.GROUPS if group in point}
@@ -78,7 +79,8 @@ def _trial(composed: Mapping[str, Any]) -> TrialConfig:
     return parse(TrialConfig, {**composed, "method": methods.with_own_options(composed["method"])})
 
 
-def _plain(config: Any) -> dict[str, Any]:
+def _plain(config: DictConfig) -> dict[str, Any]:
+    """A composed config as plain values."""
     plain: Any = OmegaConf.to_container(config)
     return {str(key): value for key, value in plain.items()}
 

@@ -1,24 +1,42 @@
-"""The hash of a Python file's syntax. Only the standard library, so that any Python can be asked for it."""
+"""A Python file's imports, and the hash of its syntax. Only the standard library, so that any Python can be asked."""
 
 import ast
 import hashlib
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 # How a name or constant is written, not what it is: `u""`, and whether a name is read or set.
 NOTATION = ("kind", "ctx", "type_comment")
 
 
+class Code(NamedTuple):
+    hash: str  # 16 hex digits, equal for any comments, docstrings, formatting and version of Python
+    imports: frozenset[str]  # dotted names of modules, and of what is imported from them, anywhere in the file
+
+
 @cache
-def source_hash(path: Path) -> str:
-    """16 hex digits of what the file says to Python: the same for any comments, docstrings, formatting and version.
+def read(path: Path) -> Code:
+    """A file's code, parsed once a process.
 
     Raises:
         SyntaxError: the file is no Python.
         OSError: it cannot be read.
     """
-    return hashlib.sha256(repr(_syntax(ast.parse(path.read_bytes()))).encode()).hexdigest()[:16]
+    tree = ast.parse(path.read_bytes())
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return Code(hashlib.sha256(repr(_syntax(tree)).encode()).hexdigest()[:16], frozenset(names))
+
+
+def source_hash(path: Path) -> str:
+    """The hash of a file's code; errors as in `read`."""
+    return read(path).hash
 
 
 def _syntax(node: Any) -> Any:

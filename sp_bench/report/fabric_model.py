@@ -109,7 +109,7 @@ def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
     for cell in cells:
         for row in cell.rows if cell.asked["workload"] == "collective" else ():
             if row["status"] == "ok" and row["comm_counted_bytes"] and row["primitive"]:
-                primitive = transport_name(row["primitive"], row["exchange"])
+                primitive = transport_name(row["primitive"], cell.options["method.exchange"])
                 key = (cell.pool, row["fabric"], row["hardware"], row["sp_size"], primitive)
                 bytes_per_s = 1e3 * float(row["comm_counted_bytes"]) / float(row["median_step_ms"])
                 found.setdefault(key, []).append((bytes_per_s, cell))
@@ -140,7 +140,7 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
     """None where the bandwidth of any of its primitives is not known."""
     where = (cell.pool, *(cell.asked[name] for name in ("fabric", "hardware", "sp_size")))
-    exchange, sent = cell.asked["exchange"], _predicted_bytes(cell)
+    exchange, sent = cell.options["method.exchange"], _predicted_bytes(cell)
     names = {op: transport_name(PRIMITIVES.get(op, op), exchange) for op in sorted({op for _, op in sent})}
     if not sent or any((*where, name) not in known for name in names.values()):
         return None

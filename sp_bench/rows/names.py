@@ -26,16 +26,19 @@ def config_values(config: TrialConfig) -> dict[str, Any]:
 def option_values(row: Values) -> dict[str, Any]:
     """What a row says was asked for: the value of each option by its path, and whatever else its config has.
 
-    A column goes before the config; rows from before there was a column have the value in their config, if anywhere."""
+    A column goes before the config, which has what rows from before that column lack. Of an option that came later the
+    config goes first: where such a row has no value, reading it wrote what that means.
+    """
     leaves = config_leaves(row["config"])
     values = {name: value for name, value in leaves.items() if name not in BY_PATH}
     for option in OPTIONS:
         if not option.of or row["workload"] in option.of:
-            value = None if option.column is None else row[option.column]
-            value = leaves.get(option.path) if value is None else value
-            if value is None and option.name == "name":
-                value = leaves.get(option.group)  # the group of an old config can be its name
-            values[option.path] = option.none_means if value is None else value
+            given = leaves.get(option.path)
+            if given is None and option.name == "name":
+                given = leaves.get(option.group)  # the group of an old config can be its name
+            written = None if option.column is None else row[option.column]
+            found = (written, given) if option.old_rows is None else (given, written)
+            values[option.path] = next((value for value in found if value is not None), option.none_means)
         else:
             values[option.path] = None
     if library(row["implementation"]) is not None:
@@ -72,9 +75,9 @@ def library(implementation: str | None) -> tuple[str, str] | None:
 
 
 def short_name(path: str) -> str:
-    """Of an option: its column's name, or its own."""
+    """The column's name of an option, or its own; of a method's own option, its name."""
     option = BY_PATH.get(path)
-    return path if option is None else option.column or option.name
+    return path.removeprefix("method.own.") if option is None else option.column or option.name
 
 
 def group_of(path: str) -> str:

@@ -125,3 +125,9 @@ def test_a_wrong_name_is_found_in_a_block_and_in_a_default(write, capfd):
     write("fabric/gloo", "backend: gloo\nenv: {}\n")
     forget()
     assert "conf/fabric/gloo.yaml gives no name; rows are labelled by it: write name: gloo" in refusal(capfd, "plan")
+
+
+def test_a_sweep_names_no_file_of_a_method(write, capfd):
+    write("sweep/mine", f"{HEADER}sweep:\n  blocks:\n    - method.path: mine.py\n")
+    line = refusal(capfd, "plan", "sweep=mine")
+    assert "the file of a method is named on the command line only; here choose it by its name" in line

@@ -41,7 +41,7 @@ DIGEST = "1f146506127f610e"
 @pytest.fixture
 def forget():
     """What is known of the package's files is asked of them again."""
-    caches = [identity.core_id, identity._env_id, syntax.source_hash, identity._shared, identity._imports]
+    caches = [identity.core_id, identity._env_id, syntax.read, identity._shared]
 
     def clear() -> None:
         for cache in caches:

@@ -46,7 +46,6 @@ def never(*arguments):
 def unopened(monkeypatch):
     """Any attempt to open a row fails the test."""
     monkeypatch.setattr(store.pq, "ParquetFile", never)
-    monkeypatch.setattr(store, "_bytes", never)
 
 
 def test_a_plan_of_20_000_committed_trials_shows_each_and_opens_none(full, unopened, capsys):

@@ -1,5 +1,6 @@
 """Sources from outside: their names and their identities."""
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,6 +16,10 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import KernelConfig, MethodConfig
 from sp_bench.driver import identity, plan
 from sp_bench.engines import requirements
+from sp_bench.report.series import name_cells
+from sp_bench.rows.schema import SCHEMA
+
+from .rows import row
 
 METHOD = """
 from sp_bench.attention.layouts import SequenceLayout
@@ -175,3 +180,20 @@ def test_options_of_its_own_change_the_cell_and_nobody_else_s(make_config):
     plain, own = make_config(method="ring"), make_config(method="ring", method__own={"rounds": 2})
     assert plan.cell_id(plain) != plan.cell_id(own)
     assert "own" not in plan.canonical(plain)
+
+
+def test_the_report_tells_options_of_its_own_apart_in_one_figure():
+    configs = [{"method": {"name": "mine", "own": {"fused": fused}}} for fused in (True, False)]
+    names = name_cells(
+        [
+            dict.fromkeys(SCHEMA.names)
+            | row(method="mine", implementation="my_lab", config=json.dumps(c), cell_id=str(i))
+            | {"pool": ""}
+            for i, c in enumerate(configs)
+        ]
+    )
+    assert [name.series for name in names] == [
+        "mine contiguous (my_lab) fused=True",
+        "mine contiguous (my_lab) fused=False",
+    ]
+    assert len({name.setting for name in names}) == 1

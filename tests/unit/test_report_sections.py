@@ -102,10 +102,9 @@ def test_a_hybrids_bytes_are_divided_by_the_bandwidth_of_each_of_its_primitives(
 
 def test_copy_engines_are_divided_by_their_own_bandwidth() -> None:
     rows = on_fabrics({"nvlink": (100.0, 110.0), "shm": (130.0, 120.0)}) + bandwidths((300, 320), (10, 20))
-    engines = {**ULYSSES, "primitive": "all_to_all by copy engines"}
-    rows.append(row(median_ms=90.0, fabric="nvlink", **HEADS, **engines, config=config(exchange="copy_engines")))
+    rows.append(row(median_ms=90.0, fabric="nvlink", **HEADS, **ULYSSES, exchange="copy_engines"))
     assert len(place_of(rows).points) == 4
-    rows.append(collective("nvlink", "all_to_all by copy engines", 350))
+    rows.append(collective("nvlink", "all_to_all", 350, exchange="copy_engines"))
     point = next(p for p in place_of(rows).points if p.measured_ms == 90.0)
     assert point.primitive == "all_to_all by copy engines"
     assert point.communication_ms == pytest.approx(1e3 * 560 * MIB / (350 * GIB))

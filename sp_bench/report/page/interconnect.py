@@ -42,7 +42,7 @@ def _setting(cell: Cell) -> str:
 
 
 def _primitive(cell: Cell) -> str:
-    return transport_name(cell.asked["primitive"], cell.asked["exchange"])
+    return transport_name(cell.asked["primitive"], cell.options["method.exchange"])
 
 
 def _place(cell: Cell) -> tuple[str, str, str, int, float]:
