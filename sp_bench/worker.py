@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from sp_bench import handover, methods, workloads
 from sp_bench.attention import copy_engines
 from sp_bench.config.trial import TrialConfig
-from sp_bench.measure import environment, ledger, record
+from sp_bench.measure import ledger, record
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.testing import faults
 
@@ -91,9 +91,9 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     _enter_phase(folder, rank, "handover")
     gathered: list[Any] = [None] * config.world_size
     dist.all_gather_object(gathered, measurement)
-    captured = environment.capture(device)
+    captured = record.environment(device)
     is_mean = methods.traffic_is_mean(config.method.name)
-    columns = record.assemble(config, gathered, environment.device_name(device), traffic_is_mean=is_mean)
+    columns = record.assemble(config, gathered, record.device_name(device), traffic_is_mean=is_mean)
     if faults.VARIABLE in os.environ:
         columns["flags"].append(faults.FLAG)
     return columns | {"environment": captured}

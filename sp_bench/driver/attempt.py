@@ -169,7 +169,7 @@ def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Gener
             for result in outcomes:
                 reach("trial_ended")
                 lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
-                outcome = watch.preempted() if lost else Outcome.of(result.columns)
+                outcome = watch.preempted() if lost else result
                 num_ended += 1
                 yield _commit(*held[num_ended - 1], driver, outcome)
                 watch.begin()

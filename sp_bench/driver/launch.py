@@ -12,17 +12,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
+from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
 ECHO_S = 0.5  # how long the peers of a failed rank may go on, so that they can say what they saw of it
@@ -32,21 +32,13 @@ MAX_LOG_BYTES, LOG_HEAD_BYTES, LOG_TAIL_BYTES = 4 * 2**20, 2**20, 2**20
 OnPhase = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Result:
-    """How one trial ended: its status, and the columns of its row that only the launch knows."""
-
-    status: str
-    columns: Mapping[str, Any]
-
-
 def launch(
     trials: Sequence[tuple[TrialConfig, Path]],
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
     command: Sequence[str] | None = None,
-) -> Generator[Result, None, None]:
-    """Run trials one after another in one set of processes, each in its own new folder; yield a result for each.
+) -> Generator[Outcome, None, None]:
+    """Run trials one after another in one set of processes, each in its own new folder; yield what came of each.
 
     The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
     rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size and
@@ -76,12 +68,11 @@ def launch(
             bound_logs(folder)
             oom_killed = (oom_kills() or 0) > (oom_before or 0)
             exits = ranks.exits if is_last else _exits_during(folder, ranks.exits)
-            verdict = classify(folder, Ending(exits, expired, oom_killed, ended_at))
+            outcome = classify(folder, Ending(exits, expired, oom_killed, ended_at))
             duration_s = time.monotonic() - start
             phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
-            times = {"started_at": started_at, "duration_s": duration_s, "phase_s": phase_s}
-            yield Result(verdict["status"], {**verdict, **times})
-            if verdict["status"] != "ok":
+            yield replace(outcome, started_at=started_at, duration_s=duration_s, phase_s=phase_s)
+            if outcome.status != "ok":
                 return
             started_at, start = datetime.now(UTC), time.monotonic()
     finally:

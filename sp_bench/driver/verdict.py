@@ -6,9 +6,9 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from sp_bench import handover
+from sp_bench.rows.row import Outcome
 
 # How an error reads that is the echo of a peer's end.
 LOST_PEER = re.compile(r"connection|peer|broken pipe|remote|TCPStore|abort|timed? ?out", re.IGNORECASE)
@@ -38,8 +38,8 @@ class Ending:
     ended_at: float = math.inf  # seconds since the epoch; what comes later follows from the driver's own SIGKILL
 
 
-def classify(folder: Path, ending: Ending) -> dict[str, Any]:
-    """Status, reason, phase and, when ok, the record's columns.
+def classify(folder: Path, ending: Ending) -> Outcome:
+    """What came of a trial: why and in which phase it failed, or what its record says.
 
     A trial is ok if it left a record and every process exited with code 0. Else its status is that of the first
     failure, whether a rank reported it or died of it; or of the deadline; or of any exit that came too early.
@@ -49,7 +49,8 @@ def classify(folder: Path, ending: Ending) -> dict[str, Any]:
     phase = _phase(events)
     record = handover.read_record(folder)
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
-        return {**record, "status": "ok", "phase": phase}
+        environment = record.pop("environment", None)
+        return Outcome("ok", phase, environment=environment, measured=record)
     told = next((e for e in events if e.name == "failed"), None)
     spoke = {e.rank for e in events if e.name == "failed"}
     done = {e.rank for e in events if e.name == "done"}
@@ -59,13 +60,14 @@ def classify(folder: Path, ending: Ending) -> dict[str, Any]:
         return _died(folder, cause, _phase(events, cause.rank), ending.oom_killed)
     if told:
         own_phase = _phase([e for e in events if e.at <= told.at], told.rank)
-        return {"status": told.status, "reason": told.reason, "oom_site": told.oom_site, "phase": own_phase}
+        assert told.status is not None  # a failure says it
+        return Outcome(told.status, own_phase, told.reason, told.oom_site)
     if ending.expired:
-        return {"status": "timeout", "reason": ending.expired, "phase": phase}
+        return Outcome("timeout", phase, ending.expired)
     if silent:
         return _died(folder, silent[0], _phase(events, silent[0].rank), ending.oom_killed)
     reason = f"every rank exited with code 0, but rank 0 left no record; last phase {phase}"
-    return {"status": "error", "reason": reason, "phase": phase}
+    return Outcome("error", phase, reason)
 
 
 def _phase(events: Sequence[handover.Event], rank: int | None = None) -> str:
@@ -89,13 +91,13 @@ def _is_cause(silent: Exit, told: handover.Event | None) -> bool:
     return is_echo and silent.code != -signal.SIGABRT
 
 
-def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> dict[str, Any]:
+def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> Outcome:
     reason = f"{exit_} in phase {phase}"
     if oom_killed and exit_.code == -signal.SIGKILL:
-        return {"status": "oom", "oom_site": "host", "reason": f"{reason}: out of host memory", "phase": phase}
+        return Outcome("oom", phase, f"{reason}: out of host memory", "host")
     if exit_.code >= 0:
         reason = f"{reason}: {_last_line(handover.log_path(folder, exit_.rank)) or 'no output'}"
-    return {"status": "error", "reason": reason, "phase": phase}
+    return Outcome("error", phase, reason)
 
 
 def _signal_name(number: int) -> str:

@@ -1,15 +1,20 @@
 """From the ranks' measurements to the columns of one row: every reduction over ranks and steps is here."""
 
+import os
 import statistics
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from sp_bench import kernels
+import torch
+import torch.distributed as dist
+from torch.cuda import nccl
+from torch.distributed.distributed_c10d import _get_default_group
+
+from sp_bench import hardware, kernels
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.flags import flags_of_memory, flags_of_steps
-from sp_bench.hardware import peak_flops
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import Counts
 from sp_bench.measure.timing import Measurement
@@ -196,7 +201,7 @@ def _utilisation(config: TrialConfig, row: Mapping[str, Any], device_name: str |
         return {}  # no FLOPs
     seconds = row["median_step_ms"] / 1e3
     rate = row["hardware_flops"] / seconds
-    peak = peak_flops(device_name, config.dtype) if device_name else None
+    peak = hardware.peak_flops(device_name, config.dtype) if device_name else None
     if peak and rate / config.world_size > peak:
         raise Incorrect(
             f"{rate / config.world_size / 1e12:.0f} TFLOP/s a device is above its peak of {peak / 1e12:.0f}: "
@@ -206,4 +211,26 @@ def _utilisation(config: TrialConfig, row: Mapping[str, Any], device_name: str |
         "mfu": row["model_flops"] / seconds / config.world_size / peak if peak else None,
         "hfu": rate / config.world_size / peak if peak else None,
         "attention_flops_per_s": rate if config.workload.name == "attention" else None,
+    }
+
+
+def device_name(device: torch.device) -> str | None:
+    """The GPU's name, by which its peak rates are known; None on a CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else None
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """The row's `environment`. Every rank of the world calls it, since each names the device that it used."""
+    cuda = device.type == "cuda"
+    mine = (device_name(device), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if cuda else None
+    used: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(used, mine)
+    return hardware.environment(device.type, os.environ) | {
+        "device_names": [device[0] for device in used if device],
+        "device_uuids": [device[1] for device in used if device],
+        "cuda": torch.version.cuda,
+        "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
+        "nccl": ".".join(map(str, nccl.version())) if cuda else None,
+        "process_group": type(_get_default_group()._get_backend(device)).__name__,
+        "topology": hardware.topology() if cuda else None,
     }

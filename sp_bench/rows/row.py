@@ -4,9 +4,9 @@ A row's columns are joined here and nowhere else.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 
@@ -59,14 +59,13 @@ class Outcome:
     oom_site: str | None = None
     started_at: datetime | None = None
     duration_s: float | None = None
+    phase_s: Mapping[str, float] | None = None
     environment: Mapping[str, Any] | None = None
     measured: Mapping[str, Any] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, columns: Mapping[str, Any]) -> Self:
-        own = {each.name for each in fields(cls)} - {"measured"}
-        measured = {name: value for name, value in columns.items() if name not in own}
-        return cls(**{name: value for name, value in columns.items() if name in own}, measured=measured)
+    def columns(self) -> dict[str, Any]:
+        own = {name: value for name, value in vars(self).items() if name != "measured"}
+        return {**self.measured, **own}
 
 
 @dataclass(frozen=True)
@@ -78,8 +77,7 @@ class Row:
 
     def columns(self) -> dict[str, Any]:
         """All that the row has, by column; absent columns are null."""
-        outcome = {name: value for name, value in vars(self.outcome).items() if name != "measured"}
-        return asked_for(self.config, self.resolved) | dict(self.outcome.measured) | outcome | vars(self.identity)
+        return asked_for(self.config, self.resolved) | self.outcome.columns() | vars(self.identity)
 
 
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def launch(configs: dict[str, TrialConfig], root: Path, script: Path) -> dict[st
     folders = {name: root / name for name in configs}
     command = [sys.executable, str(script), *(str(folder / handover.TRIAL) for folder in folders.values())]
     results = launch_trials([(configs[n], folders[n]) for n in configs], DEADLINES, lambda phase: None, command)
-    return {name: dict(result.columns) for name, result in zip(configs, results, strict=False)}
+    return {name: result.columns() for name, result in zip(configs, results, strict=False)}
 
 
 def run_group(configs: dict[str, TrialConfig], root: Path) -> dict[str, dict[str, Any]]:

@@ -41,12 +41,12 @@ def is_running(folder):
 def test_a_record_and_exit_code_0_is_ok(launch):
     result, _, phases = launch("ok")
     assert result.status == "ok"
-    assert result.columns["median_step_ms"] == 1.5
-    assert result.columns["phase"] == "done"
-    assert result.columns["duration_s"] > 0
-    assert result.columns["started_at"].tzinfo is not None
-    assert list(result.columns["phase_s"]) == list(handover.PHASES)
-    assert sum(result.columns["phase_s"].values()) == pytest.approx(result.columns["duration_s"], abs=0.05)
+    assert result.measured["median_step_ms"] == 1.5
+    assert result.phase == "done"
+    assert result.duration_s > 0
+    assert result.started_at.tzinfo is not None
+    assert list(result.phase_s) == list(handover.PHASES)
+    assert sum(result.phase_s.values()) == pytest.approx(result.duration_s, abs=0.05)
     assert "done" in phases
 
 
@@ -57,29 +57,29 @@ def test_the_ranks_read_the_config_that_was_planned(launch, make_config):
 
 def test_the_first_failure_by_time_wins_over_its_peers(launch):
     result, _, _ = launch("failed")
-    assert (result.status, result.columns["reason"]) == ("incorrect", "dq is 3.0e-2 off")
-    assert result.columns["phase"] == "correctness"
+    assert (result.status, result.reason) == ("incorrect", "dq is 3.0e-2 off")
+    assert result.phase == "correctness"
 
 
 def test_out_of_memory_names_its_site(launch):
     result, _, _ = launch("oom")
-    assert (result.status, result.columns["oom_site"]) == ("oom", "torch")
-    assert "2 GiB" in result.columns["reason"]
+    assert (result.status, result.oom_site) == ("oom", "torch")
+    assert "2 GiB" in result.reason
 
 
 def test_a_hang_is_a_timeout_that_names_phase_seconds_and_the_rank_behind_and_leaves_no_process(launch):
     result, folder, _ = launch("hang", DeadlinesConfig(60, 60, 0.5, 60))
     assert result.status == "timeout"
-    assert result.columns["reason"] == "phase warmup passed its deadline of 0.5 s in rank 1"
-    assert result.columns["phase"] == "measure"
+    assert result.reason == "phase warmup passed its deadline of 0.5 s in rank 1"
+    assert result.phase == "measure"
     assert not is_running(folder)
 
 
 def test_peers_that_hang_after_a_failure_are_ended_and_the_failure_is_the_status(launch, monkeypatch):
     monkeypatch.setattr(launching, "FAILURE_GRACE_S", 0.8)
     result, folder, _ = launch("failed_and_peers_hang")
-    assert (result.status, result.columns["oom_site"]) == ("oom", "torch")
-    assert result.columns["duration_s"] < 30
+    assert (result.status, result.oom_site) == ("oom", "torch")
+    assert result.duration_s < 30
     assert not is_running(folder)
 
 
@@ -92,26 +92,24 @@ def test_what_outlives_a_normal_exit_is_ended_too(launch):
 def test_an_exit_without_a_record_is_an_error(launch):
     result, _, _ = launch("no_record")
     assert result.status == "error"
-    assert "left no record" in result.columns["reason"]
+    assert "left no record" in result.reason
 
 
 def test_a_record_does_not_hide_a_rank_that_failed_after_it(launch):
     result, _, _ = launch("record_but_failed")
     assert result.status == "error"
-    assert "rank 1 exited with code 7" in result.columns["reason"]
+    assert "rank 1 exited with code 7" in result.reason
 
 
 def test_a_rank_killed_outright_is_the_cause_and_not_its_peers_lost_connection(launch):
     result, _, _ = launch("peer_of_a_killed_rank")
-    assert (result.status, result.columns["reason"]) == ("error", "rank 1 died with SIGSEGV in phase measure")
+    assert (result.status, result.reason) == ("error", "rank 1 died with SIGSEGV in phase measure")
 
 
 def test_a_silent_exit_is_told_by_the_ranks_last_line(launch):
     result, _, _ = launch("import_error")
     assert result.status == "error"
-    assert result.columns["reason"] == (
-        "rank 1 exited with code 1 in phase init: ModuleNotFoundError: No module named 'torch'"
-    )
+    assert result.reason == ("rank 1 exited with code 1 in phase init: ModuleNotFoundError: No module named 'torch'")
 
 
 def test_logs_stay_bounded_and_keep_their_ends(launch):
@@ -156,8 +154,8 @@ def test_a_rank_that_segfaults_is_named_with_its_signal_and_its_peers_are_ended(
     )
     command = [sys.executable, "-c", script]
     [result] = launching.launch([(make_config(), tmp_path / "trial")], LONG, lambda phase: None, command)
-    assert (result.status, result.columns["reason"]) == ("error", "rank 1 died with SIGSEGV in phase init")
-    assert result.columns["duration_s"] < launching.FAILURE_GRACE_S
+    assert (result.status, result.reason) == ("error", "rank 1 died with SIGSEGV in phase init")
+    assert result.duration_s < launching.FAILURE_GRACE_S
 
 
 def test_each_rank_is_told_who_it_is_and_only_rank_0_has_the_socket_where_they_meet(make_config, tmp_path):
@@ -249,9 +247,9 @@ def test_the_ledger_has_the_deadline_of_measure():
 @pytest.mark.parametrize(("oom_killed", "status", "site"), [(True, "oom", "host"), (False, "error", None)])
 def test_a_sigkill_is_host_memory_only_if_the_kernel_counted_one(tmp_path, oom_killed, status, site):
     ending = verdict.Ending([Exit(1, -signal.SIGKILL, 1.0)], None, oom_killed)
-    columns = verdict.classify(tmp_path, ending)
-    assert (columns["status"], columns.get("oom_site")) == (status, site)
-    assert "rank 1 died with SIGKILL" in columns["reason"]
+    outcome = verdict.classify(tmp_path, ending)
+    assert (outcome.status, outcome.oom_site) == (status, site)
+    assert "rank 1 died with SIGKILL" in str(outcome.reason)
 
 
 def ended(folder, *what_ended, expired=None, ended_at=math.inf):
@@ -261,9 +259,9 @@ def ended(folder, *what_ended, expired=None, ended_at=math.inf):
     for rank, at, (status, reason) in (each for each in what_ended if isinstance(each, tuple)):
         handover.send_event(folder, handover.Event(rank, at, "failed", status, f"rank {rank}: {reason}"))
     exits = [each for each in what_ended if isinstance(each, Exit)]
-    columns = verdict.classify(folder, verdict.Ending(exits, expired, False, ended_at))
-    assert columns["phase"] == "measure"
-    return columns["status"], columns["reason"]
+    outcome = verdict.classify(folder, verdict.Ending(exits, expired, False, ended_at))
+    assert outcome.phase == "measure"
+    return outcome.status, outcome.reason
 
 
 ECHO = ("error", "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
