@@ -82,7 +82,7 @@ def test_an_old_row_is_read_as_it_would_be_written_today(tmp_path, written, read
 
 
 # The rule for a new option: it is named in its declaration (config/trial.py), where it is used, in its file of conf and
-# in its test. What passes options on or shows them all (rows, plan, identities, names, tables) takes them from OPTIONS. So
+# in its test. What passes options on or shows them all (rows, plan, identities, names, tables) takes them from OPTIONS.
 # Outside the folders whose code an option steers, only a file with an own reason to speak of an option names it.
 IMPLEMENTS = ("costs", "kernels", "attention", "methods", "engines", "training", "workloads", "oracle", "worker.py")
 # By these every cell is placed, grouped and drawn.
