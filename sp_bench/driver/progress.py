@@ -99,7 +99,10 @@ def apart(trials: Iterable[Trial]) -> Apart:
 
 def _option_words(trial: Trial, options: Apart) -> str:
     """As they are overridden: workload.micro_batches=8."""
-    return " ".join(f"{path}={'null' if value is None else value}" for path, value in options[trial.cell_id])
+    return " ".join(
+        f"{path.replace('method.own.', 'method.')}={'null' if value is None else value}"
+        for path, value in options[trial.cell_id]
+    )
 
 
 def _cell_label(config: TrialConfig) -> str:
