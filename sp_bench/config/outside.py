@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.parsing import ConfigError, nearest, shown
 
 Kind = Literal["method", "kernel", "engine"]
 
@@ -109,6 +109,23 @@ def sources(kind: Kind, ours: Sequence[str]) -> dict[str, Source]:
             raise ConfigError(f"two {kind}s are called {source.name}: {other.place} and {source.place}; rename one")
         found[source.name] = source
     return found
+
+
+def source_of(kind: Kind, name: str, ours: Sequence[str]) -> Source | None:
+    """Where `name` comes from; None: it is one of `ours`, or there is none of that name."""
+    return None if name in ours else sources(kind, ours).get(name)
+
+
+def require_source(kind: Kind, name: str, ours: Sequence[str]) -> Source:
+    """Where a name that is none of `ours` comes from.
+
+    Raises:
+        ConfigError: nowhere; the nearest name and all names are given.
+    """
+    if source := source_of(kind, name, ours):
+        return source
+    names = [*ours, *sources(kind, ours)]
+    raise ConfigError(f"{kind}={name}: {nearest(name, names)}{kind}s: {', '.join(names)}")
 
 
 def _all(kind: Kind) -> Iterator[Source]:

@@ -260,13 +260,13 @@ class WorkloadConfig:
                 f"{4 * MIN_MESSAGE_BYTES} and so on, and a line needs two; use {4 * MIN_MESSAGE_BYTES} or more"
             )
         if self.launch is not None and self.name != "attention":
-            raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it away")
+            raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it out")
         if self.launch == "cuda_graph" and self.warmup_steps == 0:
             raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
         for option in ("micro_batches", "loss_tile_tokens"):
             if (value := getattr(self, option)) is not None and self.pass_kind != "step":
                 raise ConfigError(
-                    f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it away, or use "
+                    f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it out, or use "
                     "workload=train_step"
                 )
         if self.pass_kind == "step":

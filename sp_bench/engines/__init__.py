@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
-from sp_bench.config.parsing import ConfigError, nearest
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 
@@ -85,7 +84,7 @@ def names() -> list[str]:
 
 def source_of(name: str) -> Source | None:
     """Where an engine from outside comes from; None: it is one of ours, or there is none of that name."""
-    return None if name in NAMES else outside.sources("engine", NAMES).get(name)
+    return outside.source_of("engine", name, NAMES)
 
 
 def get(name: str) -> Engine:
@@ -104,9 +103,7 @@ def get_outside(name: str) -> OutsideEngine:
     Raises:
         ConfigError: no such engine (the nearest name and all names are given), or one that lacks something.
     """
-    source = source_of(name)
-    if source is None:
-        raise ConfigError(f"engine={name}: {nearest(name, names())}engines: {', '.join(names())}")
+    source = outside.require_source("engine", name, NAMES)
     try:
         module = outside.load(source)
     except CannotImport as error:

@@ -36,11 +36,11 @@ def unsupported_reason(config: TrialConfig) -> str | None:
         return engines.get_outside(name).unsupported_reason(config)
     if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
         return (
-            f"workload.loss_tile_tokens={tile}: the loss of engine {name} has no tiles of ours; leave it away, or use "
+            f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
     if name == "fsdp2":
-        return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* away"
+        return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* out"
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
@@ -56,7 +56,7 @@ def _deepspeed_reason(config: TrialConfig) -> str | None:
             f"dp_shard_size={config.dp_replicate_size * config.dp_shard_size}, or engine=fsdp2"
         )
     if name == "deepspeed" and config.engine.variable_seq_len is not None:
-        return "engine deepspeed has no variable_seq_len; leave it away, or use engine=hf_deepspeed"
+        return "engine deepspeed has no variable_seq_len; leave it out, or use engine=hf_deepspeed"
     return None
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
-from sp_bench.config.parsing import ConfigError, nearest
 from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
@@ -91,7 +90,7 @@ def names() -> list[str]:
 
 def source_of(name: str) -> Source | None:
     """Where a kernel from outside comes from; None: it is one of ours, or there is none of that name."""
-    return None if name in NAMES else outside.sources("kernel", NAMES).get(name)
+    return outside.source_of("kernel", name, NAMES)
 
 
 _EXAMPLES = {
@@ -110,9 +109,7 @@ def get(name: str) -> Kernel:
     """
     if name in NAMES:
         return cast(Kernel, importlib.import_module(f"{__name__}.{name}"))
-    source = source_of(name)
-    if source is None:
-        raise ConfigError(f"kernel={name}: {nearest(name, names())}kernels: {', '.join(names())}")
+    source = outside.require_source("kernel", name, NAMES)
     try:
         module = outside.load(source)
     except CannotImport as error:

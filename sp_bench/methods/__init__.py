@@ -20,7 +20,7 @@ from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
-from sp_bench.config.parsing import SCALARS, ConfigError, nearest, parse
+from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.kernels import Kernel
@@ -124,7 +124,7 @@ def primitive(method: MethodConfig) -> str:
     """
     own = get(method.name).PRIMITIVE
     if isinstance(own, str) and method.variant is not None:
-        raise ConfigError(f"method.variant={method.variant}: {method.name} has no variants; leave it away")
+        raise ConfigError(f"method.variant={method.variant}: {method.name} has no variants; leave it out")
     if not isinstance(own, str):
         if method.variant is None or method.variant not in own:
             raise ConfigError(f"method.variant={method.variant}: {method.name} has {', '.join(own)}")
@@ -146,9 +146,7 @@ def get(name: str) -> Method:
     """
     if name in NAMES:
         return cast(Method, importlib.import_module(f"{__name__}.{name}"))
-    source = source_of(name)
-    if source is None:
-        raise ConfigError(f"method={name}: {nearest(name, names())}methods: {', '.join(names())}")
+    source = outside.require_source("method", name, NAMES)
     try:
         return _checked(source, outside.load(source))
     except CannotImport as error:
@@ -157,7 +155,7 @@ def get(name: str) -> Method:
 
 def source_of(name: str) -> Source | None:
     """Where a method from outside comes from; None: it is one of ours, or there is none of that name."""
-    return None if name in NAMES else outside.sources("method", NAMES).get(name)
+    return outside.source_of("method", name, NAMES)
 
 
 def import_error(name: str) -> str | None:

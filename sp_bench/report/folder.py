@@ -16,7 +16,7 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
     target = out.resolve()
     for campaign in (campaign.resolve() for campaign in campaigns):
         if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (store.WORK,):
-            return f"lies among the rows of {campaign.name}; use another folder, or leave it away"
+            return f"lies among the rows of {campaign.name}; use another folder, or leave it out"
     try:
         nearest = next(path for path in (target, *target.parents) if path.exists())
     except OSError as error:  # a name that no file system takes

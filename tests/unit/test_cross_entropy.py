@@ -80,7 +80,7 @@ def test_only_our_own_training_step_has_tiles(make_config: Callable[..., TrialCo
     ours = make_config(workload="train_step", workload__loss_tile_tokens=4)
     assert requirements.unsupported_reason(ours) is None
     theirs = make_config(workload="train_step", workload__loss_tile_tokens=4, engine="hf_deepspeed")
-    reason = "workload.loss_tile_tokens=4: the loss of engine hf_deepspeed has no tiles of ours; leave it away, or use"
+    reason = "workload.loss_tile_tokens=4: engine hf_deepspeed computes its loss without tiles; leave it out, or use"
     assert (requirements.unsupported_reason(theirs) or "").startswith(reason)
 
 
