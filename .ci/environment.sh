@@ -7,15 +7,21 @@
 # flash-attn and so on are already there (once: pip install -e '.[test]').
 
 prepare_environment() {
-  local extra="${1:-}" target="." reason stamp wanted
+  local extra="${1:-}" target="." reason found stamp wanted
   [[ -n "$extra" ]] && target=".[$extra]"
   if [[ -n "${SP_BENCH_PYTHON:-}" ]]; then
     PYTHON="$SP_BENCH_PYTHON"
-    # sp_bench itself is found in this folder by any Python: what counts is that it can be run
+    # this checkout's code, also for commands that tests start in other folders; that Python may have another installed
+    export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
     reason="$("$PYTHON" -c 'import sp_bench.cli' 2>&1)" || {
       echo "SP_BENCH_PYTHON=$PYTHON cannot run sp_bench (${reason##*$'\n'}): $PYTHON -m pip install -e '$target' first" >&2
       exit 2
     }
+    found="$(cd / && "$PYTHON" -c 'import sp_bench; print(sp_bench.__path__[0])')"
+    if [[ "$found" != "$PWD/sp_bench" ]]; then
+      echo "SP_BENCH_PYTHON=$PYTHON runs the code of $found, not that of $PWD: use a Python that heeds PYTHONPATH" >&2
+      exit 2
+    fi
     return
   fi
   PYTHON="$PWD/.venv/bin/python"

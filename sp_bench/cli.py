@@ -1,39 +1,102 @@
-"""The console: `sp-bench run | resume | plan | report | compare | status | doctor | methods`."""
+"""The console: `sp-bench run | resume | plan | status | show | rm | report | compare | doctor | methods`."""
 
+import errno
+import json
+import os
 import sys
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TextIO
 
 import typer
 from rich.table import Table
 from rich.text import Text
+from typer.core import TyperCommand
 
+from sp_bench import __version__
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import console, working
-from sp_bench.rows import store
-from sp_bench.rows.store import require_campaigns
 
 LONGEST = 4000  # characters of an error message
 SHOWN = 20  # skipped files that are named
-WORSE = 1  # exit code when --fail-on finds something
+FAILED = 1  # exit code when --fail-on finds something
+FAILURES = "error,incorrect,timeout"  # what --fail-on finds unless told; oom and unsupported are results
 BAD_INPUT = 2  # exit code of what the user can put right
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+FailOn = Annotated[
+    str, typer.Option(metavar="STATUSES", help="Exit with 1 if the latest row of a trial has one of these; or none")
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as it is, which takes seconds to draw")]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
+
+ConfigDir = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FOLDER", help="With files of your own in sweep, model, hardware or fabric; may be repeated"),
+]
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
-@app.callback()
-def describe() -> None:
-    """Ulysses sequence parallelism or Ring Attention? Proven right first, then timed.
+class WithKeys(TyperCommand):
+    """A command whose help ends with the keys that it takes, from their declarations."""
 
-    A sweep becomes trials; each trial is one fresh multi-process job; each attempt leaves one parquet row.
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        super().format_help(ctx, formatter)
+        print("\n".join(_keys()))
+
+
+def _keys() -> Iterator[str]:
+    from dataclasses import fields
+
+    from sp_bench.config.options import OPTIONS
+    from sp_bench.config.parsing import SCALARS
+    from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+
+    settings = [
+        field.name for field in fields(CampaignConfig) if field.name not in ("deadlines", "plan_only", "resume")
+    ]
+    groups = dict.fromkeys(option.group for option in OPTIONS if option.group)
+    yield "Groups, each a folder of conf; a name that is not there is answered with all that are:"
+    yield f"  {', '.join(groups)}; and sweep, for a file with a whole sweep"
+    yield "What is measured; values with commas are swept:"
+    for option in OPTIONS:
+        if option.name != "name" and option.type in SCALARS:
+            yield f"  {option.path:34} {option.doc}{f' ({option.unit})' if option.unit else ''}"
+    yield "How the campaign runs, one value each (conf/config.yaml says what they mean):"
+    yield f"  {', '.join([*settings, *(f'deadlines.{field.name}' for field in fields(DeadlinesConfig))])}"
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from sp_bench import hardware
+
+        commit, dirty = hardware.git_state()
+        code = f" ({commit[:12]}{', with uncommitted changes' if dirty else ''})" if commit else ""
+        print(f"sp-bench {__version__}{code}")
+        raise typer.Exit
+
+
+@app.callback()
+def describe(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and the commit.", callback=_say_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Ulysses sequence parallelism or Ring Attention? Checked first, then timed.
+
+    A sweep becomes trials; each trial is one multi-process job; each attempt leaves one parquet row.
     """
 
 
-@app.command(context_settings=PASS_ON)
-def run(context: typer.Context) -> None:
+@app.command(context_settings=PASS_ON, cls=WithKeys)
+def run(
+    context: typer.Context,
+    fail_on: FailOn = FAILURES,
+    no_report: NoReport = False,
+    config_dir: ConfigDir = None,
+) -> None:
     """Run a sweep. Every trial that has no row yet gets one.
 
     Values with commas are swept; all combinations run:
@@ -57,14 +120,20 @@ def run(context: typer.Context) -> None:
         sp-bench run method=usp sp_size=4 --cfg job
 
     A second run skips the trials that have rows; `resume` also retries those that failed by bad luck. Two runs at
-    once, on one machine or on two that share the folder, share the trials. Exit codes: 0 all trials have rows, 2 bad
-    input or a folder that cannot be written, 130 interrupted.
+    once, on one machine or on two that share the folder, share the trials. Exit codes: 0 all trials have rows, 1 the
+    latest row of one is an error, incorrect or a timeout, 2 bad input or a folder that cannot be written, 130 after
+    Ctrl-C, 143 after SIGTERM.
     """
-    _run_sweep(context.args)
+    _run_sweep(context.args, config_dir, fail_on, no_report)
 
 
-@app.command(context_settings=PASS_ON)
-def resume(context: typer.Context) -> None:
+@app.command(context_settings=PASS_ON, cls=WithKeys)
+def resume(
+    context: typer.Context,
+    fail_on: FailOn = FAILURES,
+    no_report: NoReport = False,
+    config_dir: ConfigDir = None,
+) -> None:
     """Continue a sweep: run what has no row yet, and retry what ended as preempted, timeout or error.
 
     Give the words of the run that you continue:
@@ -75,18 +144,18 @@ def resume(context: typer.Context) -> None:
     the first run included. A trial that is ok, oom or incorrect would end the same way, so it is not retried. An
     unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
-    _run_sweep([*context.args, "resume=true"])
+    _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report)
 
 
-@app.command(context_settings=PASS_ON)
-def plan(context: typer.Context) -> None:
+@app.command(context_settings=PASS_ON, cls=WithKeys)
+def plan(context: typer.Context, as_json: AsJson = False, config_dir: ConfigDir = None) -> None:
     """Show what `run` would do with the same words. Launch nothing and write nothing.
 
     sp-bench plan sweep=smoke
 
     sp-bench plan method=ulysses sp_size=2,3,4 model=llama3_8b
     """
-    _run_sweep([*context.args, "plan_only=true"])
+    _run_sweep([*context.args, "plan_only=true"], config_dir, as_json=as_json)
 
 
 @app.command()
@@ -95,51 +164,84 @@ def report(
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
     ] = None,
-    venue: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Draw for neurips, icml, iclr, mlsys, acm or ieee")
+    only: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="Only this of throughput, ratios, memory, bytes, fabrics")
     ] = None,
+    column: Annotated[int, typer.Option(min=1, max=2, help="Figures as wide as one column of a paper, or two")] = 2,
+    height: Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Height of every figure")] = None,
+    venue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Widths and fonts of neurips, icml, iclr, mlsys, acm or ieee")
+    ] = None,
+    smallest: Annotated[
+        float, typer.Option(min=0, max=1, help="Smallest effect of interest: differences below it are ties")
+    ] = 0.02,
     anonymous: Annotated[
         bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
     ] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments; the page says so")] = False,
+    export: Annotated[
+        str | None, typer.Option(metavar="csv|json", help="Print the tables of all settings so; write no page")
+    ] = None,
+    findings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what the rows say, as Markdown, there; write no page")
+    ] = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
     sp-bench report results/smoke
 
-    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) get
-    figures and tables of their own; with --mix they share them:
+    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) keep lines
+    of their own; with --mix they share them:
 
         sp-bench report results/monday results/tuesday --out page
 
-    Draw figures at the width and in the fonts of a paper, anonymously:
+    Draw one figure as wide as a column of a paper, anonymously:
 
-        sp-bench report results/h200 --venue neurips --anonymous --out paper
+        sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
 
-    It writes index.html, which needs no other file; figures/*.pdf, svg, png, and csv with the data of each; and
-    tables/*.tex, md, csv. A second report removes what the first one wrote and is no longer true. Exit codes: 0
+    Print the table of all cells, or write what the rows of all campaigns say:
+
+        sp-bench report results/h200 --export csv > h200.csv
+
+        sp-bench report results/* --findings docs/RESULTS.md
+
+    It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and
+    tables.tex, md, csv, json. A second report removes what the first one wrote and is no longer true. Exit codes: 0
     written, 2 bad input.
     """
     from sp_bench import report as reports
-    from sp_bench.report.figures.venues import VENUES
+    from sp_bench.rows import store
 
-    if venue is not None and venue not in VENUES:
-        raise ConfigError(f"--venue {venue} is not known; use one of {', '.join(VENUES)}")
-    require_campaigns(folders)
+    for option, value, known in (("--venue", venue, reports.VENUES), ("--export", export, ("csv", "json"))):
+        if value is not None and value not in known:
+            raise ConfigError(f"{option} {value} is not known; use one of {', '.join(known)}")
+    if unknown := set(only or ()) - set(reports.NAMES):
+        raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
+    folders = _campaigns(folders)
+    look = reports.Look(column, height, venue)
+    options = reports.Options(look, tuple(only or reports.NAMES), smallest, anonymous, mix)
     target = reports.default_out(folders) if out is None else out
-    if obstacle := reports.obstacle(target, folders):
+    if not export and not findings and (obstacle := reports.obstacle(target, folders)):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
     empty = [folder for folder in folders if next(store.committed(folder), None) is None]
     if len(empty) == len(folders):
         raise ConfigError(
             f"{', '.join(map(shown, empty))}: no rows, and so no report; name folders that a run wrote to"
         )
-    options = reports.Options(venue, anonymous, mix)
     try:
         with working() as say, reports.processes(folders) as executor:
-            built = reports.build(folders, target, options, executor=executor, say=say)
+            exported, built = "", None
+            if export:
+                exported = reports.export(folders, export, options, executor)
+            elif findings:
+                reports.write_findings(folders, findings, options, executor)
+            else:
+                built = reports.build(folders, target, options, executor=executor, say=say)
     except OSError as error:
-        raise ConfigError(f"no report in {shown(target)}: {shown(error)}") from error
+        raise ConfigError(f"no report in {shown(findings or target)}: {shown(error)}") from error
+    if built is None:
+        print(exported or f"findings: {findings}\n", end="")
+        return
     for folder in empty:
         print(f"{shown(folder)}: no rows")
     for problem in built.problems[:SHOWN]:
@@ -156,6 +258,7 @@ def compare(
     fail_on: Annotated[
         str | None, typer.Option(metavar="median:NUMBER%", help="Exit with 1 if a cell became slower by more")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two campaigns cell by cell: ratios of step times, changed statuses, cells that only one side has.
 
@@ -169,8 +272,9 @@ def compare(
     """
     from sp_bench import report as reports
     from sp_bench.report import comparison
-    from sp_bench.report.comparison_table import show
+    from sp_bench.report.comparison_table import show as show_comparison
     from sp_bench.report.formats import counted
+    from sp_bench.rows.store import require_campaigns
 
     try:
         bound = None if fail_on is None else comparison.fail_bound(fail_on)
@@ -180,45 +284,134 @@ def compare(
             compared = comparison.compare(folder_a, folder_b, executor)
     except comparison.NotComparable as error:
         raise ConfigError(str(error)) from None
-    show(compared, console())
+    if as_json:
+        print(json.dumps(compared.as_json(), indent=1))
+    else:
+        show_comparison(compared, console())
     if bound is None or not (worse := compared.regressions(bound)):
         return
     print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'finding')}", file=sys.stderr)
     for line in worse:
         print(f"  {line}", file=sys.stderr)
-    raise typer.Exit(WORSE)
+    raise typer.Exit(FAILED)
 
 
 @app.command()
-def status(folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")]) -> None:
-    """Count a campaign's rows by environment and status, and name the files that are not rows. Reads file names only.
+def status(
+    folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
+    as_json: AsJson = False,
+) -> None:
+    """Show how far a campaign is: rows by status, what is planned and left, who runs what, and why trials failed.
 
     sp-bench status results/smoke
+
+    Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
+    measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
+    are not rows are named. With several campaigns, failures are counted and their reasons left out.
     """
+    from sp_bench.driver import overview
+    from sp_bench.rows import store
+
+    found = [overview.overview(folder, reasons=as_json or len(folders) == 1) for folder in _campaigns(folders)]
+    if as_json:
+        print(json.dumps([each.as_json() for each in found], indent=1))
+        return
     table = Table(box=None, pad_edge=False)
-    for heading in ("campaign", "env_id", *store.STATUSES):
-        table.add_column(heading, justify="left" if heading in ("campaign", "env_id") else "right")
-    passed_over: list[str] = []
-    for folder in require_campaigns(folders):
-        name = Text(shown(folder.name))  # as it stands: [ ] would be markup
-        latest = store.latest(store.committed(folder))
-        counts = Counter((row.env_id, row.status) for row in latest.values())
-        for env_id in sorted({env_id for env_id, _ in counts}):
-            table.add_row(name, env_id, *(str(counts[env_id, status]) for status in store.STATUSES))
-        if not latest:
-            table.add_row(name, "no rows")
-        passed_over += sorted(store.passed_over(folder))
+    for heading in ("campaign", *store.STATUSES, "env_ids"):
+        table.add_column(heading, justify="left" if heading == "campaign" else "right")
+    for each in found:
+        name = Text(shown(each.campaign))  # as it stands: [ ] would be markup
+        table.add_row(name, *map(str, each.counts.values()), str(each.env_ids))
     console().print(table)
+    for each in found:
+        for line in overview.lines(each):
+            print(line)
+    passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
         print(line)
     if more := passed_over[SHOWN:]:
         print(f"and {len(more):,} further files that are not rows")
 
 
+@app.command()
+def rm(
+    folder: Annotated[Path, typer.Argument(metavar="CAMPAIGN", help="A campaign folder, such as results/smoke")],
+    status_: Annotated[str, typer.Option("--status", metavar="STATUSES", help="Rows with one of these")] = "none",
+    trial: Annotated[
+        list[str] | None, typer.Option(help="Rows of the trial with this trial_id; may be repeated")
+    ] = None,
+    cell: Annotated[list[str] | None, typer.Option(help="Rows of the cell with this cell_id; may be repeated")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Move them; without it, only say which")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rows that are ok as well")] = False,
+) -> None:
+    """Take rows out of a campaign, so that a run measures their trials again. Nothing is deleted: they move to
+    _work/removed.
+
+    Say which rows would be moved:
+
+        sp-bench rm results/night --status unsupported,error
+
+    Move them:
+
+        sp-bench rm results/night --status unsupported,error --yes
+
+    Rows of one trial, or of one cell with all its replicates, whatever their status:
+
+        sp-bench rm results/night --trial 0a1b2c3d4e5f --yes --force
+
+    Rows that are ok are left unless --force is given. Exit codes: 0 done, 2 bad input.
+    """
+    from sp_bench.report.formats import counted
+    from sp_bench.rows import removed
+    from sp_bench.rows.store import require_campaigns
+
+    (campaign,) = require_campaigns([folder])
+    rows = removed.chosen(campaign, _statuses("--status", status_), trial or [], cell or [])
+    left = [row for row in rows if row.status == "ok" and not force]
+    rows = [row for row in rows if row not in left]
+    if left:
+        print(
+            f"{counted(len(left), 'row')} that {'is' if len(left) == 1 else 'are'} ok left; --force takes them as well"
+        )
+    for row in rows[:SHOWN]:
+        print(row.file_name)
+    if more := rows[SHOWN:]:
+        print(f"and {len(more):,} further rows")
+    if not rows:
+        print("no such rows")
+    elif yes:
+        print(f"{counted(len(rows), 'row')} moved to {shown(removed.move(campaign, rows))}")
+    else:
+        print(f"{counted(len(rows), 'row')} would be moved; --yes moves them")
+
+
+@app.command()
+def show(
+    trial: Annotated[str, typer.Argument(metavar="TRIAL", help="A trial_id, or the beginning of one")],
+    folders: Annotated[
+        list[Path] | None, typer.Argument(help="Campaign folders; default: all in results/", show_default=False)
+    ] = None,
+) -> None:
+    """Show one trial: its rows, why it failed, the ends of its logs, and the command that repeats it alone.
+
+    sp-bench show 0a1b2c3d4e5f
+
+    sp-bench show 0a1b results/night
+
+    The line of a failed trial names its trial_id. Exit codes: 0 shown, 2 no such trial.
+    """
+    from sp_bench.driver import show as showing
+
+    campaigns = _campaigns(folders) if folders else showing.campaigns_of(Path("results"))
+    for line in showing.lines(showing.find(trial, campaigns)):
+        print(line)
+
+
 @app.command(context_settings=PASS_ON)
 def doctor(
     context: typer.Context,
     curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show what this machine has: devices, libraries, and which kernels and methods run here or why not.
 
@@ -238,17 +431,25 @@ def doctor(
     if not curves:
         if context.args:
             raise ConfigError(f"{shown(' '.join(context.args))}: doctor takes --curves, and overrides only with that")
-        examination.show()
+        if as_json:
+            print(json.dumps(examination.examine(), indent=1))
+        else:
+            examination.show()
         return
+    if as_json:
+        raise ConfigError("--json shows what this machine has; curves are rows, which the report reads")
+    overrides.use_config_dirs([])
     request = overrides.read_arguments(overrides.replaced(examination.fabrics_here(), context.args))
     configs, settings = sweep.configs(request)
-    campaign.run(configs, settings, _Reporter())
+    statuses = campaign.run(configs, settings, _Reporter())
     examination.show_curves(settings.folder)
+    _exit_if_failed(statuses, FAILURES.split(","))
 
 
 @app.command()
 def methods(
     write: Annotated[Path | None, typer.Option(help="Write the table into this file, between its two markers")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Show which method can split which heads over how many ranks, or why it cannot.
 
@@ -256,9 +457,23 @@ def methods(
     """
     from sp_bench.driver import methods_table
 
-    methods_table.show()
+    if as_json:
+        print(json.dumps(methods_table.as_json(), indent=1))
+    else:
+        methods_table.show()
     if write:
         methods_table.write_into(write)
+
+
+def _campaigns(named: Sequence[Path]) -> list[Path]:
+    """The folders that were named. A plain file among several, as results/* names, is passed over with a line."""
+    from sp_bench.rows.store import require_campaigns
+
+    files = [path for path in named if path.is_file()] if len(named) > 1 else []
+    folders = require_campaigns([path for path in named if path not in files])
+    for path in files:
+        print(f"sp-bench: {shown(path)} is not a folder of results; passed over", file=sys.stderr)
+    return folders
 
 
 class _Reporter:
@@ -266,6 +481,7 @@ class _Reporter:
 
     def effort(self, folder: Path) -> str:
         from sp_bench.report.effort import effort
+        from sp_bench.rows import store
 
         rows, _ = store.read(folder, ("status", "duration_s", "phase_s"))
         return effort(rows.to_pylist()).summary()
@@ -280,21 +496,103 @@ class _Reporter:
         yield f"report: {built.page}"
 
 
-def _run_sweep(arguments: Sequence[str]) -> None:
+def _run_sweep(
+    arguments: Sequence[str],
+    config_dirs: Sequence[Path] | None,
+    fail_on: str = FAILURES,
+    no_report: bool = False,
+    as_json: bool = False,
+) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import campaign, overrides, sweep
 
+    failures = _statuses("--fail-on", fail_on)
+    overrides.use_config_dirs(config_dirs or [])
     request = overrides.read_arguments(arguments)
     if request.show_config:
         print(sweep.as_yaml(request), end="")
     else:
-        campaign.run(*sweep.configs(request), _Reporter())
+        reporter = None if no_report else _Reporter()
+        statuses = campaign.run(*sweep.configs(request), reporter, as_json=as_json)
+        _exit_if_failed(statuses, failures)
+
+
+def _statuses(option: str, given: str) -> Collection[str]:
+    """`error,timeout` -> both; `none` -> nothing."""
+    from sp_bench.rows import store
+
+    named = [] if given == "none" else given.split(",")
+    if unknown := [name for name in named if name not in store.STATUSES]:
+        raise ConfigError(
+            f"{option} {shown(given)}: {shown(unknown[0]) or 'an empty name'} is no status; use some of "
+            f"{', '.join(store.STATUSES)}, or none"
+        )
+    return named
+
+
+def _exit_if_failed(statuses: Mapping[str, int], failures: Collection[str]) -> None:
+    failed = [f"{statuses[name]} {name}" for name in failures if statuses.get(name)]
+    if failed:
+        print(f"sp-bench: the latest rows of trials are {', '.join(failed)}", file=sys.stderr)
+        raise typer.Exit(FAILED)
+
+
+class _Output:
+    """stdout that a run outlives: of a reader that went away (`sp-bench run | head -1`) and of a full disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None  # why nothing is written any more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())  # what is still in the buffer, and what follows, goes there
+        os.close(nowhere)
 
 
 def main() -> None:
     """Console entry. Bad input ends in one line and exit code 2; a traceback is a bug of ours."""
+    output: Any = _Output(sys.stdout)
+    before, sys.stdout = sys.stdout, output
     try:
+        os.getcwd()
         app()
     except ConfigError as error:
         print(f"sp-bench: {shown(error, LONGEST)}", file=sys.stderr)
         raise SystemExit(BAD_INPUT) from None
+    except FileNotFoundError as error:
+        if _working_folder_is_there():
+            raise
+        print(f"sp-bench: the working folder was deleted ({error.strerror}): cd to one that is there", file=sys.stderr)
+        raise SystemExit(BAD_INPUT) from None
+    finally:
+        output.flush()
+        sys.stdout = before
+        if output.lost and output.lost.errno != errno.EPIPE:
+            print(f"sp-bench: what was printed is lost: {output.lost.strerror}", file=sys.stderr)
+            raise SystemExit(BAD_INPUT)
+
+
+def _working_folder_is_there() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True

@@ -35,20 +35,22 @@ class Event:
     oom_site: str | None = None
 
 
-def write_trial(folder: Path, config: TrialConfig) -> Path:
-    """Write the config, and beside it the file of a method that came by `method.path`: no config has a path."""
+def write_trial(folder: Path, config: TrialConfig, replicate: int) -> Path:
+    """Write the config, and beside it what no config has: the replicate, and the file of a method that came by
+    `method.path`."""
     file = outside.file_of(config.method.name)
     path = folder / TRIAL
-    path.write_text(json.dumps({"config": config.to_mapping(), "method_path": file and str(file)}, indent=1))
+    trial = {"config": config.to_mapping(), "replicate": replicate, "method_path": file and str(file)}
+    path.write_text(json.dumps(trial, indent=1))
     return path
 
 
-def read_trial(path: Path) -> TrialConfig:
-    """The config. The file of its method, if one is named, becomes known to this process."""
+def read_trial(path: Path) -> tuple[TrialConfig, int]:
+    """The config and the replicate. The file of its method, if one is named, becomes known to this process."""
     trial = json.loads(path.read_text())
     if trial["method_path"]:
         outside.add_file(Path(trial["method_path"]))
-    return parse(TrialConfig, trial["config"])
+    return parse(TrialConfig, trial["config"]), trial["replicate"]
 
 
 def log_path(folder: Path, rank: int) -> Path:
@@ -80,6 +82,13 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     os.replace(temporary, folder / RECORD)
 
 
-def read_record(folder: Path) -> dict[str, Any] | None:
+def read_record(folder: Path) -> Any:
+    """What rank 0 handed over, columns if it is honest; its text if that is no JSON; None if there is nothing."""
     path = folder / RECORD
-    return json.loads(path.read_text()) if path.exists() else None
+    if not path.exists():
+        return None
+    text = path.read_text(errors="replace")
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

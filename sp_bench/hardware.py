@@ -12,6 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import pynvml
 
 PACKAGE = Path(__file__).parent
@@ -20,6 +21,8 @@ PACKAGE = Path(__file__).parent
 PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
     # NVIDIA H100 and H200 datasheets, SXM: 1,979 TFLOP/s with sparsity, so 989.4 dense; fp32 66.9, fp64 33.5.
     (r"H100 (80GB HBM3|SXM)|H200(?! NVL)", {"bfloat16": 989.4e12, "float16": 989.4e12, "float32": 66.9e12}),
+    # NVIDIA HGX B200 (1,000 W) datasheet: 4,500 TFLOP/s with sparsity, so 2,250 dense; its fp32 differs by edition.
+    (r"(?<!G)B200", {"bfloat16": 2250e12, "float16": 2250e12}),
     # NVIDIA A100 datasheet: 312 dense, fp32 19.5.
     (r"A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
 )
@@ -39,6 +42,7 @@ PACKAGES = (
     "ring-flash-attn",
     "yunchang",
     "deepspeed",
+    "liger-kernel",
     "transformers",
     "accelerate",
     "trl",
@@ -63,6 +67,7 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
 class Gpu(NamedTuple):
     name: str
     uuid: str
+    memory_bytes: int = 0  # 0: the driver does not tell, as of memory that it shares with the processors
 
 
 class Gpus(NamedTuple):
@@ -96,13 +101,43 @@ def gpus() -> Gpus | None:
         if not present:
             return None
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [Gpu(pynvml.nvmlDeviceGetName(h), pynvml.nvmlDeviceGetUUID(h)) for h in handles]
+        found = [
+            Gpu(pynvml.nvmlDeviceGetName(each), pynvml.nvmlDeviceGetUUID(each), _memory_bytes(each)) for each in handles
+        ]
         return Gpus(pynvml.nvmlSystemGetDriverVersion(), tuple(_visible(found)))
 
 
+def _memory_bytes(handle: Any) -> int:
+    try:
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except pynvml.NVMLError:
+        return 0
+
+
+def processes_on_gpus(num_gpus: int) -> list[set[int]]:
+    """The ids of the processes that compute on each of the first visible devices, as the driver numbers them; empty
+    where NVML does not tell."""
+    with _nvml() as present:
+        found = gpus() if present else None
+        return [_processes_on(gpu.uuid) for gpu in (found.devices[:num_gpus] if found else ())]
+
+
+def _processes_on(uuid: str) -> set[int]:
+    try:
+        running = pynvml.nvmlDeviceGetComputeRunningProcesses(pynvml.nvmlDeviceGetHandleByUUID(uuid))
+    except pynvml.NVMLError:
+        return set()
+    return {process.pid for process in running}
+
+
 def describes(kind: str, model: str) -> bool:
-    """Whether the file `kind` of conf/hardware is of devices of that name: h200 of NVIDIA H200."""
-    return kind.upper() in model.upper()
+    """Whether the file `kind` of conf/hardware is of devices of that name: h200 of NVIDIA H200, not of NVIDIA GH200."""
+    return re.search(rf"(^|_){re.escape(kind)}(_|$)", short_name(model)) is not None
+
+
+def short_name(model: str) -> str:
+    """A device's name as a file of conf/hardware could have it: nvidia_rtx_6000_ada_generation."""
+    return re.sub("[^a-z0-9]+", "_", model.lower()).strip("_")
 
 
 def _visible(devices: list[Gpu]) -> list[Gpu]:
@@ -131,6 +166,25 @@ def device_model(device: str) -> str:
         return cpu_model()
     found = gpus()
     return ", ".join(sorted({gpu.name for gpu in found.devices})) if found and found.devices else "none"
+
+
+def host_bytes() -> int:
+    """The memory of this machine with its swap, or what this process's cgroup may use of it."""
+    limits = [psutil.virtual_memory().total + psutil.swap_memory().total]
+    for path in cgroup_files("memory.limit_in_bytes", "memory.max"):
+        if path.exists() and (text := path.read_text().strip()).isdigit():
+            limits.append(int(text))
+    return min(limits)
+
+
+def cgroup_files(first: str, second: str) -> list[Path]:
+    """Where this process's memory cgroup may have a control file: `first` by version 1, `second` by version 2, and in
+    each the file at the top, which is the process's own inside a container. Not all of them exist."""
+    groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    root = Path("/sys/fs/cgroup")
+    places = [(root / "memory", groups.get("memory"), first), (root, groups.get(""), second)]
+    found = [(top, (group.strip("/"), ""), name) for top, group, name in places if group is not None]
+    return [top / folder / name for top, folders, name in found for folder in folders]
 
 
 @cache
@@ -173,13 +227,13 @@ def environment(device: str, variables: Mapping[str, str]) -> dict[str, Any]:
 
 
 def git_state() -> tuple[str | None, bool | None]:
-    """(commit, uncommitted changes outside results/) of the checkout this package runs from; None for what is not
+    """(commit, uncommitted changes of the package or conf) of the checkout this package runs from; None for what is not
     known: an installed wheel, no git, no commit yet. `git archive` writes its commit into .git_archival.txt, and
     whether an unpacked archive was edited since, nothing tells."""
     root = PACKAGE.parent
     if not (root / ".git").exists():
         return _archived_commit(root / ".git_archival.txt"), None
-    status = _output("git", "-C", str(root), "status", "--porcelain", "--", ".", ":!results")
+    status = _output("git", "-C", str(root), "status", "--porcelain", "--", PACKAGE.name, "conf")
     commit = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
     return commit, None if status is None else bool(status)
 

@@ -45,7 +45,7 @@ def _prove_and_measure(trial: Path, rank: int) -> None:
     _log_to(handover.log_path(folder, rank))
     try:
         _enter_phase(folder, rank, "init")
-        columns = _run(handover.read_trial(trial), folder, rank)
+        columns = _run(*handover.read_trial(trial), folder, rank)
     except BaseException as error:
         failed_at = time.time()
         traceback.print_exc()
@@ -72,7 +72,7 @@ def _log_to(path: Path) -> None:
     os.close(descriptor)
 
 
-def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
+def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[str, Any]:
     device = _device(config)
     if not dist.is_initialized():
         _join(config.fabric.backend, device)
@@ -84,7 +84,7 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
             _emulate_memory(config, device)
         _enter_phase(folder, rank, name)
 
-    job = workloads.Job(config, _mesh(config), device, enter_phase)
+    job = workloads.Job(config, _mesh(config), device, enter_phase, replicate)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
@@ -93,10 +93,9 @@ def _run(config: TrialConfig, folder: Path, rank: int) -> dict[str, Any]:
     dist.all_gather_object(gathered, measurement)
     captured = record.environment(device)
     is_mean = methods.traffic_is_mean(config.method.name)
-    columns = record.assemble(config, gathered, record.device_name(device), traffic_is_mean=is_mean)
-    if faults.VARIABLE in os.environ:
-        columns["flags"].append(faults.FLAG)
-    return columns | {"environment": captured}
+    columns = record.assemble(config, gathered, traffic_is_mean=is_mean)
+    flags = [faults.FLAG] if faults.VARIABLE in os.environ else []
+    return columns | {"flags": flags, "environment": captured}
 
 
 def _join(backend: str, device: torch.device) -> None:

@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import devices
 from sp_bench.driver.overrides import conf_folder
 
 settings.register_profile("untimed", deadline=None)  # another job's load would fail a test
@@ -25,9 +26,11 @@ def _file(group: str, name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session", autouse=True)
 def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where runs lock the machine's devices: another run of the tests would wait for this one's trials."""
+    """A folder for temporary files, and locks of the machine's devices, for this run of the tests alone: another run
+    would wait for this one's trials."""
     folder = str(tmp_path_factory.mktemp("tmp"))
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+    os.environ[devices.SCOPE] = f"tests-{os.getpid()}"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """Makes the forward and the backward of an attention one differentiable function."""
 
-from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -8,22 +8,56 @@ from torch import Tensor
 from sp_bench.kernels import Attention
 
 
+class Kept:
+    """The output of one attention call and its LSEs, for a second call in the backward.
+
+    A checkpointed layer calls its attention twice. The second call finds these here, takes them and runs no kernel.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: tuple[Tensor, ...] = ()
+
+    def put(self, *tensors: Tensor) -> None:
+        """Keep them. They are detached, or what is kept would keep the graph that it belongs to."""
+        self._tensors = tuple(t.detach() for t in tensors)
+
+    def take(self) -> tuple[Tensor, ...]:
+        """What was put, once; nothing in the first call."""
+        tensors, self._tensors = self._tensors, ()
+        return tensors
+
+
+class Attend(Protocol):
+    """A differentiable attention."""
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, kept: Kept | None = None, /) -> Tensor:
+        """q [B,Sq,Hq,D], k and v [B,Sk,Hkv,D] -> output [B,Sq,Hq,D]. With `kept` a second call runs no kernel: only
+        what the backward needs is made again from q, k and v."""
+        ...
+
+
 class _Differentiable(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, attention: Attention, causal: bool, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
-        out, lse = attention.forward(q, k, v, causal=causal, scale=scale)
+    def forward(  # pyright: ignore
+        ctx, attention: Attention, causal: bool, scale: float, kept: Kept | None, q: Tensor, k: Tensor, v: Tensor
+    ) -> Tensor:
+        held = kept.take() if kept else ()
+        out, lse = held or attention.forward(q, k, v, causal=causal, scale=scale)
+        if kept and not held:
+            kept.put(out, lse)
         ctx.attention, ctx.causal, ctx.scale = attention, causal, scale
         ctx.save_for_backward(q, k, v, out, lse)
         return out
 
     @staticmethod
     def backward(ctx, dout: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
-        return (None, None, None, *ctx.attention.backward(dout, *ctx.saved_tensors, causal=ctx.causal, scale=ctx.scale))
+        grads = ctx.attention.backward(dout, *ctx.saved_tensors, causal=ctx.causal, scale=ctx.scale)
+        return (None, None, None, None, *grads)
 
 
-def differentiable(attention: Attention, *, causal: bool, scale: float) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def differentiable(attention: Attention, *, causal: bool, scale: float) -> Attend:
     """A differentiable function: q [B,Sq,Hq,D], k and v [B,Sk,Hkv,D] -> output [B,Sq,Hq,D].
 
     `attention` is a kernel, or a ring or a gather over several ranks. Saved for the backward: q, k, v, output and lse.
     """
-    return lambda q, k, v: _Differentiable.apply(attention, causal, scale, q, k, v)  # pyright: ignore[reportReturnType]
+    return lambda q, k, v, kept=None: _Differentiable.apply(attention, causal, scale, kept, q, k, v)  # pyright: ignore

@@ -16,7 +16,7 @@ from itertools import chain, islice
 import torch
 from torch import Tensor
 
-from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.autograd import Attend, Kept, differentiable
 from sp_bench.attention.exchange import Transport
 from sp_bench.attention.head_exchange import by_rank, copy_rows, exchange_heads, replicate_kv_heads
 from sp_bench.attention.merge import wide_dtype
@@ -83,15 +83,29 @@ class HeadChunks:
         under_way = [coming, last] if len(to_heads) > 1 else [last]  # they bring the results of the last two chunks
         return chain(home, (exchange.arrive()[1] for exchange in under_way))
 
+    def exchanged_again(
+        self, to_heads: Sequence[Sequence[Tensor]], outs: Sequence[Tensor], lses: Sequence[Tensor]
+    ) -> Iterator[Tensor]:
+        """q, k, v and output by heads, and lse, of one chunk after the other, without a kernel. `to_heads` as in
+        `computed`; `outs` are the chunks' outputs by tokens."""
+        kv_at_hand: list[Tensor] = []
+        for tensors, out, lse in zip(to_heads, outs, lses, strict=True):
+            # two messages, so that the output comes in memory of its own, as a kernel leaves it
+            coming = [exchange_heads(sent, [], self.transport) for sent in (tensors, [out])]
+            (q_part, *kv), (out_part,) = (exchange.arrive()[0] for exchange in coming)
+            kv_at_hand = kv or kv_at_hand
+            yield from (q_part, *kv_at_hand, out_part, lse)
+
 
 class ChunkedAttention(torch.autograd.Function):
     """q [B,S/P,Hq,D], k and v [B,S/P,Hkv*,D] -> output [B,S/P,Hq,D].
 
-    Saved for the backward, of each chunk: q, k, v and output by heads [B,S,h,D], and lse [B,h,S].
+    Saved for the backward, of each chunk: q, k, v and output by heads [B,S,h,D], and lse [B,h,S]. What is `kept` for a
+    second call is the output by tokens, because the layer needs that one too, and lse.
     """
 
     @staticmethod
-    def forward(ctx, chunks: HeadChunks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
+    def forward(ctx, chunks: HeadChunks, kept: Kept | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
         size = chunks.transport.group.size()
         q, k, v = (by_rank(t, size) for t in (q, k, v))  # [B,S/P,H,D] -> [B,S/P,P,H/P,D]
         parts = chunks.parts(q.shape[3], k.shape[3])
@@ -108,16 +122,23 @@ class ChunkedAttention(torch.autograd.Function):
         to_heads = [
             [q[:, :, :, part.queries], *(t[:, :, :, part.kv] for t in (k, v) if part.brings_kv)] for part in parts
         ]
-        arrivals = chunks.computed(to_heads, attend)
-        out = torch.empty_like(q)
-        for part, (part_out,) in zip(parts, arrivals, strict=True):
-            copy_rows(out[:, :, :, part.queries], part_out)
+        held = kept.take() if kept else ()
+        if held:
+            out, *lses = held
+            saved += chunks.exchanged_again(to_heads, [out[:, :, :, part.queries] for part in parts], lses)
+        else:
+            arrivals = chunks.computed(to_heads, attend)
+            out = torch.empty_like(q)
+            for part, (part_out,) in zip(parts, arrivals, strict=True):
+                copy_rows(out[:, :, :, part.queries], part_out)
+            if kept:
+                kept.put(out, *saved[4::5])
         ctx.chunks, ctx.parts, ctx.kv_shape = chunks, parts, k.shape
         ctx.save_for_backward(*saved)
         return out.flatten(2, 3)  # [B,S/P,P,Hq/P,D] -> [B,S/P,Hq,D]
 
     @staticmethod
-    def backward(ctx, dout: Tensor) -> tuple[None, Tensor, Tensor, Tensor]:  # pyright: ignore
+    def backward(ctx, dout: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
         parts: list[Chunk] = ctx.parts
         saved, followings = iter(ctx.saved_tensors), iter([*parts[1:], None])
@@ -140,12 +161,12 @@ class ChunkedAttention(torch.autograd.Function):
             for whole, share in zip((dk, dv), dkv, strict=False):
                 copy_rows(whole[:, :, :, part.kv], share)
         # [B,S/P,P,H/P,D] -> [B,S/P,H,D]
-        return None, dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3)
+        return None, None, dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3)
 
 
-def chunked(chunks: HeadChunks) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def chunked(chunks: HeadChunks) -> Attend:
     """A differentiable function: q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> output [B,S/P,Hq,D]."""
     size = chunks.transport.group.size()
     if size == 1:
         return differentiable(chunks.attention, causal=chunks.causal, scale=chunks.scale)
-    return lambda q, k, v: ChunkedAttention.apply(chunks, q, *replicate_kv_heads(k, v, size))  # pyright: ignore
+    return lambda q, k, v, kept=None: ChunkedAttention.apply(chunks, kept, q, *replicate_kv_heads(k, v, size))  # pyright: ignore

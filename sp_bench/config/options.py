@@ -121,3 +121,9 @@ def canonical(config: TrialConfig) -> str:
         if inside.get(name) == only:
             del inside[name]
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def as_overridden(path: str) -> str:
+    """The name by which a command line sets the option at `path`: an own option of a method from outside, which the
+    config has at method.own.NAME, is set by method.NAME."""
+    return path.replace("method.own.", "method.", 1)

@@ -28,9 +28,9 @@ class Declared:
     unit: str = ""
     column: str | None = ""  # of the row; empty: named as the field; None: the row has it in `config` only
     of: tuple[str, ...] = ()  # workloads that it means something to: null in rows of others; empty: all
-    old_rows: Any = None  # what null means in rows from before the option, as None does in a config; new rows write it
-    omitted: bool = False  # from the identity where it is `old_rows`: it came when rows had theirs without it
-    none_means: Any = None  # what None does, in names that the option tells apart; if nothing is said: old_rows
+    old_rows: Any = None  # rows older than the option have null; null and None mean this value, and new rows write it
+    omitted: bool = False  # leave `old_rows` out of the identity's hash, so that older rows keep theirs
+    none_means: Any = None  # what the method does where the option is None; by default `old_rows`
     protocol: bool = False  # how a cell is measured, not what it is
 
 
@@ -120,6 +120,44 @@ class EngineConfig:
         ),
     ] = None
 
+    forward_prefetch: Annotated[
+        int | None,
+        Declared(
+            "fsdp2: layers that are gathered while one is computed, in the forward; null: FSDP2's own way",
+            unit="layers",
+            of=TRAINING,
+        ),
+    ] = None
+    backward_prefetch: Annotated[
+        int | None,
+        Declared(
+            "fsdp2: the same in the backward; null: FSDP2's own way, which is one",
+            unit="layers",
+            of=TRAINING,
+        ),
+    ] = None
+    reshard_after_forward: Annotated[
+        bool | None,
+        Declared(
+            "fsdp2: whether a layer's parameters are freed after its forward and gathered again in the backward; null: "
+            "true",
+            of=TRAINING,
+            none_means=True,
+        ),
+    ] = None
+    reduce_gradients: Annotated[
+        Literal["each_micro_batch", "last_micro_batch"] | None,
+        Declared(
+            "fsdp2: when gradients are reduced; after the last micro-batch alone takes the memory of whole gradients; "
+            "null: each_micro_batch",
+            of=TRAINING,
+            none_means="each_micro_batch",
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        require_positive(self, "forward_prefetch", "backward_prefetch")
+
 
 @dataclass(frozen=True)
 class KernelConfig:
@@ -206,8 +244,22 @@ class WorkloadConfig:
         float | None, Declared("training: gradients are clipped to it; null: not at all", column=None)
     ] = None
     activation_checkpointing: Annotated[
-        Literal["none", "full"] | None,
-        Declared("training: none | full, each layer is computed again in the backward", column=None),
+        Literal["none", "full", "selective", "selective_output", "selective_mlp"] | None,
+        Declared(
+            "training: what the backward computes again: none | full, each layer | selective, all but attention | "
+            "selective_output, its q, k and v too | selective_mlp, less than selective: gate and up are kept",
+            column=None,
+        ),
+    ] = None
+    model_code: Annotated[
+        Literal["eager", "compiled", "liger"] | None,
+        Declared(
+            "training: what runs a layer around its attention: eager, torch call by call | compiled, torch.compile | "
+            "liger, Liger's kernels; null in old rows: eager",
+            of=TRAINING,
+            old_rows="eager",
+            omitted=True,
+        ),
     ] = None
     attribution: Annotated[
         bool,
@@ -223,6 +275,16 @@ class WorkloadConfig:
             omitted=True,
         ),
     ] = None
+    single_step: Annotated[
+        bool,
+        Declared(
+            "train_step: one step is timed and counted at once, after a warm-up of one layer, for steps of minutes",
+            of=("train_step",),
+            old_rows=False,
+            omitted=True,
+            protocol=True,
+        ),
+    ] = False
     max_message_bytes: Annotated[
         int | None,
         Declared("collective: no message is larger; bytes one rank sends off-rank", unit="bytes", column=None),
@@ -245,9 +307,18 @@ class WorkloadConfig:
         ),
     ] = None
 
+    mlp_tile_tokens: Annotated[
+        int | None,
+        Declared(
+            "training: local tokens of a sequence that an MLP computes at a time, forward and backward; null: all",
+            unit="tokens",
+            column=None,
+        ),
+    ] = None
+
     def __post_init__(self) -> None:
         positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
-        require_positive(self, *positive, "micro_batches", "loss_tile_tokens")
+        require_positive(self, *positive, "micro_batches", "loss_tile_tokens", "mlp_tile_tokens")
         require_at_most(self, MAX_COUNT, "micro_batches")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
@@ -263,7 +334,25 @@ class WorkloadConfig:
             raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it out")
         if self.launch == "cuda_graph" and self.warmup_steps == 0:
             raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
-        for option in ("micro_batches", "loss_tile_tokens"):
+        if self.single_step and (self.name, self.warmup_steps, self.timed_steps) != ("train_step", 0, 1):
+            raise ConfigError(
+                f"workload.single_step=true: workload {self.name} with warmup_steps={self.warmup_steps} and "
+                f"timed_steps={self.timed_steps}; it is for workload=train_step with 0 and 1"
+            )
+        if (
+            self.model_code == "compiled"
+            and self.warmup_steps == 0
+            and self.name == "train_step"
+            and not self.single_step
+        ):
+            raise ConfigError("workload.warmup_steps=0: the first of them compiles the model's code; use 1 or more")
+        if self.mlp_tile_tokens is not None and self.activation_checkpointing in ("none", "selective_mlp"):
+            raise ConfigError(
+                f"workload.mlp_tile_tokens={self.mlp_tile_tokens}: activation_checkpointing="
+                f"{self.activation_checkpointing} keeps what the MLP computes of all tokens; use full, selective or "
+                "selective_output"
+            )
+        for option in ("micro_batches", "loss_tile_tokens", "mlp_tile_tokens", "model_code"):
             if (value := getattr(self, option)) is not None and self.pass_kind != "step":
                 raise ConfigError(
                     f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it out, or use "

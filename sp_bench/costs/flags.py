@@ -1,23 +1,111 @@
-"""Flags: doubts about the times of an ok row, computed from its columns.
+"""Flags: doubts about the times or the training of an ok row, computed from its columns.
 
-They are computed when a row is written, and when a report reads an old row that has no flags yet.
+They are computed when a row is written, and when a report reads an old row that lacks them.
 """
 
 import statistics
 from collections.abc import Sequence
+from itertools import accumulate
 
 MAX_UNSETTLED_SHARE = 0.03  # how far the second half's median may be from the median of all timed steps, relative to it
+MAX_WINDOW_SHARE = 0.02  # how far a step's median or mean time may be from the window's share of a step, relative to it
+MAX_TRANSIENT_SHARE = (
+    0.05  # how far a step may be from its neighbours' median, relative to it, or a trend over the window
+)
+NEIGHBOURS = 2  # timed steps on each side
+MAX_TRANSIENTS = 0.05  # of the timed steps; at least one makes a window of 20 or fewer transient
+MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
+MIN_MODES_APART = 0.05  # of the slower mode's median above the faster one's, relative to that
+MAX_MODE_SPREAD = 1 / 3  # of the deviations from the two modes' medians, to those from the median of all
 
 
-def flags_of_steps(step_ms: Sequence[float]) -> list[str]:
-    """["unsettled"] if the steps became shorter or longer while they were timed, otherwise [].
+def flags_of_times(step_ms: Sequence[float], window_ms: Sequence[float]) -> list[str]:
+    """Any of "unsettled", "transient", "bimodal" and "window_disagrees" that apply.
+
+    step_ms: of each timed step, the max over ranks. window_ms: of each rank, around all timed steps.
+    """
+    found = {
+        "unsettled": is_unsettled(step_ms),
+        "transient": is_transient(step_ms),
+        "bimodal": is_bimodal(step_ms),
+        "window_disagrees": window_disagrees(step_ms, window_ms),
+    }
+    return [flag for flag, applies in found.items() if applies]
+
+
+def is_unsettled(step_ms: Sequence[float]) -> bool:
+    """Whether the steps became shorter or longer while they were timed.
 
     A device at its power limit slows down about a second after its load begins.
     """
     if len(step_ms) < 2:
-        return []
+        return False
     settled, median = statistics.median(step_ms[-(len(step_ms) // 2) :]), statistics.median(step_ms)
-    return ["unsettled"] if abs(settled - median) > MAX_UNSETTLED_SHARE * median else []
+    return abs(settled - median) > MAX_UNSETTLED_SHARE * median
+
+
+def is_transient(step_ms: Sequence[float]) -> bool:
+    """Whether single steps are over 5% slower or faster than their neighbours, the two before and the two after, or
+    whether they grow or shrink by over 5% over the window, by the medians of its halves. Of more than 20 steps one in
+    20 may be off: the median does not notice."""
+    num = len(step_ms)
+    if num < 3:
+        return False
+    off = 0
+    for i, ms in enumerate(step_ms):
+        near = statistics.median([*step_ms[max(0, i - NEIGHBOURS) : i], *step_ms[i + 1 : i + 1 + NEIGHBOURS]])
+        off += abs(ms - near) > MAX_TRANSIENT_SHARE * near
+    if off and off >= MAX_TRANSIENTS * num:
+        return True
+    halves = step_ms[: num // 2], step_ms[-(num // 2) :]
+    # the middles of the halves are num - num // 2 steps apart
+    a_step = (statistics.median(halves[1]) - statistics.median(halves[0])) / (num - num // 2)
+    trend = a_step * (num - 1)
+    return abs(trend) > MAX_TRANSIENT_SHARE * statistics.median(step_ms)
+
+
+def is_bimodal(step_ms: Sequence[float]) -> bool:
+    """Whether the steps fall into a fast and a slow group, so that their median is the time of hardly any step.
+
+    The steps are split in two where the groups are tightest: where the absolute deviations from the two groups' medians
+    add up to least. Each group has a quarter of the steps or more, and MIN_MODE_STEPS.
+    """
+    ordered, num = sorted(step_ms), len(step_ms)
+    smallest = max(MIN_MODE_STEPS, -(-num // 4))
+    if num < 2 * smallest:
+        return False
+    total = [0.0, *accumulate(ordered)]
+
+    def deviation(first: int, end: int) -> float:
+        """Of steps first to end - 1 from their median, added up: the upper half less the lower half."""
+        half = (end - first) // 2
+        return total[end] - total[end - half] - total[first + half] + total[first]
+
+    spread, at = min((deviation(0, i) + deviation(i, num), i) for i in range(smallest, num - smallest + 1))
+    fast, slow = statistics.median(ordered[:at]), statistics.median(ordered[at:])
+    return slow - fast > MIN_MODES_APART * fast and spread < MAX_MODE_SPREAD * deviation(0, num)
+
+
+def window_disagrees(step_ms: Sequence[float], window_ms: Sequence[float]) -> bool:
+    """Whether the median or the mean step lasts longer or shorter than the longest window divided by its steps.
+
+    The mean does where ranks are late in turn, because each step counts as its slowest rank. The median does where some
+    steps are much slower than the others.
+    """
+    if not len(step_ms) or not len(window_ms):
+        return False
+    a_step = max(window_ms) / len(step_ms)
+    return any(
+        abs(ms - a_step) > MAX_WINDOW_SHARE * a_step for ms in (statistics.median(step_ms), statistics.mean(step_ms))
+    )
+
+
+def flags_of_loss(loss: Sequence[float]) -> list[str]:
+    """["loss_not_falling"] if the loss of the last timed step is not below that of the first, otherwise [].
+
+    All steps train on one text. Where its loss does not fall, a real fault would look the same.
+    """
+    return ["loss_not_falling"] if len(loss) > 1 and not loss[-1] < loss[0] else []
 
 
 def flags_of_memory(

@@ -9,8 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-import numpy as np
-
 from sp_bench.config.trial import MIN_MESSAGE_BYTES, TrialConfig
 from sp_bench.costs.attention import Traffic
 
@@ -82,6 +80,8 @@ def fit_line(sizes_bytes: Sequence[float], times_ms: Sequence[float]) -> Line:
     Neither number can be negative. If the latency would be, the line is fitted again through the origin, and its
     latency is None. If times do not grow with the size, both are None.
     """
+    import numpy as np  # takes as long as all else that a plan imports of ours
+
     sizes, times = np.asarray(sizes_bytes, float), np.asarray(times_ms, float)
     slope, start = np.polyfit(sizes, times, 1, w=1 / times)
     if slope <= 0:

@@ -11,7 +11,11 @@ from math import prod
 
 from sp_bench.config.trial import ELEMENT_BYTES, ModelConfig, TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
+from sp_bench.costs.work import ExpectedWork, KernelCalls
 
+OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
+HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft")  # engines that train a model of transformers
+ZERO_3 = ("deepspeed", *HUGGING_FACE)  # engines on DeepSpeed's ZeRO-3
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
@@ -80,20 +84,92 @@ def model_flops(config: TrialConfig) -> int:
 
 def hardware_flops(config: TrialConfig, padded_seq_len: int) -> int:
     """FLOPs that one step really runs, over all ranks: padded tokens too, the flash backward at 2.5x the forward, and
-    what activation checkpointing and TRL's loss compute again.
+    what activation checkpointing and TRL's loss compute again."""
+    return matmul_flops(config, padded_seq_len) + attention_flops(config, padded_seq_len)
+
+
+def matmul_flops(config: TrialConfig, padded_seq_len: int) -> int:
+    """The part of `hardware_flops` that is matrix products outside attention."""
+    model, tokens = config.model, _tokens(config, padded_seq_len)
+    flops = 3 * 2 * matmul_parameters(model) * tokens
+    flops += 2 * model.num_layers * _repeated_parameters(config) * tokens
+    if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
+        head = 2 * model.vocab_size * model.hidden_size
+        unscored = config.num_sequences if config.sp_size == 1 else 0  # the last token of each, which has no label
+        flops += head * tokens - 4 * head * unscored
+    return flops
+
+
+def _repeated_parameters(config: TrialConfig) -> int:
+    """Elements of one layer's matrices that activation checkpointing multiplies by again.
 
     A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`. So the
-    product with that matrix is not repeated.
+    product with that matrix is not repeated. Under ZeRO-3 it is: DeepSpeed's linear layers keep their input when they
+    have computed their output. With tiles of the MLP the result of `attention.out` is kept, and that product is not
+    repeated either.
     """
-    model, tokens = config.model, _tokens(config, padded_seq_len)
-    attention = _attention_flops(config, padded_seq_len)
-    flops = 3 * 2 * matmul_parameters(model) * tokens + attention + int(attention * FLASH_BACKWARD)
-    if config.workload.activation_checkpointing == "full":
-        repeated = block_matmul_parameters(model) - model.hidden_size * model.intermediate_size
-        flops += 2 * model.num_layers * repeated * tokens + attention
-    if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
-        flops += 2 * model.vocab_size * model.hidden_size * tokens
-    return flops
+    model, checkpointing = config.model, config.workload.activation_checkpointing
+    if checkpointing in (None, "none"):
+        return 0
+    if config.engine.name in ZERO_3:
+        return block_matmul_parameters(model)
+    mlp = model.hidden_size * model.intermediate_size
+    kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
+    if config.workload.mlp_tile_tokens is not None:
+        kept += model.hidden_size * model.num_heads * model.head_dim
+    return block_matmul_parameters(model) - kept
+
+
+def attention_flops(config: TrialConfig, padded_seq_len: int) -> int:
+    """The part of `hardware_flops` that is attention."""
+    forward = _attention_flops(config, padded_seq_len)
+    return (1 + _recomputed(config)) * forward + int(forward * FLASH_BACKWARD)
+
+
+def _recomputed(config: TrialConfig) -> bool:
+    """Whether the attention of each layer runs its forward twice."""
+    return config.workload.activation_checkpointing == "full"
+
+
+def updated_elements(config: TrialConfig) -> int:
+    """Elements that the optimizers of all ranks update in one step, for our engines.
+
+    fsdp2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
+    """
+    if config.engine.name == "fsdp2":
+        return config.dp_replicate_size * num_parameters(config.model)
+    size = config.world_size
+    block, root = (
+        sum(-(-prod(shape) // size) * size for shape in shapes(config.model).values())
+        for shapes in (block_shapes, root_shapes)
+    )
+    return root + config.model.num_layers * block
+
+
+def expected_work(
+    config: TrialConfig, padded_seq_len: int, calls: KernelCalls | None, *, products: bool
+) -> ExpectedWork:
+    """What one step must compute. An engine from outside trains what it likes, and transformers bring an attention of
+    their own.
+
+    calls: of this rank, in one attention call of the method; None: it is not known how the method calls the kernel.
+    products: whether all matrix products outside the kernel are the decoder's.
+    """
+    engine = config.engine.name
+    if engine not in (*OUR_DECODER, *HUGGING_FACE):
+        return ExpectedWork()
+    expected = ExpectedWork(
+        matmul_flops={config.dtype: matmul_flops(config, padded_seq_len)} if products else None,
+        updated_elements=updated_elements(config),
+    )
+    if calls is None or engine in HUGGING_FACE:
+        return expected
+    layers = config.model.num_layers * config.workload.num_micro_batches
+    return replace(
+        expected,
+        attention_flops=attention_flops(config, padded_seq_len),
+        kernel_calls=KernelCalls((1 + _recomputed(config)) * layers * calls.forward, layers * calls.backward),
+    )
 
 
 def _shard_elements(shapes: ParameterShapes, num_shards: int) -> int:
@@ -104,22 +180,27 @@ def _shard_elements(shapes: ParameterShapes, num_shards: int) -> int:
 def sharding_traffic(config: TrialConfig) -> Traffic:
     """Bytes of one step for FSDP2's parameters and gradients, with replicas (HSDP) or without.
 
-    The parameters of a layer are gathered for the forward and again for the backward, those of the root once. Gradients
-    are reduce-scattered over N ranks and all-reduced over R replicas. All of this happens in each micro-batch, because
-    no rank keeps whole parameters or whole gradients between two of them. Recomputation gathers nothing, because it
-    runs while the backward's parameters are there. Source: arXiv 2304.11277, with FSDP2's padding of each parameter.
+    The parameters of a layer are gathered for the forward and, unless they are kept, again for the backward; those of
+    the root once. Gradients are reduce-scattered over N ranks and all-reduced over R replicas. All of this happens in
+    each micro-batch, because no rank keeps whole parameters between two of them, and whole gradients only if it is
+    told to. Recomputation gathers nothing, because it runs while the backward's parameters are there. Source: arXiv
+    2304.11277, with FSDP2's padding of each parameter.
     """
     num_shards, replicas = config.dp_shard_size * config.sp_size, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
     blocks = config.model.num_layers * _shard_elements(block_shapes(config.model), num_shards)
-    gathered = (num_shards - 1) * (root + 2 * blocks) * ELEMENT_BYTES[config.dtype]
+    gathers = 1 if config.engine.reshard_after_forward is False else 2
+    gathered = (num_shards - 1) * (root + gathers * blocks) * ELEMENT_BYTES[config.dtype]
     reduced = (root + blocks) * _reduce_bytes(config)
-    once = {
-        ("parameters", "all_gather"): Fraction(gathered),
+    gradients = {
         ("gradients", "reduce_scatter"): Fraction((num_shards - 1) * reduced),
         ("gradients", "all_reduce"): 2 * reduced * Fraction(replicas - 1, replicas),
     }
-    return add_traffic(scale_traffic(once, config.workload.num_micro_batches))
+    times = config.workload.num_micro_batches
+    reductions = 1 if config.engine.reduce_gradients == "last_micro_batch" else times
+    return add_traffic(
+        scale_traffic({("parameters", "all_gather"): Fraction(gathered)}, times), scale_traffic(gradients, reductions)
+    )
 
 
 def _reduce_bytes(config: TrialConfig) -> int:
@@ -137,12 +218,23 @@ def unsharded_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
     """Bytes of one training step without parameters and gradients: attention in each micro-batch, and the loss once.
     They are the same for every engine that runs our decoder."""
     calls = config.model.num_layers * config.workload.num_micro_batches
-    recomputed: Traffic = {}
-    if config.workload.activation_checkpointing == "full":
-        recomputed = {("recompute", op): size for (phase, op), size in attention.items() if phase == "forward"}
     loss = 2 * Fraction(config.world_size - 1, config.world_size) * _reduce_bytes(config)
     return add_traffic(
         scale_traffic(attention, calls),
-        scale_traffic(recomputed, calls),
+        scale_traffic(sent_again(config.workload.activation_checkpointing, attention), calls),
         {("loss", "all_reduce"): loss},
     )
+
+
+def sent_again(checkpointing: str | None, attention: Traffic) -> Traffic:
+    """What recomputation sends of one attention call; `attention` is what the call itself sends.
+
+    Whoever calls the attention again sends all of its forward again. Whoever kept its output calls no kernel, and so
+    needs no other rank's KV; but heads are exchanged again, of q, k and v forwards and of the output backwards.
+    """
+    forward = {op: size for (phase, op), size in attention.items() if phase == "forward"}
+    if checkpointing == "selective_output":
+        forward = {op: size for op, size in forward.items() if op == "all_to_all"}
+    elif checkpointing != "full":
+        forward = {}
+    return {("recompute", op): size for op, size in forward.items()}

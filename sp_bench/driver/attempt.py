@@ -101,11 +101,12 @@ class Ended(NamedTuple):
     status: str
     reason: str | None
     median_step_ms: float | None
+    logs: Path | None  # the folder with those of its ranks, where a launch failed
 
 
 def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
-    """Run the first of the attempts that no other driver has, with those that may share its processes; those that got a
-    row. Empty: others have them all.
+    """Run the first unclaimed attempt, and those that share its processes. Returns the attempts that got rows; empty:
+    other drivers have them all.
 
     One launch at a time runs on a machine, since two would disturb each other's times. Whatever becomes of one attempt,
     the next call goes on, in fresh processes if its own are gone.
@@ -164,7 +165,8 @@ def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Gener
     folders = [_folder(attempt, claim, driver.campaign) for attempt, claim in held]
     trials = [(attempt.planned.config, folder) for (attempt, _), folder in zip(held, folders, strict=True)]
     num_ended = 0
-    with closing(launch.launch(trials, driver.campaign.settings.deadlines, watch.on_phase)) as outcomes:
+    deadlines, replicate = driver.campaign.settings.deadlines, held[0][0].planned.replicate
+    with closing(launch.launch(trials, deadlines, watch.on_phase, replicate=replicate)) as outcomes:
         try:
             for result in outcomes:
                 reach("trial_ended")
@@ -243,7 +245,8 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) ->
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
-    return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"))
+    logs = None if outcome.status == "ok" or outcome.phase == "plan" else _folder(attempt, claim, campaign)
+    return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"), logs)
 
 
 def _keep(row: Mapping[str, Any], key: str, trial_folder: Path) -> str:

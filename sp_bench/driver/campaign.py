@@ -1,9 +1,11 @@
 """A campaign: plan its trials, skip those that have rows, run the rest, make the report."""
 
 import itertools
+import os
 import random
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -11,20 +13,18 @@ from typing import Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, plan
+from sp_bench.driver import attempt, overview, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
-from sp_bench.driver.claims import FOLDER, Claims
+from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, show_plan, summary
+from sp_bench.driver.progress import Progress, number_of, show_plan, show_plan_as_json, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import store
 from sp_bench.rows.store import RowName, require_contained
 
-INTERRUPTED = 130  # exit code after Ctrl-C, as in shells
 RETRIED = ("preempted", "timeout", "error")  # by `resume`; with another status a trial would end the same way
 POLL_S = 0.5  # between looks at what other runs have committed
-REPORT = "report"  # the claim of the run that makes the report
 
 
 class Reporter(Protocol):
@@ -39,15 +39,19 @@ class Reporter(Protocol):
         ...
 
 
-def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter) -> None:
-    """Leave one row of this environment for every trial. Other runs of the campaign may share the work.
+def run(
+    configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter | None, *, as_json: bool = False
+) -> Counter[str]:
+    """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
+    many trials ended in which status, by their latest rows.
 
-    With `resume`, try again some trials that failed. With `plan_only`, show what would run and launch nothing.
+    With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
+    nothing; nothing is counted. Without a reporter, no report is made.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
         StorageError: the folder cannot be written any more; committed rows stay.
-        SystemExit: 130 after a signal; committed rows stay.
+        SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
     """
     kinds = {config.hardware.device for config in configs}
     found = hardware.gpus() if "cuda" in kinds else None
@@ -55,20 +59,33 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Repo
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
 
-    trials = plan.plan(configs, settings.replicates, settings.order_seed, len(found.devices) if found else None)
+    trials = plan.plan(
+        configs,
+        settings.replicates,
+        settings.order_seed,
+        num_gpus=len(found.devices) if found else None,
+        host_bytes=hardware.host_bytes(),
+        device_name=found.devices[0].name if found and found.devices else None,
+        measure_s=settings.deadlines.measure,
+    )
     rows = _latest_rows(trials, campaign)
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
+    gpu_bytes = min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
+    notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
+    notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
+    notes += _unknown_rates(trials, found)
     if settings.plan_only:
-        show_plan(trials, [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)])
-    if note := _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign):
+        statuses = [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)]
+        (show_plan_as_json if as_json else show_plan)(trials, statuses, notes)
+        return Counter()
+    for note in notes:
         print(note)
-    if settings.plan_only:
-        return
 
     try:
         campaign.work.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
+        overview.write_plan(campaign.folder, [(trial.trial_id, campaign.env_id(trial)) for trial in trials])
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -79,7 +96,8 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Repo
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
-            with Signals() as signals, Progress([each.planned for each in attempts], before) as progress:
+            signals = Signals()
+            with signals, Progress([each.planned for each in attempts], before) as progress:
                 try:
                     _fill(attempts, Driver(campaign, claims, signals, progress, devices))
                 except Interrupted:
@@ -87,15 +105,18 @@ def run(configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Repo
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
                     killed = True
             if not killed:
-                print(summary(campaign.folder, progress, reporter.effort(campaign.folder), interrupted=interrupted))
-            _say_how_to_retry(trials, campaign)
+                effort = reporter.effort(campaign.folder) if reporter else ""
+                print(summary(campaign.folder, progress, effort, interrupted=interrupted))
+            latest = [row for row in _latest_rows(trials, campaign) if row]
+            _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
-                raise SystemExit(INTERRUPTED)
-            if claims.take(REPORT, lambda: False) is None:
+                raise SystemExit(signals.exit_code)
+            if reporter and claims.take(REPORT, lambda: False) is None:
                 print(f"report: another run is making that of {campaign.folder}")
-                return
-            for line in reporter.build(campaign.folder):
-                print(line)
+            elif reporter:
+                for line in reporter.build(campaign.folder):
+                    print(line)
+            return Counter(row.status for row in latest)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
 
@@ -116,9 +137,20 @@ def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None,
     for model, kind in itertools.product(sorted({gpu.name for gpu in found.devices}), kinds):
         if not hardware.describes(kind, model):
             raise ConfigError(
-                f"hardware={kind}, but this machine has {model}; use the hardware of that name, or add a file to "
-                "conf/hardware that is named as the device is"
+                f"hardware={kind}, but this machine has {model}; use hardware=device, or the file of conf/hardware of "
+                "that name"
             )
+
+
+def _unknown_rates(trials: Sequence[Trial], found: hardware.Gpus | None) -> list[str]:
+    """A line for each kind of GPU here whose peak rate no datasheet told us, for the dtypes that are asked for."""
+    dtypes = sorted({trial.config.dtype for trial in trials if trial.config.hardware.device == "cuda"})
+    models = sorted({gpu.name for gpu in found.devices}) if found else []
+    return [
+        f"warning: no peak rate of {model} in {dtype} is known: mfu and hfu are null"
+        for model, dtype in itertools.product(models, dtypes)
+        if hardware.peak_flops(model, dtype) is None
+    ]
 
 
 def _latest_rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:
@@ -140,17 +172,17 @@ def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig)
     return latest.attempt + 1 if again else None
 
 
-def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> str:
-    """Say why trials run although the campaign has rows of them; empty where it has none."""
+def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> list[str]:
+    """A line that says why trials run although the campaign has rows of them; none where it has none."""
     asked = {trial.trial_id: campaign.env_id(trial) for trial in without_row}
     committed = store.committed(campaign.folder)  # another run may have added rows of this environment meanwhile
     found = {row.trial_id for row in committed if asked.get(row.trial_id, row.env_id) != row.env_id}
     if not found:
-        return ""
-    return (
+        return []
+    return [
         f"{number_of(len(found))} of {len(asked):,} to run had been measured before, but with other libraries, on "
         "another device or with other code. Those rows stay; a report shows the newest of each cell"
-    )
+    ]
 
 
 def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
@@ -179,10 +211,9 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             time.sleep(0.1)
 
 
-def _say_how_to_retry(trials: Sequence[Trial], campaign: Campaign) -> None:
+def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:
     """Print what to do about trials whose last attempt failed."""
-    most = campaign.settings.max_attempts
-    failed = [row for row in _latest_rows(trials, campaign) if row and row.status in RETRIED]
+    failed = [row for row in latest if row.status in RETRIED]
     spent = sum(row.attempt + 1 >= most for row in failed)
     if again := len(failed) - spent:
         print(f"{number_of(again)} failed; `sp-bench resume` with the words of this run tries again")

@@ -8,7 +8,8 @@ its owner in one step, its mtime is the owner's heartbeat, and no name is ever u
 - a dead owner blocks nobody: its directory is renamed away;
 - no attempt is committed twice: the row's file lies inside the directory until one os.replace moves it to the campaign
   (so it is on the same file system). Once the claim has been renamed away there is no such path, and a driver that
-  was only slow is refused. Had it been faster, whoever took over finds its row: it looks after its claim holds.
+  was only slow is refused. If the slow driver committed first, the new owner finds that row
+  once its claim holds, and stops.
 
 Needs of the file system only that mkdir and rename are atomic.
 """
@@ -31,6 +32,7 @@ from sp_bench.testing.kill_points import reach
 FOLDER = "claims"
 HEARTBEAT_S = 10.0
 STALE_S = 60.0  # without a heartbeat for this long, an owner counts as dead wherever it runs
+REPORT = "report"  # the key of the run that makes the campaign's report
 GONE = ".gone"  # ends the name of a directory that is no claim any more
 _NAME = re.compile(rf"(?P<key>[0-9a-z-]+)\.{owner.PATTERN}\.(?P<nonce>[0-9a-f]+)")
 
@@ -108,7 +110,7 @@ class Claims:
 
     def holders(self) -> list[str]:
         """Who else holds claims, for people to read."""
-        others = {claim.owner for claim in self._all() if claim.owner != self._owner}
+        others = {claim.owner for claim in listed(self.folder) if claim.owner != self._owner}
         return sorted(f"process {other.pid} on {other.host}" for other in others)
 
     def _let_go(self, path: Path) -> None:
@@ -126,12 +128,7 @@ class Claims:
         return True
 
     def _of(self, key: str) -> list[Claim]:
-        return [claim for claim in self._all() if claim.key == key]
-
-    def _all(self) -> Iterator[Claim]:
-        for name in os.listdir(self.folder):
-            if (match := _NAME.fullmatch(name)) and (who := owner.parse(name[len(match["key"]) + 1 :])):
-                yield Claim(self.folder / name, match["key"], who, match["nonce"])
+        return [claim for claim in listed(self.folder) if claim.key == key]
 
     def _is_dead(self, claim: Claim) -> bool:
         if claim.owner.has_ended():
@@ -151,7 +148,7 @@ class Claims:
         for name in os.listdir(self.folder):
             if name.endswith(GONE):
                 _remove(self.folder / name)
-        for claim in self._all():
+        for claim in listed(self.folder):
             if self._is_dead(claim):
                 _bury(claim)
 
@@ -160,6 +157,13 @@ class Claims:
             for path in tuple(self._held):
                 with suppress(OSError):  # taken over: `commit` tells. Any other trouble: the next beat tries again
                     os.utime(path)
+
+
+def listed(folder: Path) -> Iterator[Claim]:
+    """All claims in a folder, whoever made them; those of the dead too."""
+    for name in os.listdir(folder):
+        if (match := _NAME.fullmatch(name)) and (who := owner.parse(name[len(match["key"]) + 1 :])):
+            yield Claim(folder / name, match["key"], who, match["nonce"])
 
 
 def _modified(path: Path) -> float:

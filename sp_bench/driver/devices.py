@@ -1,35 +1,33 @@
 """One measurement at a time on a device: a lock of this machine, and an end to all processes that a trial started.
 
-The lock holds for all runs of this user, whatever their campaigns.
+The lock holds for all runs of all users, whatever their campaigns.
 """
 
-import fcntl
+import errno
 import os
 import secrets
 import signal
-import tempfile
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 import psutil
 
 from sp_bench.driver import owner
 
 TOKEN = "SP_BENCH_TRIAL"  # the variable that marks every process of a launch; its value begins with the driver
+SCOPE = "SP_BENCH_LOCK_SCOPE"  # the variable by which tests keep out of each other's way: runs of one scope take turns
 POLL_S = 0.1
 KILL_LIMIT_S = 30.0
 
 
 @contextmanager
 def reserved(devices: Sequence[str], check: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    """While open, no other run of this user measures on any of the `devices`. The kernel frees what a killed run held.
+    """While open, no other run on this machine measures on any of the `devices`. The kernel frees what a killed run
+    held.
 
     check: called while waiting; may raise. say: hears once what is waited for.
-
-    Raises:
-        OSError: the folder for temporary files cannot be used.
     """
     with ExitStack() as held:
         for device in sorted(devices):  # all runs in one order, so that no two wait for each other
@@ -40,23 +38,24 @@ def reserved(devices: Sequence[str], check: Callable[[], None], say: Callable[[s
 
 @contextmanager
 def _locked(name: str, check: Callable[[], None], say: Callable[[str], None]) -> Iterator[None]:
-    path = Path(tempfile.gettempdir()) / f"sp_bench-{os.getuid()}-{name}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-    try:
-        while not _is_free(descriptor):
+    """Holds a name of the machine: an abstract socket, which is no file, so that no folder, user or umask is between
+    two runs. One process at a time has it, and it is gone with that process. A container with a network of its own has
+    names of its own."""
+    address = f"\0sp_bench-{os.environ.get(SCOPE, '')}-{name}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        while not _bound(held, address):
             say("another run is measuring on this machine; waiting for it, since both would measure each other's load")
             check()
             time.sleep(POLL_S)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _is_free(descriptor: int) -> bool:
-    """Locks it if so."""
+def _bound(held: socket.socket, address: str) -> bool:
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        held.bind(address)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise
         return False
     return True
 

@@ -1,8 +1,10 @@
 """What runs here, and why the rest does not: machine, libraries, kernels, methods; and how fast its fabrics are."""
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from sp_bench import hardware, kernels
-from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
 from sp_bench.driver.methods_table import Support, all_methods
-from sp_bench.driver.overrides import choices
+from sp_bench.driver.overrides import THIS_DEVICE
 from sp_bench.driver.progress import console
 from sp_bench.rows import store
+
+SLOW_S = 1.0  # that a look-up of the machine's own name may take unnoticed
 
 # In a process of its own: the driver imports no torch.
 _PROBE = """
@@ -57,26 +60,46 @@ def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
     )
 
 
-def show() -> None:
-    output = console()
-    found = hardware.gpus()
-    versions = hardware.package_versions()
-    torch = probe_torch()
-    output.print("[bold]machine[/]")
-    _pairs({"cpu": hardware.cpu_model(), "gpus": _gpu_text(found), "driver": found.driver if found else "none"})
-    output.print("[bold]torch[/]")
-    _pairs(torch)
-    output.print("[bold]libraries[/]")
-    _pairs({name: versions.get(name, "not installed") for name in hardware.PACKAGES})
+def examine() -> dict[str, Any]:
+    """What `doctor` shows: headings, and below each names with what was found, or why not. JSON-ready."""
+    found, versions = hardware.gpus(), hardware.package_versions()
+    sections: dict[str, Any] = {
+        "machine": {
+            "cpu": hardware.cpu_model(),
+            "gpus": _gpu_text(found),
+            "driver": found.driver if found else "none",
+            "host name": host_name(),
+        },
+        "torch": probe_torch(),
+        "libraries": {name: versions.get(name, "not installed") for name in hardware.PACKAGES},
+    }
     usable: set[str] = set()
     for device in ("cpu", "cuda"):
-        output.print(f"[bold]kernels on {device}[/]")
         absent = "no CUDA device here" if device == "cuda" and not (found and found.devices) else None
         reasons = {name: absent or reason for name, reason in kernel_support(device).items()}
-        _pairs({name: reason or "usable" for name, reason in reasons.items()})
+        sections[f"kernels on {device}"] = {name: reason or "usable" for name, reason in reasons.items()}
         usable.update(name for name, reason in reasons.items() if not reason)
-    output.print("[bold]methods[/] (sp-bench methods says which heads over how many ranks)")
-    _pairs({f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()[0]})
+    sections["methods"] = {f"{s.name} {s.variant or ''}".strip(): method_support(s, usable) for s in all_methods()[0]}
+    return sections
+
+
+def show() -> None:
+    for heading, pairs in examine().items():
+        more = " (sp-bench methods says which heads over how many ranks)" if heading == "methods" else ""
+        console().print(f"[bold]{heading}[/]{more}")
+        _pairs(pairs)
+
+
+def host_name() -> str:
+    """What this machine calls itself, and which address gloo takes for that."""
+    name, start = socket.gethostname(), time.monotonic()
+    try:
+        found = f"is {socket.gethostbyname(name)}"
+    except OSError:
+        found = "does not resolve; ranks meet at 127.0.0.1, and gloo uses the loopback device"
+    waited_s = time.monotonic() - start
+    slow = f", found after {waited_s:.0f} s: a line for it in /etc/hosts makes it quick" if waited_s > SLOW_S else ""
+    return f"{name} {found}{slow}"
 
 
 def _gpu_text(found: hardware.Gpus | None) -> str:
@@ -95,22 +118,14 @@ def _pairs(pairs: dict[str, Any]) -> None:
 
 
 def fabrics_here() -> list[str]:
-    """Overrides that turn sweep=fabrics into what this machine can run: NCCL on 2, 4, 8 ... of its GPUs, else gloo.
-
-    Raises:
-        ConfigError: GPUs that no file of conf/hardware describes.
-    """
+    """Overrides that turn sweep=fabrics into what this machine can run: NCCL on 2, 4, 8 ... of its GPUs, else gloo."""
     found = hardware.gpus()
     num_gpus = len(found.devices) if found else 0
     if not found or num_gpus < 2:
         gloo = ("fabric=gloo", "hardware=cpu", "dtype=float32", "sp_size=2", "workload.timed_steps=10")
         return ["sweep=fabrics", *gloo, "workload.max_message_bytes=16777216"]
-    model = found.devices[0].name
-    kinds = [kind for kind in choices("hardware") if hardware.describes(kind, model)]
-    if not kinds:
-        raise ConfigError(f"conf/hardware has no file for {model}; add one with device: cuda, named as the device is")
     sizes = [2**power for power in range(1, num_gpus.bit_length())]
-    return ["sweep=fabrics", f"hardware={kinds[0]}", f"sp_size={','.join(map(str, sizes))}"]
+    return ["sweep=fabrics", f"hardware={THIS_DEVICE}", f"sp_size={','.join(map(str, sizes))}"]
 
 
 CURVE_COLUMNS = (

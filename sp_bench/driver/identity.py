@@ -13,7 +13,7 @@ from pathlib import Path
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.outside import Source
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver.syntax import read, source_hash
+from sp_bench.driver.source_hash import read, source_hash
 from sp_bench.kernels import REFERENCE
 
 # Of these folders, a trial runs the files that its config names.

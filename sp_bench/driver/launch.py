@@ -1,4 +1,5 @@
-"""Launches trials: starts a process per rank, watches them under a deadline per phase, and classifies how they ended.
+"""Launches trials: starts a process per rank, and watches them under a deadline per phase. `verdict` says how they
+ended, and `record_check` whether what they handed over can be believed.
 
 Several trials may share the processes of one launch. This file knows the worker by its module name only, never imports
 torch and never touches a device.
@@ -20,6 +21,8 @@ from pathlib import Path
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
+from sp_bench.driver.neighbours import Neighbours
+from sp_bench.driver.record_check import checked
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
 from sp_bench.rows.row import Outcome
@@ -37,19 +40,20 @@ def launch(
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
     command: Sequence[str] | None = None,
+    replicate: int = 0,
 ) -> Generator[Outcome, None, None]:
     """Run trials one after another in one set of processes, each in its own new folder; yield what came of each.
 
     The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
-    rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size and
-    environment. `command` runs instead of the worker, once per rank.
+    rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size,
+    environment and replicate. `command` runs instead of the worker, once per rank.
     """
     trials = [(config, folder.resolve()) for config, folder in trials]
     folders = [folder for _, folder in trials]
     for config, folder in trials:
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted launch of the same attempt
         folder.mkdir(parents=True)
-        handover.write_trial(folder, config)
+        handover.write_trial(folder, config, replicate)
     token = devices.new_token()
     ranks = Ranks()
     started_at, start = datetime.now(UTC), time.monotonic()
@@ -58,7 +62,8 @@ def launch(
         for config, folder in trials:
             is_last = folder == folders[-1]
             oom_before = oom_kills()
-            expired = _watch(ranks, config, folders, folder, deadlines, on_phase)
+            neighbours = Neighbours(config)
+            expired = _watch(ranks, config, folders, folder, deadlines, on_phase, neighbours)
             ended_at = time.time()
             if expired or is_last or ranks.exits:
                 devices.kill_all(token)
@@ -68,7 +73,10 @@ def launch(
             bound_logs(folder)
             oom_killed = (oom_kills() or 0) > (oom_before or 0)
             exits = ranks.exits if is_last else _exits_during(folder, ranks.exits)
-            outcome = classify(folder, Ending(exits, expired, oom_killed, ended_at))
+            outcome = checked(classify(folder, Ending(exits, expired, oom_killed, ended_at)), config)
+            if outcome.status == "ok":
+                flags = [*(outcome.measured.get("flags") or []), *neighbours.flags()]
+                outcome = replace(outcome, measured={**outcome.measured, "flags": flags})
             duration_s = time.monotonic() - start
             phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
             yield replace(outcome, started_at=started_at, duration_s=duration_s, phase_s=phase_s)
@@ -173,6 +181,7 @@ def _watch(
     folder: Path,
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
+    neighbours: Neighbours,
 ) -> str | None:
     """Wait for the end of the trial in `folder`: all ranks have ended, or they are done and another trial follows.
     Returns which deadline passed, or None."""
@@ -185,6 +194,7 @@ def _watch(
         now = time.monotonic()
         expired = clock.expired(handover.read_events(folder), exits, now)
         on_phase(clock.phase)
+        neighbours.on_phase(clock.phase)
         for each in folders:  # what a rank started in an earlier trial may still write to that trial's log
             bound_logs(each)
         if all_ended or (clock.phase == "done" and not is_last):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from tabulate import tabulate
 
@@ -158,6 +158,26 @@ def show() -> None:
     for heading, lines in zip(headings, (reasons, missing, problems), strict=True):
         if lines:
             print(f"\n{heading}:", *lines, sep="\n  ")
+
+
+def as_json() -> list[dict[str, Any]]:
+    """The table and what is below it, for programs: a mapping a variant."""
+    return [
+        {
+            "method": each.name,
+            "variant": each.variant,
+            "library": methods.get(each.name).IMPLEMENTATION.partition("==")[0],
+            "primitive": methods.primitive(each.works[0].method),
+            "kernels": each.kernels,
+            "sp_sizes": {f"{query}/{kv}": each.sp_sizes((query, kv)) for query, kv in HEADS.values()},
+            "layouts_causal": each.layouts(causal=True),
+            "layouts_not_causal": each.layouts(causal=False),
+            "on_cpu": each.on_cpu,
+            "refusal": each.refusal,
+            "missing_library": each.missing_library,
+        }
+        for each in all_methods()[0]
+    ]
 
 
 def table(supports: Sequence[Support]) -> str:

@@ -20,10 +20,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from sp_bench import engines, kernels, methods
+from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config import outside
 from sp_bench.config.parsing import ConfigError, nearest, shown
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import HardwareConfig, TrialConfig
 from sp_bench.driver.settings import CampaignConfig
 
 # The keys of the command line
@@ -80,14 +80,40 @@ def take_files(arguments: Sequence[str]) -> list[str]:
 
 
 def choice_from_outside(group: str, name: str) -> dict[str, Any] | None:
-    """What a file of conf would say of a method, kernel or engine from outside; None: there is such a file."""
+    """What a file of conf would say of a method, kernel or engine from outside, and what a user's own file says; None:
+    there is such a file of ours."""
+    if own_file(f"{group}/{name}"):
+        return dict(conf_file(f"{group}/{name}"))
+    if group == "hardware" and name == THIS_DEVICE:
+        return _this_device()
     if name in choices(group):
         return None
     return methods.outside_choice(name) if group == "method" else {"name": name}
 
 
+THIS_DEVICE = "device"  # hardware=device: the GPUs of this machine, whatever they are
+
+
+def _this_device() -> dict[str, Any]:
+    """The file of conf/hardware that describes the GPUs of this machine, or one that they make themselves.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    found = hardware.gpus()
+    if not found or not found.devices:
+        raise ConfigError(f"hardware={THIS_DEVICE}: no GPU here; use hardware=cpu")
+    model = found.devices[0].name
+    for name in choices("hardware"):
+        if hardware.describes(name, model):
+            return dict(conf_file(f"hardware/{name}"))
+    return vars(HardwareConfig(hardware.short_name(model), "cuda"))
+
+
 def names(group: str) -> list[str]:
     """What `group=...` may choose: files of conf, and what comes from outside."""
+    if group == "hardware":
+        return sorted([*choices(group), THIS_DEVICE])
     every = {"method": methods, "kernel": kernels, "engine": engines}.get(group)
     found = [name for name in every.names() if name not in every.NAMES] if every else []
     return sorted([*choices(group), *found])
@@ -105,10 +131,47 @@ def conf_folder() -> Path:
     return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 
 
+OWN_GROUPS = ("sweep", "model", "hardware", "fabric")  # of which users may have files beside ours
+_own_folders: tuple[Path, ...] = ()
+
+
+def use_config_dirs(given: Sequence[Path]) -> None:
+    """From here on, files of OWN_GROUPS are looked for in these folders first, then in ./conf, then among ours.
+
+    Raises:
+        ConfigError: one of them is no folder.
+    """
+    global _own_folders
+    for folder in given:
+        if not folder.is_dir():
+            raise ConfigError(f"--config-dir {shown(folder)} is no folder; it holds folders such as sweep and model")
+    beside = [folder for folder in (Path("conf"),) if folder.is_dir() and not folder.samefile(conf_folder())]
+    _own_folders = (*given, *beside)
+    choices.cache_clear()
+    conf_file.cache_clear()
+
+
+def own_file(name: str) -> Path | None:
+    """The user's own file of that name, such as `sweep/mine`; None: there is none."""
+    if name.partition("/")[0] not in OWN_GROUPS:
+        return None
+    return next((path for folder in _own_folders if (path := folder / f"{name}.yaml").is_file()), None)
+
+
+def _path(name: str) -> Path:
+    return own_file(name) or conf_folder() / f"{name}.yaml"
+
+
+def _called(name: str) -> str:
+    """How messages call a file: by its path, ours from conf on."""
+    return shown(own_file(name) or f"conf/{name}.yaml")
+
+
 @cache
 def choices(group: str) -> list[str]:
-    """Names of the files in a folder of conf."""
-    return sorted(path.stem for path in (conf_folder() / group).glob("*.yaml"))
+    """Names of the files in a folder of conf, ours and the user's."""
+    folders = (conf_folder(), *(_own_folders if group in OWN_GROUPS else ()))
+    return sorted({path.stem for folder in folders for path in (folder / group).glob("*.yaml")})
 
 
 @cache
@@ -119,15 +182,15 @@ def conf_file(name: str) -> Mapping[str, Any]:
         ConfigError: the file is not YAML, or does not map keys to values.
     """
     try:
-        content = OmegaConf.to_container(OmegaConf.load(conf_folder() / f"{name}.yaml"))
+        content = OmegaConf.to_container(OmegaConf.load(_path(name)))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}," if error.problem_mark else ""
-        raise ConfigError(f"conf/{name}.yaml{line} is not YAML: {shown(error.problem)}") from None
+        raise ConfigError(f"{_called(name)}{line} is not YAML: {shown(error.problem)}") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"conf/{name}.yaml cannot be read: {shown(reason)}") from None
+        raise ConfigError(f"{_called(name)} cannot be read: {shown(reason)}") from None
     if not isinstance(content, Mapping):
-        raise ConfigError(f"conf/{name}.yaml must map keys to values; it is a list")
+        raise ConfigError(f"{_called(name)} must map keys to values; it is a list")
     return {str(key): value for key, value in content.items()}
 
 
@@ -143,15 +206,15 @@ def check_file(group: str, choice: str) -> None:
     name = conf_file(f"{group}/{choice}").get("name")
     if name != choice:
         says = f"says name: {shown(name)}" if name is not None else "gives no name"
-        raise ConfigError(f"conf/{group}/{choice}.yaml {says}; rows are labelled by it: write name: {choice}")
+        raise ConfigError(f"{_called(f'{group}/{choice}')} {says}; rows are labelled by it: write name: {choice}")
 
 
 def _check_sweep_file(name: str) -> None:
     """Check that a sweep file begins with the header, has a list of blocks, and has no key that nothing reads."""
-    file = f"conf/sweep/{name}.yaml"
+    file = _called(f"sweep/{name}")
     shape = f"begin it with the line '{SWEEP_HEADER}', and list what it sweeps over below 'sweep: blocks:'"
     content = conf_file(f"sweep/{name}")
-    lines = (conf_folder() / "sweep" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = _path(f"sweep/{name}").read_text(encoding="utf-8").splitlines()
     if next(filter(None, map(str.split, lines)), None) != SWEEP_HEADER.split():
         raise ConfigError(f"{file} is not a sweep: {shape}")
     for key in content:

@@ -1,25 +1,28 @@
 """From trial configs to trials: identity, validity and order. Pure; no torch, no files, no processes."""
 
 import hashlib
+import math
 import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sp_bench import kernels, methods
+from sp_bench import hardware, kernels, methods
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs import message_sizes, patterns
+from sp_bench.costs import memory, message_sizes, patterns, training
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
+SHARE_OF_PEAK = 0.6  # what a step of minutes, nearly all attention, reaches on the fastest kernel here
+SPARE_S = 120.0  # what a single step's deadline must leave beside its predicted time
 MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One fresh multi-process job to run, or the reason why it cannot be run."""
+    """One multi-process job to run, or the reason why it cannot be run."""
 
     config: TrialConfig
     cell_id: str  # 12 hex digits, equal for the replicates of a cell
@@ -41,10 +44,11 @@ def trial_id(cell: str, replicate: int) -> str:
     return _digest(f"{cell}/{replicate}")
 
 
-def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
+def unsupported_reason(config: TrialConfig, num_gpus: int | None, host_bytes: int | None = None) -> str | None:
     """Why this trial cannot run, naming what would work, or None.
 
     num_gpus: CUDA devices of this machine; None without an NVIDIA driver.
+    host_bytes: its memory; None: that does not matter.
 
     Raises:
         ConfigError: options of the method that no shape could make valid.
@@ -67,7 +71,11 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None) -> str | None:
             return reason
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
-    return kernel.unsupported_reason(shape, config.hardware.device) or _missing_devices(config, num_gpus)
+    return (
+        kernel.unsupported_reason(shape, config.hardware.device)
+        or _missing_devices(config, num_gpus)
+        or _missing_memory(config, host_bytes)
+    )
 
 
 def resolve(config: TrialConfig) -> Resolved:
@@ -84,6 +92,7 @@ def resolve(config: TrialConfig) -> Resolved:
         ring_degree=layout.ring_degree,
         padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
+        batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,
     )
 
 
@@ -130,10 +139,62 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     return None
 
 
+def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float) -> str | None:
+    """Why a single step would not end before its deadline, predicted from the peak of the devices; None if it would, or
+    if their peak is not known."""
+    peak = hardware.peak_flops(device_name or "", config.dtype)
+    if not config.workload.single_step or peak is None:
+        return None
+    padded = methods.get(config.method.name).layout(config.method, config.sp_size).padded(config.seq_len)
+    step_s = training.hardware_flops(config, padded) / (config.world_size * peak * SHARE_OF_PEAK)
+    if step_s + SPARE_S <= measure_s:
+        return None
+    return (
+        f"workload.single_step=true: the step would take about {step_s:.0f} s ({SHARE_OF_PEAK:.0%} of the peak of "
+        f"{config.world_size} x {device_name}), and with {SPARE_S:.0f} s to spare that is more than "
+        f"deadlines.measure={measure_s:.0f}; use {math.ceil(step_s + SPARE_S)} or more, or a smaller seq_len"
+    )
+
+
+def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
+    """Only what provably cannot fit the host. A trial on GPUs runs, and may end as `oom`, which is a result."""
+    needed = memory.held_on_host_bytes(config)
+    if host_bytes is None or needed <= host_bytes:
+        return None
+    have = f"{needed / 2**30:,.1f} GiB of host memory; this machine has {host_bytes / 2**30:,.1f} GiB"
+    if config.workload.name == "attention":
+        fits = host_bytes // memory.held_bytes_per_token(config)
+        return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
+    return f"parameters, gradients and optimizer states take {have}; use a smaller model"
+
+
+def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:
+    """What to tell about trials that will run, and perhaps not as was hoped. gpu_bytes: memory of the smallest GPU."""
+    running = {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values()
+    found = []
+    if crowded := [c.world_size for c in running if c.hardware.device == "cpu" and c.world_size > num_cores]:
+        found.append(
+            f"{len(crowded)} of {len(running)} cells have up to {max(crowded)} ranks on {num_cores} processors: their "
+            "times are of ranks that wait for each other"
+        )
+    full = []
+    for config in running:
+        emulated = config.hardware.device_memory_gib
+        limit = min(gpu_bytes or math.inf, math.inf if emulated is None else emulated * 2**30)
+        if config.hardware.device == "cuda" and (needed := memory.held_bytes(config) / config.world_size) > limit:
+            full.append(needed)
+    if full:
+        found.append(
+            f"{len(full)} of {len(running)} cells will probably end as oom: a rank holds up to "
+            f"{max(full) / 2**30:,.1f} GiB, without what the method and the kernel need"
+        )
+    return found
+
+
 def process_key(config: TrialConfig) -> tuple[str, ...]:
     """Trials in a row of one replicate with an equal key share one warm process group; empty: fresh processes.
 
-    In it is whatever processes are started with (trial.environment).
+    It holds whatever processes are started with (`launch.environment`).
     """
     if config.isolation == "trial":
         return ()
@@ -141,10 +202,19 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
     return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
 
 
-def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_gpus: int | None) -> list[Trial]:
+def plan(
+    configs: Iterable[TrialConfig],
+    replicates: int,
+    order_seed: int,
+    num_gpus: int | None,
+    host_bytes: int | None = None,
+    device_name: str | None = None,
+    measure_s: float = math.inf,
+) -> list[Trial]:
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
-    Equal configs are one cell, whatever the blocks of the sweep that they come from.
+    Equal configs are one cell, whatever the blocks of the sweep that they come from. `device_name` is that of this
+    machine's CUDA devices, `measure_s` the deadline of the timed steps in seconds.
 
     Raises:
         ConfigError: more than MAX_TRIALS trials, or options of a method that no shape could make valid.
@@ -153,7 +223,8 @@ def plan(configs: Iterable[TrialConfig], replicates: int, order_seed: int, num_g
     for config in configs:
         cell = cell_id(config)
         if cell not in cells:
-            cells[cell] = (config, unsupported_reason(config, num_gpus))
+            reason = unsupported_reason(config, num_gpus, host_bytes)
+            cells[cell] = (config, reason or _too_long_reason(config, device_name, measure_s))
     if len(cells) * replicates > MAX_TRIALS:
         raise ConfigError(
             f"replicates={replicates} of {len(cells)} cells are {len(cells) * replicates:,} trials, more than "

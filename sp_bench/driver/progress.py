@@ -1,25 +1,33 @@
 """What a person sees of a run: a live panel on a terminal, plain lines elsewhere."""
 
+from __future__ import annotations
+
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.text import Text
 
+from sp_bench.config.options import as_overridden
+from sp_bench.config.parsing import shown
 from sp_bench.config.trial import EngineConfig, TrialConfig
-from sp_bench.driver.plan import Trial
 from sp_bench.rows.names import config_values, tell_apart
+
+if TYPE_CHECKING:  # every command prints, but few of them plan
+    from sp_bench.driver.plan import Trial
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
 REASON_WIDTH = 200  # characters of a trial's reason; its row has all of it
+LONGEST = 2 * REASON_WIDTH  # of it, escapes spelt out
 LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
 
 Apart = Mapping[str, Sequence[tuple[str, Any]]]  # cell_id -> options that tell it apart, with its values
@@ -100,8 +108,7 @@ def apart(trials: Iterable[Trial]) -> Apart:
 def _option_words(trial: Trial, options: Apart) -> str:
     """As they are overridden: workload.micro_batches=8."""
     return " ".join(
-        f"{path.replace('method.own.', 'method.')}={'null' if value is None else value}"
-        for path, value in options[trial.cell_id]
+        f"{as_overridden(path)}={'null' if value is None else value}" for path, value in options[trial.cell_id]
     )
 
 
@@ -140,7 +147,7 @@ class Progress:
         self._console = console()
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> Progress:
         if self._console.is_terminal:
             self._live.start()
         if self.before:
@@ -169,7 +176,14 @@ class Progress:
     def enter_phase(self, phase: str) -> None:
         self._phase = phase
 
-    def finish(self, trial: Trial, status: str, reason: str | None, median_step_ms: float | None = None) -> None:
+    def finish(
+        self,
+        trial: Trial,
+        status: str,
+        reason: str | None,
+        median_step_ms: float | None = None,
+        logs: Path | None = None,
+    ) -> None:
         elapsed = None
         if trial is self._current:
             elapsed = time.monotonic() - self._since
@@ -177,9 +191,15 @@ class Progress:
             self._current = None
         self.counts[status] += 1
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        said = f": {shorten(reason, REASON_WIDTH, placeholder=' ...')}" if reason and status != "ok" else ""
+        said = (
+            f": {shown(shorten(reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
+            if reason and status != "ok"
+            else ""
+        )
         if median_step_ms is not None and status == "ok":
             said = f": {median_step_ms:,.3f} ms a step"
+        if logs is not None:
+            said += f"; trial {trial.trial_id}, logs: {logs}"
         self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
@@ -222,10 +242,11 @@ class Progress:
         eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
         left = self.planned - self.done
         head = f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {left} left{eta}"
-        now = ""
+        lines = [Text(head)]
         if self._current:
             now = f"{self._phase} {duration(time.monotonic() - self._since)}: {self._label(self._current)}"
-        return Group(ProgressBar(total=self.planned, completed=self.done), Text(head), Text(now, "dim"))
+            lines.append(Text(now, "dim"))
+        return Group(*lines, ProgressBar(total=self.planned, completed=self.done))  # last: it ends no line
 
 
 def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool) -> str:
@@ -262,8 +283,25 @@ PLAN_HEADINGS = (
 PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
 
 
-def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
-    """Every trial in the order of the run: to run, done, or unsupported and why; then the counts.
+def show_plan_as_json(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> None:
+    """What `show_plan` says, for programs. `status`: of the row that counts as done, else null."""
+    planned = [
+        {
+            "trial_id": trial.trial_id,
+            "cell_id": trial.cell_id,
+            "replicate": trial.replicate,
+            "order_index": trial.order_index,
+            "status": status,
+            "unsupported_reason": trial.unsupported_reason,
+            "config": trial.config.to_mapping(),
+        }
+        for trial, status in zip(trials, statuses, strict=True)
+    ]
+    print(json.dumps({"trials": planned, "notes": list(notes)}, indent=1))
+
+
+def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> None:
+    """Every trial in the order of the run: to run, done, or unsupported and why; then the notes and the counts.
 
     Without rich's table, which takes a minute for 20,000 trials.
     """
@@ -284,6 +322,8 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None]) -> None:
     print(f"{aligned[0]}  state")
     for cells, state in zip(aligned[1:], states, strict=True):
         print(f"{cells}  {paint[state.partition(':')[0]](state)}")
+    for note in notes:
+        print(note)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     print(f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}; nothing was launched")
 

@@ -36,6 +36,11 @@ class Signals:
         """The signal's name, if it was one by which schedulers take an allocation."""
         return self._first.name if self._first and self._first in TAKEN_AWAY else None
 
+    @property
+    def exit_code(self) -> int:
+        """Of a run that a signal ended, as in shells: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + (self._first or signal.SIGINT)
+
     def check(self) -> None:
         """To be called a few times a second, wherever the run may stop.
 

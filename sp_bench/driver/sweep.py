@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sp_bench import methods
-from sp_bench.config.parsing import ConfigError, parse, shown
+from sp_bench.config.parsing import ConfigError, dotted, parse, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
 from sp_bench.driver.progress import composing
@@ -48,16 +48,18 @@ def as_yaml(request: overrides.Request) -> str:
 def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignConfig, list[dict[str, Any]]]:
     """(conf/config.yaml under the campaign's overrides, its settings, each point's fields of a trial).
 
-    A file of one group says nothing of another. So each file that points choose is composed once, which takes Hydra
-    0.1 s, and not once for each combination of files.
+    A file of one group holds plain values and says nothing of another. So the files that points choose are read, and
+    not composed, which takes Hydra 0.1 s each.
     """
     overrides.check_defaults()
     try:
         with hydra.initialize_config_dir(str(overrides.conf_folder()), version_base="1.3"):
-            composed = _plain(hydra.compose("config", request.campaign))
+            composed = _composed(request.campaign)
             settings = parse(CampaignConfig, {field.name: composed[field.name] for field in fields(CampaignConfig)})
             blocks = composed.get("sweep", {}).get("blocks", [])
             default = {field.name: composed[field.name] for field in fields(TrialConfig)}
+            for group in overrides.GROUPS:  # a user's own file may have the name of one that is chosen unless told
+                default[group] = overrides.choice_from_outside(group, default[group]["name"]) or default[group]
             # (group, file) -> what the file says
             chosen = {(group, default[group]["name"]): default[group] for group in overrides.GROUPS}
             trials = []
@@ -66,13 +68,26 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
                 for group, file in files.items():
                     if (group, file) not in chosen:
                         found = overrides.choice_from_outside(group, file)
-                        chosen[group, file] = found or _plain(hydra.compose("config", [f"{group}={file}"]))[group]
+                        chosen[group, file] = found or dict(overrides.conf_file(f"{group}/{file}"))
                 options = {key: value for key, value in point.items() if key not in files}
                 trials.append(with_options(default | {each[0]: chosen[each] for each in files.items()}, options))
     except (HydraException, OmegaConfBaseException) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(shown(reason)) from error
     return composed, settings, trials
+
+
+def _composed(campaign: Sequence[str]) -> dict[str, Any]:
+    """conf/config.yaml under these overrides. Hydra does not find a sweep file of the user's own, so its keys become
+    overrides, below those that were given."""
+    name = next((line.partition("=")[2] for line in campaign if line.startswith("sweep=")), None)
+    if name is None or not overrides.own_file(f"sweep/{name}"):
+        return _plain(hydra.compose("config", list(campaign)))
+    content = overrides.conf_file(f"sweep/{name}")
+    keys = dotted({key: value for key, value in content.items() if key != "sweep"})
+    given = [line for line in campaign if not line.startswith("sweep=")]
+    lines = overrides.replaced([override_line(key, value) for key, value in keys.items()], given)
+    return _plain(hydra.compose("config", lines)) | {"sweep": content["sweep"]}
 
 
 def _trial(composed: Mapping[str, Any]) -> TrialConfig:

@@ -1,4 +1,7 @@
-"""How a trial ended, from what it left behind: its record, its events, its logs, and how its processes exited."""
+"""How a trial ended, from what it left behind: its record, its events, its logs, and how its processes exited.
+
+A rank that fails says its status itself (`worker._failure`). `_died` decides for one that could say nothing any more.
+"""
 
 import math
 import re
@@ -7,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sp_bench import handover
+from sp_bench import handover, hardware
 from sp_bench.rows.row import Outcome
 
 # How an error reads that is the echo of a peer's end.
@@ -39,7 +42,7 @@ class Ending:
 
 
 def classify(folder: Path, ending: Ending) -> Outcome:
-    """What came of a trial: why and in which phase it failed, or what its record says.
+    """What came of a trial: why and in which phase it failed, or what its record says, which is not checked here.
 
     A trial is ok if it left a record and every process exited with code 0. Else its status is that of the first
     failure, whether a rank reported it or died of it; or of the deadline; or of any exit that came too early.
@@ -49,8 +52,7 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     phase = _phase(events)
     record = handover.read_record(folder)
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
-        environment = record.pop("environment", None)
-        return Outcome("ok", phase, environment=environment, measured=record)
+        return Outcome("ok", phase, measured=record)
     told = next((e for e in events if e.name == "failed"), None)
     spoke = {e.rank for e in events if e.name == "failed"}
     done = {e.rank for e in events if e.name == "done"}
@@ -63,7 +65,7 @@ def classify(folder: Path, ending: Ending) -> Outcome:
         assert told.status is not None  # a failure says it
         return Outcome(told.status, own_phase, told.reason, told.oom_site)
     if ending.expired:
-        return Outcome("timeout", phase, ending.expired)
+        return Outcome("timeout", phase, f"{ending.expired}{_last_words(folder, events)}")
     if silent:
         return _died(folder, silent[0], _phase(events, silent[0].rank), ending.oom_killed)
     reason = f"every rank exited with code 0, but rank 0 left no record; last phase {phase}"
@@ -100,6 +102,15 @@ def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> Outcome:
     return Outcome("error", phase, reason)
 
 
+def _last_words(folder: Path, events: Sequence[handover.Event]) -> str:
+    """The last line of the rank that is furthest behind, in words; empty if no rank wrote any."""
+    logs = {int(path.stem.removeprefix("rank")): path for path in folder.glob("rank*.log")}
+    for rank in sorted(logs, key=lambda rank: (handover.PHASES.index(_phase(events, rank)), rank)):
+        if line := _last_line(logs[rank]):
+            return f"; the last line of rank {rank}: {line}"
+    return ""
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -119,16 +130,7 @@ def _last_line(path: Path) -> str | None:
 
 def oom_kills() -> int | None:
     """How often the kernel has killed for memory in this process's cgroup; None where no cgroup tells."""
-    groups = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
-    root = Path("/sys/fs/cgroup")
-    candidates = [root / "memory" / name for name in _files(groups.get("memory"), "memory.oom_control")]
-    candidates += [root / name for name in _files(groups.get(""), "memory.events")]
-    for path in candidates:
+    for path in hardware.cgroup_files("memory.oom_control", "memory.events"):
         if path.exists() and (match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)):
             return int(match[1])
     return None
-
-
-def _files(group: str | None, name: str) -> list[str]:
-    """The control file of `group`, and the one at the top, which is this process's own inside a container."""
-    return [] if group is None else [f"{group.strip('/')}/{name}".lstrip("/"), name]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sp_bench.training.train import StepResult
+    from sp_bench.training.train import StepResult, Watch
 
 NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")
 
@@ -45,11 +45,14 @@ class Engine(Protocol):
         device: "torch.device",
         tick: Callable[[], None],
         *,
-        token_losses: bool,
+        token_losses: int,
+        watch: "Watch | None" = None,
     ) -> "list[StepResult]":
         """Build model and optimizer from `config.seed` and take one optimizer step on each text, the sequences
         [m*D*B,S+1] of all micro-batches of all data-parallel ranks (`train.micro_batches` cuts them). `tick` is called
-        before the first step and after each. `token_losses`: the results must have them.
+        before the first step and after each. `token_losses`: the results of so many steps, from the first, must have
+        them. `watch` is shown the gradients of each optimizer step before they are clipped (`train.Part`, in any
+        order); the optimizer is one of torch's kind, whose hooks tell of its steps.
 
         Every rank of the world calls it. What it changed in the process is as before when it returns.
         """
@@ -60,6 +63,7 @@ class OutsideEngine(Engine, Protocol):
     """What an engine from outside has beside that; of ours it is said in `requirements`."""
 
     IMPLEMENTATION: str  # whose code
+    BATCH_LOADING: str  # before | in_step, as `requirements.batch_loading` says
 
     @staticmethod
     def unsupported_reason(config: TrialConfig) -> str | None:
@@ -69,11 +73,12 @@ class OutsideEngine(Engine, Protocol):
 
 _EXAMPLES = {
     "IMPLEMENTATION": 'IMPLEMENTATION = "my_lab"  # whose code',
+    "BATCH_LOADING": 'BATCH_LOADING = "before"  # the tokens are on the device before the first step; or "in_step"',
     "UNPREDICTED": 'UNPREDICTED = ("parameters", "gradients")  # phases whose bytes have no closed form',
     "UNLABELLED": "UNLABELLED = 0  # tokens at the end of a sequence that the loss leaves out",
     "unsupported_reason": "def unsupported_reason(config): return None",
     "traffic": "def traffic(config, padded_len): return {}",
-    "run": "def run(config, texts, mesh, device, tick, *, token_losses): return results",
+    "run": "def run(config, texts, mesh, device, tick, *, token_losses, watch=None): return results",
 }
 
 
@@ -118,6 +123,7 @@ def _stand_in(error: CannotImport) -> OutsideEngine:
 
     stand_in = types.SimpleNamespace(
         IMPLEMENTATION="cannot be imported",
+        BATCH_LOADING="unknown",
         UNPREDICTED=(),
         UNLABELLED=0,
         unsupported_reason=lambda config: None,

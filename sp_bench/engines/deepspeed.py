@@ -20,8 +20,8 @@ from sp_bench.costs.attention import Traffic
 from sp_bench.engines import zero3
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, train
-from sp_bench.training.model import AttentionCall, Decoder
-from sp_bench.training.train import Batch, StepResult
+from sp_bench.training.model import AttentionCall, Decoder, Keeping
+from sp_bench.training.train import Batch, StepResult, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = 0
@@ -38,11 +38,13 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with train.open_attention(config, padded_len, mesh) as attention, zero3.library(device) as deepspeed:
         engine = start(config, attention, deepspeed)
+        zero3.show(engine, dict(engine.module.named_parameters()), watch)
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         results = train.run_steps(Training(engine, device).step, batches, tick)
         engine.destroy()
@@ -81,9 +83,9 @@ class Training:
 def start(config: TrialConfig, attention: AttentionCall, deepspeed: Any) -> Any:
     """A DeepSpeed engine around the trial's decoder with its initial values, partitioned over all ranks."""
     settings = zero3.settings(config, communication_dtype="fp32")
-    recompute = config.workload.activation_checkpointing == "full"
+    keeping = Keeping(config.workload.activation_checkpointing or "none")
     with deepspeed.zero.Init(config_dict_or_path=settings):
-        decoder = Decoder(config.model, attention, recompute=recompute)
+        decoder = Decoder(config.model, attention, keeping)
     names = enumerate(decoder.named_parameters())
     zero3.initialise([(name, index, parameter) for index, (name, parameter) in names], config.seed)
     optimizer = zero3.make_optimizer(decoder, config)

@@ -6,6 +6,7 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -13,13 +14,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
-from sp_bench.training import cross_entropy, train
-from sp_bench.training.model import AttentionCall, Decoder, initialise
-from sp_bench.training.train import Batch, StepResult
+from sp_bench.training import cross_entropy, model_code, train
+from sp_bench.training.model import AttentionCall, Decoder, Keeping, initialise
+from sp_bench.training.train import Batch, StepResult, Watch
 
 UNPREDICTED = ()
 UNLABELLED = 0
@@ -36,11 +37,12 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with train.open_attention(config, padded_len, mesh) as attention:
-        training = start(config, attention, mesh, device)
+        training = start(config, attention, mesh, device, watch)
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 
@@ -64,15 +66,26 @@ def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch
     fsdp_mesh = sharding_mesh(mesh, config.dp_replicate_size)
     stored = train.stored_dtype(config.dtype)
     policy = MixedPrecisionPolicy(getattr(torch, config.dtype), reduce_dtype=stored, cast_forward_inputs=False)
+    reshard = config.engine.reshard_after_forward is not False
     for block in decoder.blocks:
-        fully_shard(block, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=True)
+        fully_shard(block, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=reshard)
     fully_shard(decoder, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+    prefetch(list(decoder.blocks), config.engine)
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
             module.set_force_sum_reduction_for_comms(True)  # otherwise NCCL would multiply by 1 before it sums
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)
+
+
+def prefetch(blocks: list[Any], engine: EngineConfig) -> None:
+    """Let each layer's forward and backward start to gather the layers that come after it, where the trial says so."""
+    for i, block in enumerate(blocks):
+        if (depth := engine.forward_prefetch) is not None:
+            block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + depth])
+        if (depth := engine.backward_prefetch) is not None:
+            block.set_modules_to_backward_prefetch(blocks[max(i - depth, 0) : i][::-1])
 
 
 @dataclass(frozen=True)
@@ -83,18 +96,27 @@ class Training:
     optimizer: torch.optim.Optimizer
     max_grad_norm: float | None
     loss_tile_tokens: int | None
+    reduces_each: bool  # gradients are reduced in each micro-batch, not in the last alone
+    watch: Watch | None
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
 
-        Gradients are reduced in each micro-batch, and their shards are added up. To keep whole gradients until the last
-        micro-batch would take the memory of a whole model.
+        Gradients are reduced in each micro-batch, and their shards are added up, unless `engine.reduce_gradients` says
+        otherwise: to keep whole gradients until the last micro-batch takes the memory of a whole model.
         """
         num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
-        losses = torch.cat([self._accumulate(batch, num_valid_tokens) for batch in batches])
+        parts = []
+        for index, batch in enumerate(batches, 1):
+            if not self.reduces_each:
+                cast(FSDPModule, self.decoder).set_requires_gradient_sync(index == len(batches))
+            parts.append(self._accumulate(batch, num_valid_tokens))
+        losses = torch.cat(parts)
         loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
             dist.all_reduce(loss)
+        if self.watch is not None:
+            self.watch(train.parts(self.decoder))
         return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses)
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
@@ -114,11 +136,19 @@ class Training:
         return self.decoder(batch.tokens, batch.positions, tiled)
 
 
-def start(config: TrialConfig, attention: AttentionCall, mesh: DeviceMesh, device: torch.device) -> Training:
+def start(
+    config: TrialConfig,
+    attention: AttentionCall,
+    mesh: DeviceMesh,
+    device: torch.device,
+    watch: Watch | None = None,
+) -> Training:
     """The trial's decoder with its initial values, sharded over the job's mesh, and its optimizer."""
-    recompute = config.workload.activation_checkpointing == "full"
-    decoder = train.build_decoder(config.model, attention, config.dtype, recompute=recompute)
-    shard(decoder, config, mesh, device)
     workload = config.workload
+    keeping = Keeping(workload.activation_checkpointing or "none", workload.mlp_tile_tokens)
+    code = model_code.named(workload.model_code, device)
+    decoder = train.build_decoder(config.model, attention, config.dtype, keeping, code)
+    shard(decoder, config, mesh, device)
     optimizer = train.make_optimizer(decoder, workload)
-    return Training(decoder, optimizer, workload.max_grad_norm, workload.loss_tile_tokens)
+    reduces_each = config.engine.reduce_gradients != "last_micro_batch"
+    return Training(decoder, optimizer, workload.max_grad_norm, workload.loss_tile_tokens, reduces_each, watch)

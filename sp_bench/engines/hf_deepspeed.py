@@ -26,7 +26,7 @@ from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.requirements import ATTENTION
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, train
-from sp_bench.training.train import StepResult
+from sp_bench.training.train import StepResult, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -40,11 +40,13 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
     with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
         engine, mpu = start(config, seq_len, deepspeed)
+        zero3.show(engine, hugging_face.named(config, engine.module), watch)
         training = Training(engine, config.sp_size, device, token_losses)
         loaded, size = _micro_batches(texts, config, mpu, device), config.workload.num_micro_batches
         results = train.run_steps(training.step, (islice(loaded, size) for _ in texts), tick)
@@ -109,14 +111,14 @@ def _micro_batches(
         yield {name: tensor.to(device).contiguous() for name, tensor in batch.items()}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Training:
     """A DeepSpeed engine around a Hugging Face model."""
 
     engine: Any
     sp_size: int
     device: torch.device
-    token_losses: bool
+    token_losses: int  # so many next steps give them
 
     def step(self, batches: Iterable[dict[str, Tensor]]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
@@ -124,7 +126,8 @@ class Training:
         loss = torch.stack([loss for loss, _ in parts]).mean()
         losses = [each for _, each in parts if each is not None]
         norm = zero3.grad_norm(self.engine, self.device)
-        return StepResult(loss, norm, torch.cat(losses) if self.token_losses else None)
+        self.token_losses -= 1
+        return StepResult(loss, norm, torch.cat(losses) if losses else None)
 
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         loss, losses = self._forward(batch)
@@ -147,6 +150,6 @@ class Training:
 
             parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.sp_size)
             loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
-        if not self.token_losses:
+        if self.token_losses <= 0:
             return loss, None
-        return loss, cross_entropy.of_tokens(outputs.logits.detach(), hugging_face.shifted(batch))
+        return loss, cross_entropy.detached(outputs.logits, hugging_face.shifted(batch))

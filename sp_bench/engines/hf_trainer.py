@@ -11,7 +11,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
 from sp_bench.training import cross_entropy
-from sp_bench.training.train import StepResult
+from sp_bench.training.train import StepResult, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -25,9 +25,10 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
-    return trainer_loop.run(stack, config, texts, device, tick, token_losses=token_losses)
+    return trainer_loop.run(stack, config, texts, device, tick, token_losses=token_losses, watch=watch)
 
 
 def stack(config: TrialConfig) -> Stack:
@@ -43,4 +44,4 @@ def stack(config: TrialConfig) -> Stack:
 
 
 def _token_losses(outputs: Any, batch: dict[str, Tensor]) -> Tensor:
-    return cross_entropy.of_tokens(outputs.logits.detach(), hugging_face.shifted(batch))
+    return cross_entropy.detached(outputs.logits, hugging_face.shifted(batch))

@@ -8,19 +8,21 @@ sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.engines import zero3
 from sp_bench.engines.requirements import ATTENTION
+from sp_bench.kernels import REFERENCE
 from sp_bench.measure import ledger
 from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
@@ -87,11 +89,18 @@ def build(config: TrialConfig, seq_len: int) -> Any:
         attn_implementation=ATTENTION[config.kernel.name],
         dtype=getattr(torch, config.dtype),
     )
+    parameters = named(config, built)
+    zero3.initialise([(name, index, each) for index, (name, each) in enumerate(parameters.items())], config.seed)
+    return built
+
+
+def named(config: TrialConfig, built: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of a Hugging Face model by their names in our decoder, in its order."""
     ours = train.build_decoder(config.model, lambda q, k, v: q, config.dtype).named_parameters()
     theirs = dict(built.named_parameters())
-    zero3.initialise([(name, index, theirs.pop(their_name(name))) for index, (name, _) in enumerate(ours)], config.seed)
+    found = {name: theirs.pop(their_name(name)) for name, _ in ours}
     assert not theirs, f"parameters that our decoder does not have: {', '.join(theirs)}"
-    return built
+    return found
 
 
 def checkpointing_options() -> dict[str, Any]:
@@ -102,14 +111,16 @@ def checkpointing_options() -> dict[str, Any]:
 @contextmanager
 def attention_registry(config: TrialConfig) -> Iterator[None]:
     """Restores what `register_with_transformers` changes: transformers' attention function, and DeepSpeed's process
-    groups of the sequences with their names."""
+    groups of the sequences with their names. Inside, torch's sdpa uses its math backend if the kernel is `math`; of the
+    other kernels it picks one itself, and the kernels that ran are checked."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
     attention, named_groups = ALL_ATTENTION_FUNCTIONS[name], dict(layer._all_to_all_groups)
     try:
-        yield
+        with sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext():
+            yield
     finally:
         ALL_ATTENTION_FUNCTIONS[name] = attention
         layer._all_to_all_groups.clear()

@@ -1,7 +1,13 @@
 """What the engines are made of and which trials they can run: known without torch and without the libraries."""
 
-from sp_bench import engines, hardware
-from sp_bench.config.trial import EngineConfig, TrialConfig
+import shutil
+from dataclasses import replace
+
+from sp_bench import engines, hardware, methods
+from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.costs.attention import Traffic
+from sp_bench.costs.training import train_step_traffic
+from sp_bench.kernels import REFERENCE
 from sp_bench.methods import installed
 
 HF_METHOD = "deepspeed_ulysses_hf"
@@ -10,6 +16,7 @@ ATTENTION = {  # our kernels -> what transformers calls the attention that launc
     "sdpa_flash": "sdpa",
     "cudnn": "sdpa",
     "cpu_flash": "sdpa",
+    "math": "sdpa",  # which is then told to use its math backend
 }
 _PACKAGES = {
     "fsdp2": (),
@@ -20,6 +27,7 @@ _PACKAGES = {
 }
 _EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
 _TRAINERS = ("hf_trainer", "trl_sft")
+_PRELOADED = ("fsdp2", "deepspeed")  # the other loops are other people's, with their own data loaders
 
 
 def implementation(engine: EngineConfig) -> str:
@@ -29,21 +37,105 @@ def implementation(engine: EngineConfig) -> str:
     return " ".join(map(installed, _PACKAGES[engine.name])) or "sp_bench"
 
 
+def batch_loading(engine: EngineConfig) -> str:
+    """Where the tokens of a timed step come onto the device: before (the first step) | in_step."""
+    if engine.name not in engines.NAMES:
+        return engines.get_outside(engine.name).BATCH_LOADING
+    return "before" if engine.name in _PRELOADED else "in_step"
+
+
+def traffic(config: TrialConfig, padded_len: int, attention: Traffic) -> Traffic | None:
+    """Bytes one rank sends off-rank in one step; `attention` is that of one attention call. None: the engine decides
+    some of them while it runs, as ZeRO-3 does."""
+    if config.engine.name not in engines.NAMES:
+        engine = engines.get_outside(config.engine.name)
+        return None if engine.UNPREDICTED else engine.traffic(config, padded_len)
+    return train_step_traffic(config, attention) if config.engine.name == "fsdp2" else None
+
+
 def unsupported_reason(config: TrialConfig) -> str | None:
-    """Why this trial's engine cannot run it, naming what works, or None."""
+    """Why this trial's engine cannot run it, or cannot prove its step, naming what works, or None."""
+    reason = _reason(config)
+    if reason or config.workload.name != "train_step" or config.dtype in ("float64", "float32"):
+        return reason
+    reason = _reason(float32_twin(config)[0])
+    return f"a step in {config.dtype} is proven in float32 too, and there: {reason}" if reason else None
+
+
+def _reason(config: TrialConfig) -> str | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
+    if (tile := config.workload.mlp_tile_tokens) is not None and name != "fsdp2":
+        return (
+            f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
+            "engine=fsdp2"
+        )
     if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
         return (
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
     if name == "fsdp2":
-        return None if engine == EngineConfig() else "engine fsdp2 has no options; leave engine.* out"
+        if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
+            return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
+        return _selective_output_reason(config) or _model_code_reason(config)
+    own = replace(engine, optimizer_offload=None, variable_seq_len=None)
+    if own != EngineConfig(name):
+        return (
+            f"engine {name} has neither forward_prefetch, backward_prefetch, reshard_after_forward nor "
+            "reduce_gradients; leave them out, or use engine=fsdp2"
+        )
+    if (code := config.workload.model_code) not in (None, "eager"):
+        return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
+    if (checkpointing := config.workload.activation_checkpointing) not in (None, "none", "full"):
+        return (
+            f"workload.activation_checkpointing={checkpointing}: engine {name} recomputes whole layers or none; "
+            "use none or full, or engine=fsdp2"
+        )
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
+
+
+def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
+    """The trial whose training step is proven in float32 for `config`, which is in half precision, on the math kernel;
+    and what that proves: method, or step_only where the method takes half precision only. There our method with the
+    same degrees stands in."""
+    twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
+    shape, method = twin.attention_shape(config.seq_len), methods.get(config.method.name)
+    if method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) is None:
+        return twin, "method"
+    cut = method.layout(config.method, config.sp_size)
+    ours = MethodConfig("usp", cut.kind, None, cut.ulysses_degree, None, "float32")
+    if not cut.ulysses_inner:
+        ours = replace(ours, placement="ring_inner")
+    if cut.ring_degree == 1:
+        ours = MethodConfig("ulysses")
+    elif cut.ulysses_degree == 1:
+        ours = MethodConfig("ring", cut.kind, dkv_dtype="float32")
+    return replace(twin, method=ours), "step_only"
+
+
+def _selective_output_reason(config: TrialConfig) -> str | None:
+    name = config.method.name
+    if config.workload.activation_checkpointing != "selective_output" or methods.get(name).IMPLEMENTATION == "sp_bench":
+        return None
+    return (
+        f"workload.activation_checkpointing=selective_output: method {name} cannot be called again without its kernel, "
+        "as our methods can; use selective, or a method of sp_bench"
+    )
+
+
+def _model_code_reason(config: TrialConfig) -> str | None:
+    code, device = config.workload.model_code, config.hardware.device
+    if code == "compiled" and device == "cpu" and not shutil.which("g++"):
+        return "workload.model_code=compiled: on a CPU torch.compile needs a C++ compiler; install g++, or use eager"
+    if code == "liger" and device == "cpu":
+        return "workload.model_code=liger: Liger's kernels run on CUDA only; use eager or compiled"
+    if code == "liger" and "liger-kernel" not in hardware.package_versions():
+        return "workload.model_code=liger needs liger-kernel: pip install 'sp-bench[liger]'"
+    return None
 
 
 def _deepspeed_reason(config: TrialConfig) -> str | None:

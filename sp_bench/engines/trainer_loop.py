@@ -23,7 +23,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.requirements import ATTENTION
 from sp_bench.training import train
-from sp_bench.training.train import StepResult
+from sp_bench.training.train import StepResult, Watch
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None,
 ) -> list[StepResult]:
     """As `Engine.run`, with the Trainer that `open_stack` gives. `open_stack` imports the Trainer's libraries; it is
     called after DeepSpeed knows the device."""
@@ -61,8 +62,8 @@ def run(
         # before the model, which is partitioned from the start because these announce ZeRO-3
         arguments = stack.arguments(output_dir=folder, max_steps=len(texts), **settings)
         model = hugging_face.build(config, seq_len)
-        recorder = Recorder(model, device, config, stack.token_losses if token_losses else None)
-        trainer = _trainer(config, stack, arguments, recorder, texts, tick)
+        recorder = Recorder(model, device, config, stack.token_losses, token_losses)
+        trainer = _trainer(config, stack, arguments, recorder, texts, tick, watch)
         trainer.train()
         trainer.deepspeed.destroy()
         trainer.accelerator.free_memory()
@@ -72,10 +73,6 @@ def run(
 def _settings(config: TrialConfig, seq_len: int) -> dict[str, Any]:
     """The trial as keyword arguments of transformers' TrainingArguments."""
     recompute = config.workload.activation_checkpointing == "full"
-    # adamw: the Trainer's default optimizer, with our weight decay; sgd: with our momentum
-    optimizer = {"optim": "adamw_torch_fused", "weight_decay": 1e-2}
-    if config.workload.optimizer == "sgd":
-        optimizer = {"optim": "sgd", "optim_args": "momentum=0.9"}
     return {
         "per_device_train_batch_size": config.batch_size,
         "gradient_accumulation_steps": config.workload.num_micro_batches,
@@ -96,7 +93,6 @@ def _settings(config: TrialConfig, seq_len: int) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
         "seed": config.seed,
-        **optimizer,
     }
 
 
@@ -129,7 +125,8 @@ class Recorder:
         model: nn.Module,
         device: torch.device,
         config: TrialConfig,
-        token_losses: Callable[[Any, dict[str, Tensor]], Tensor] | None,
+        token_losses: Callable[[Any, dict[str, Tensor]], Tensor],
+        num_steps: int,
     ) -> None:
         self.model = model
         self.device = device
@@ -137,12 +134,14 @@ class Recorder:
         self.losses: list[Tensor] = []
         self.grad_norms: list[Tensor] = []
         self.token_losses: list[Tensor] = []
-        if token_losses is not None:
+        if num_steps:  # of the first so many steps
 
             def keep(model: nn.Module, args: Any, batch: dict[str, Tensor], outputs: Any) -> None:
                 self.token_losses.append(token_losses(outputs, batch))
+                if len(self.token_losses) == num_steps * self.num_micro_batches:
+                    hook.remove()
 
-            model.register_forward_hook(keep, with_kwargs=True)
+            hook = model.register_forward_hook(keep, with_kwargs=True)
 
     def results(self) -> list[StepResult]:
         """One result for each optimizer step; the losses are those of this data-parallel rank."""
@@ -164,6 +163,7 @@ def _trainer(
     recorder: Recorder,
     texts: Sequence[Tensor],
     tick: Callable[[], None],
+    watch: Watch | None,
 ) -> Any:
     """The stack's Trainer on all texts. It tells `recorder` what it computes, and calls `tick` around each step."""
     from transformers import TrainerCallback  # pyright: ignore[reportMissingImports]
@@ -174,9 +174,16 @@ def _trainer(
             recorder.losses.append(loss)
             return loss
 
+        def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+            # The optimizer of all engines: the Trainer's own decays neither norms nor biases. For host memory
+            # Accelerate makes DeepSpeed's Adam of it, and without AdamW's decay unless it is torch's AdamW.
+            self.optimizer = train.make_optimizer(self.model, config.workload)
+            return self.optimizer
+
     class Ticking(TrainerCallback):
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             zero3.tag_phases(trainer.deepspeed)
+            zero3.show(trainer.deepspeed, hugging_face.named(config, trainer.deepspeed.module), watch)
             if config.sp_size > 1:
                 hugging_face.tell_the_ledger(config)
             tick()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
-from sp_bench.training.train import StepResult
+from sp_bench.training.train import StepResult, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -32,10 +32,11 @@ def run(
     device: torch.device,
     tick: Callable[[], None],
     *,
-    token_losses: bool,
+    token_losses: int,
+    watch: Watch | None = None,
 ) -> list[StepResult]:
     with _no_telemetry():
-        return trainer_loop.run(stack, config, texts, device, tick, token_losses=token_losses)
+        return trainer_loop.run(stack, config, texts, device, tick, token_losses=token_losses, watch=watch)
 
 
 def stack(config: TrialConfig) -> Stack:

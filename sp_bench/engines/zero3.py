@@ -6,7 +6,7 @@ DeepSpeed's copy of the group of all ranks, which the next training of this proc
 
 import gc
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from types import ModuleType
@@ -20,6 +20,7 @@ from sp_bench.measure import ledger
 from sp_bench.methods import _deepspeed
 from sp_bench.training import train
 from sp_bench.training.model import fill
+from sp_bench.training.train import Part, Watch
 
 # ZeRO's prefetcher decides while it runs which parameters are gathered when: from the order of the modules that it has
 # traced, from the sizes of its buckets, and from what is still in memory. Small parameters are kept, and gathered once
@@ -89,16 +90,14 @@ def _no_model_kept() -> Iterator[None]:
 
 
 def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:
-    """The optimizer of `train.make_optimizer`, or with `optimizer_offload` an Adam that steps in host memory."""
-    if config.engine.optimizer_offload is None:
+    """The optimizer of `train.make_optimizer`, which steps wherever DeepSpeed puts its fp32 parameters, or DeepSpeed's
+    own Adam for host memory."""
+    if config.engine.optimizer_offload != "deepspeed_cpu_adam":
         return train.make_optimizer(model, config.workload)
-    lr = config.workload.learning_rate
-    assert lr is not None
-    if config.engine.optimizer_offload == "torch_adamw":
-        return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # pyright: ignore[reportMissingImports]
 
-    return DeepSpeedCPUAdam(model.parameters(), lr=lr, weight_decay=1e-2, adamw_mode=True)  # torch's default decay
+    options = {"betas": train.BETAS, "eps": train.EPS, "weight_decay": train.WEIGHT_DECAY, "adamw_mode": True}
+    return DeepSpeedCPUAdam(model.parameters(), lr=config.workload.learning_rate, **options)
 
 
 def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -> None:
@@ -128,6 +127,35 @@ def tag_phases(engine: Any) -> None:
         return inside
 
     engine.backward, engine.step = tagged(engine.backward, "backward"), tagged(engine.step, "optimizer")
+
+
+def show(engine: Any, named: Mapping[str, nn.Parameter], watch: Watch | None) -> None:
+    """Make `engine` show the gradients of a step to `watch`, if there is one, before it clips them.
+
+    named: the parameters by their names in our decoder.
+    """
+    if watch is None:
+        return
+    step = engine.step
+
+    @wraps(step)
+    def shown(*args: Any, **kwargs: Any) -> Any:
+        if engine.is_gradient_accumulation_boundary():
+            watch(parts(engine.optimizer, named))
+        return step(*args, **kwargs)
+
+    engine.step = shown
+
+
+def parts(optimizer: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Part]:
+    """The gradients of the parameters, gathered one at a time. ZeRO-3 cuts each into equal parts, zeros at the end, and
+    lays a rank's parts of many parameters behind each other into one buffer, which the inner optimizer updates."""
+    from deepspeed.utils import safe_get_full_grad, safe_get_local_grad  # pyright: ignore[reportMissingImports]
+
+    for name, parameter in named.items():
+        group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
+        whole, local = safe_get_full_grad(parameter), safe_get_local_grad(parameter)
+        yield Part(name, whole, local, optimizer.fp32_partitioned_groups_flat[group], offset)
 
 
 def grad_norm(engine: Any, device: torch.device) -> Tensor:

@@ -8,7 +8,7 @@ entry point group sp_bench.kernels: docs/OUTSIDE.md.
 import importlib
 import re
 import types
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 REFERENCE = "math"  # the others, and every method, are held against it
 NAMES = (REFERENCE, "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
+LOOKS_LIKE_ATTENTION = r"(?i)flash|fmha|attention|attn|sdpa"  # generous: of CUDA kernels and of torch's operations
+PREPARES_ATTENTION = r"transformer_engine::"  # what it launches itself packs tensors beside a kernel of the others
 
 
 class Attention(Protocol):
@@ -51,9 +53,15 @@ class Attention(Protocol):
 
 
 class Kernel(Attention, Protocol):
-    """A module of this package, or from outside."""
+    """A module of this package, or from outside. It may also have
 
-    CUDA_KERNELS: tuple[str, str] | None  # patterns of the names of its CUDA kernels: forward, backward
+    - `CUDA_HELPERS`: a pattern of further CUDA kernels that it launches, whose names look like attention;
+    - `OPS`: operations of torch that compute it -> how often a forward and a backward call each, where there are no
+      CUDA kernels to count.
+    """
+
+    # patterns of the CUDA kernel that each call launches once: forward, backward; None: plain operations of torch
+    CUDA_KERNELS: tuple[str, str] | None
 
     def unsupported_reason(self, shape: AttentionShape, device: str) -> str | None:
         """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
@@ -71,16 +79,35 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
     return None
 
 
-def launched(cuda_kernels: Iterable[str], asked_for: str) -> dict[str, tuple[list[str], list[str]]]:
+Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran
+
+
+def launched(cuda_kernels: Launches, asked_for: str) -> dict[str, tuple[Launches, Launches]]:
     """Which of our kernels, or of the kernel `asked_for`, launched them: name -> its (forward, backward) CUDA kernels,
     where there are any."""
-    cuda_names, found = list(cuda_kernels), {}
+    found: dict[str, tuple[Launches, Launches]] = {}
     for name in dict.fromkeys((*NAMES, asked_for)):
-        patterns = get(name).CUDA_KERNELS or ()
-        matches = [[n for n in cuda_names if re.search(pattern, n)] for pattern in patterns]
-        if any(matches):
-            found[name] = tuple(matches)
+        if patterns := get(name).CUDA_KERNELS:
+            forward, backward = (_matching(pattern, cuda_kernels) for pattern in patterns)
+            if forward or backward:
+                found[name] = forward, backward
     return found
+
+
+def unknown(cuda_kernels: Launches, asked_for: str) -> Launches:
+    """Those of the CUDA kernels that look like attention, and are none that the kernel `asked_for` declares. None where
+    it comes from outside and declares none."""
+    kernel = get(asked_for)
+    if kernel.CUDA_KERNELS is None and source_of(asked_for) is not None:
+        return {}
+    helpers = getattr(kernel, "CUDA_HELPERS", None)
+    known = [PREPARES_ATTENTION, *(kernel.CUDA_KERNELS or ()), *([helpers] if helpers else ())]
+    own = {name for pattern in known for name in _matching(pattern, cuda_kernels)}
+    return {name: n for name, n in _matching(LOOKS_LIKE_ATTENTION, cuda_kernels).items() if name not in own}
+
+
+def _matching(pattern: str, cuda_kernels: Launches) -> Launches:
+    return {name: number for name, number in cuda_kernels.items() if re.search(pattern, name)}
 
 
 def names() -> list[str]:

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CUDA_KERNELS = None
+OPS = {
+    "aten::_scaled_dot_product_flash_attention_for_cpu": (1, 0),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": (0, 1),
+}
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

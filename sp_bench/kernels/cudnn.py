@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CUDA_KERNELS = (r"cudnn.*sdpa.*fprop", r"cudnn.*sdpa.*bprop")
+CUDA_HELPERS = r"^(void )?cudnn"
 
 
 @cache

@@ -9,7 +9,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
+CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd_(splitkv_)?kernel", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
+CUDA_HELPERS = r"(?<!pytorch_)flash::"  # as of sdpa_flash
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # the library's own environment variables, which it reads when it is imported
 KEEP, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
+CUDA_HELPERS = r"FlashAttention(ForwardCombine|BackwardPreprocess|BackwardPostprocess)"
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CUDA_KERNELS = None  # plain matmuls and softmax
+OPS = {"aten::logsumexp": (1, 0), "aten::exp": (1, 1)}  # the number of matmuls differs for single tokens
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

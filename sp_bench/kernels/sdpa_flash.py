@@ -11,7 +11,8 @@ from sp_bench.kernels import half_precision_reason
 if TYPE_CHECKING:
     from torch import Tensor
 
-CUDA_KERNELS = (r"pytorch_flash::flash_fwd", r"pytorch_flash::flash_bwd_dq_dk_dv")
+CUDA_KERNELS = (r"pytorch_flash::flash_fwd_(splitkv_)?kernel", r"pytorch_flash::flash_bwd_dq_dk_dv")
+CUDA_HELPERS = r"pytorch_flash::"  # rowsum(dO * O), conversion of dQ; combination of a forward that is split over keys
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

@@ -1,6 +1,7 @@
-"""Bytes counted from the collectives that one step really issued, by phase and op.
+"""Bytes counted from the collectives that one step really issued, by phase and op, and the work that it computed.
 
-`Ledger` is a dispatch mode: it sees every c10d call of the process, backward included. Payload that leaves the rank is
+`Ledger` is a dispatch mode: it sees every operation of the process, backward included; work.py counts what they
+compute. Of collectives, payload that leaves the rank is
 counted (a rank's own slice is not), as numel * element_size, never storage. An op without a size rule is an error, so
 that nothing goes uncounted.
 
@@ -10,17 +11,22 @@ sequence-parallel collectives, because FSDP issues the same ops. Untagged traffi
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from fractions import Fraction
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import _resolve_process_group
 from torch._library.custom_ops import OPDEFS
 from torch.autograd.graph import Node
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from sp_bench.kernels import Kernel
+from sp_bench.measure.work import Work
 
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss", "other")
 Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls, bytes this rank sent off-rank
@@ -28,6 +34,7 @@ Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls,
 # Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
 _current = {"phase": "forward", "attention": False}
 _active: list["Ledger"] = []
+_NOTHING = nullcontext()
 
 
 @contextmanager
@@ -54,7 +61,7 @@ def attention() -> Iterator[None]:
         _current["attention"] = before
 
 
-def mark_backward_as_attention(*results: torch.Tensor) -> None:
+def mark_backward_as_attention(*results: Tensor) -> None:
     """Mark the collectives that the autograd function behind each result issues in its backward as attention traffic,
     for functions of libraries, which do not say so themselves. A result without gradients is left alone."""
     for result in results:
@@ -82,13 +89,13 @@ def _attribution(op: str) -> str:
     return name
 
 
-def payload(tensor: torch.Tensor) -> int:
+def payload(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
 def _total(tensors: Any) -> int:
     """Bytes of a tensor or of nested lists of tensors."""
-    if isinstance(tensors, torch.Tensor):
+    if isinstance(tensors, Tensor):
         return payload(tensors)
     return sum(_total(t) for t in tensors)
 
@@ -109,7 +116,7 @@ def _others(args: tuple[Any, ...]) -> Fraction:
     return Fraction(size - 1, size)
 
 
-def _all_to_all_single(source: torch.Tensor, splits: list[int], args: tuple[Any, ...]) -> Fraction:
+def _all_to_all_single(source: Tensor, splits: list[int], args: tuple[Any, ...]) -> Fraction:
     group = _group(args)
     if not splits:
         return payload(source) * _others(args)
@@ -117,7 +124,7 @@ def _all_to_all_single(source: torch.Tensor, splits: list[int], args: tuple[Any,
     return Fraction(row * (sum(splits) - splits[group.rank()]))
 
 
-def _slices_of_others(slices: list[torch.Tensor], args: tuple[Any, ...]) -> Fraction:
+def _slices_of_others(slices: list[Tensor], args: tuple[Any, ...]) -> Fraction:
     """Of a list of one tensor a rank, of any sizes."""
     return Fraction(_total(slices) - payload(slices[_group(args).rank()]))
 
@@ -157,8 +164,49 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
 _WITHOUT_TRAFFIC = ("recv", "wait")  # the other side of a send, and waiting for any: not calls of their own
 
 
+def leave_uncompiled() -> None:
+    """Keep torch.compile from compiling the ledger itself, which it would where it is called from compiled code."""
+    Ledger.__torch_dispatch__ = torch.compiler.disable(Ledger.__torch_dispatch__)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class CountedKernel:
+    """A kernel that tells the active ledger of each call."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.CUDA_KERNELS = kernel, kernel.CUDA_KERNELS
+        self.unsupported_reason = kernel.unsupported_reason
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        with _kernel_call("forward", q, k, v, causal):
+            return self.kernel.forward(q, k, v, causal=causal, scale=scale)
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        with _kernel_call("backward", q, k, v, causal):
+            return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale)
+
+
+def _kernel_call(pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> AbstractContextManager[object]:
+    if not _active:
+        return _NOTHING  # in timed steps: they must not wait for the host
+    calls = ExitStack()
+    for book in _active:
+        calls.enter_context(book.work.kernel_call(pass_kind, q, k, v, causal))
+    return calls
+
+
 class Ledger(TorchDispatchMode):
-    """Counts while entered; read `counts` afterwards.
+    """Counts while entered; read `counts` and `work` afterwards.
 
     Raises (from inside the step):
         NotImplementedError: a collective without a size rule.
@@ -168,17 +216,24 @@ class Ledger(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # skipping would import torch's whole compiler first, which takes each rank seconds
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # what is compiled runs compiled in the counted step too; the collectives are outside of it
+
     def __init__(self) -> None:
         super().__init__()
         self._calls: dict[tuple[str, str], int] = {}
         self._bytes: dict[tuple[str, str], Fraction] = {}
+        self.work = Work()
 
     def __enter__(self) -> "Ledger":
         _active.append(self)
+        self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self.work.see_update(optimizer))
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         _active.remove(self)
+        self._hook.remove()
         super().__exit__(*error)
 
     @property
@@ -192,14 +247,16 @@ class Ledger(TorchDispatchMode):
         namespace = func.namespace
         if namespace in ("c10d", "_c10d_functional", "c10d_functional"):
             self._record(f"{namespace}::{func._opname}", self._positional(func, args, kwargs or {}))
-        elif func._schema.name in OPDEFS:
+        else:
+            self.work.see(func, args)
+        if func._schema.name in OPDEFS:
             return self._look_inside(func, args, kwargs or {})
         return func(*args, **(kwargs or {}))
 
     def _look_inside(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a library's custom operator, written in Python, with this mode on: while it handles an op it is off, and
         what the operator sends would go uncounted."""
-        device = next((a.device.type for a in tree_leaves((args, kwargs)) if isinstance(a, torch.Tensor)), "cpu")
+        device = next((a.device.type for a in tree_leaves((args, kwargs)) if isinstance(a, Tensor)), "cpu")
         backend = torch._C._parse_dispatch_key(torch._C._dispatch_key_for_device(device))
         assert backend is not None
         super().__enter__()

@@ -11,7 +11,8 @@ import re
 import resource
 import statistics
 import time
-from collections.abc import Callable, Generator
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,8 +24,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from sp_bench.config.trial import WorkloadConfig
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
+from sp_bench.measure.work import Work
 
 LAUNCHES = 100  # of one sample of `launch_us`; few enough that a device slower than the host can still queue them
 MIN_ENERGY_WINDOW_MS = 1000.0  # NVML updates its energy total about every 100 ms: shorter windows would read noise
@@ -51,11 +54,14 @@ class Measurement:
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
     host_launch_us: float | None = None  # see `launch_us`
     host_step_ms: float | None = None  # time in which the host issues a step; None on a CPU, which computes it itself
-    cuda_kernels: list[str] | None = None  # names of all kernels that an untimed step launched
+    cuda_kernels: Mapping[str, int] | None = None  # all kernels that the untimed steps launched -> how often
+    profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
     counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step
     predicted: Traffic = field(default_factory=dict)  # bytes of the same step by closed form
     unpredicted: tuple[str, ...] = ()  # phases that have no closed form
+    work: Work = field(default_factory=Work)  # what the ledger step computed
+    expected: ExpectedWork = field(default_factory=ExpectedWork)  # the same by closed form
     columns: dict[str, Any] = field(default_factory=dict)  # row columns that are equal on every rank
 
 
@@ -81,8 +87,8 @@ class Clock:
 
 
 def num_steps(workload: WorkloadConfig) -> int:
-    """Steps of one measurement: warm-up steps, timed steps and the ledger step."""
-    return workload.warmup_steps + workload.timed_steps + 1
+    """Steps of one measurement: warm-up steps, timed steps and the ledger step. A single step is all of them."""
+    return workload.warmup_steps + workload.timed_steps + (not workload.single_step)
 
 
 def measure(
@@ -122,7 +128,9 @@ def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPh
     enter_phase("measure")
     before = counters.read() if counters else None
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
-    step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
+    book = Ledger() if workload.single_step else None
+    with book or contextlib.nullcontext():
+        step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
@@ -132,7 +140,10 @@ def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPh
         if window_ms >= MIN_ENERGY_WINDOW_MS:
             measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
-    yield from _inspect(measurement, counters, replayed=workload.launch == "cuda_graph")
+    if book is None:
+        yield from _inspect(measurement, counters, replayed=workload.launch == "cuda_graph")
+    else:
+        measurement.counts, measurement.work = book.counts, book.work
     measurement.host_launch_us = launch_us(device)
     return measurement
 
@@ -154,8 +165,8 @@ def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, repla
             state = counters.state()
             measurement.device_state = None if end.query() else state  # None: the device was idle again already
             torch.cuda.synchronize()
-        measurement.cuda_kernels = sorted(launched(profiler, DeviceType.CUDA))
-    measurement.counts = ledger.counts
+        measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
+    measurement.counts, measurement.work = ledger.counts, ledger.work
 
 
 def launch_us(device: torch.device) -> float:
@@ -175,13 +186,16 @@ def launch_us(device: torch.device) -> float:
     return 1e6 * statistics.median(samples) / LAUNCHES
 
 
-def launched(profiler: profile, device_type: DeviceType) -> set[str]:
-    """Names of all that ran on a kind of device. They are read from the raw events, because `profiler.events()` makes
-    objects and a tree of them. For the 100,000 events of a training step that takes longer than the step."""
+def launched(profiler: profile, device_type: DeviceType) -> Counter[str]:
+    """How often everything ran that ran on a kind of device, by name. It is read from the raw events, because
+    `profiler.events()` makes objects and a tree of them. For the 100,000 events of a training step that takes longer
+    than the step."""
     recorder = profiler.profiler
     assert recorder is not None
     assert recorder.kineto_results is not None, "the profiler has not run"
-    return {event.name() for event in recorder.kineto_results.events() if event.device_type() == device_type}
+    events = recorder.kineto_results.events()
+    # an annotation is the name of a range of the program, and not of something that ran
+    return Counter(e.name() for e in events if e.device_type() == device_type and not e.is_user_annotation())
 
 
 def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:

@@ -21,13 +21,17 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
+from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
 from sp_bench.kernels import Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
+
+    from sp_bench.attention.autograd import Kept
 
 NAMES = (
     *("single", "ulysses", "ring", "all_gather", "usp"),
@@ -41,18 +45,22 @@ class SequenceParallelAttention:
     """What an opened method yields: an attention function, and which tokens its ranks hold."""
 
     layout: SequenceLayout
-    attend: "Callable[[Tensor, Tensor, Tensor], Tensor]"
+    attend: "Callable[..., Tensor]"  # an `Attend` of ours, or a library's function of q, k and v
 
-    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
-        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order."""
-        return self.attend(q, k, v)
+    def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None) -> "Tensor":
+        """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order. `kept` is
+        for methods of this package that are ours."""
+        return self.attend(q, k, v) if kept is None else self.attend(q, k, v, kept)
 
 
 class Method(Protocol):
     """A module of this package, or from outside. It may also have
 
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
-    - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean.
+    - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
+    - `kernel_calls(method, shape, sp_size, rank)`: how often that rank of a sequence calls the kernel in one attention
+      call. Without it, the attention's FLOPs and launches are not counted: the library has a kernel of its own, or
+      nobody has said how often it is called.
     """
 
     IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
@@ -177,6 +185,7 @@ _EXAMPLES = {
     "if the bytes have no closed form",
     "open": "@contextmanager, def open(method, kernel, shape, mesh): yield SequenceParallelAttention(layout, attend)",
 }
+_CALLS_EXAMPLE = {"kernel_calls": "def kernel_calls(method, shape, sp_size, rank): return 1, 1  # forward, backward"}
 _NUM_ARGUMENTS = {"layout": 2, "unsupported_reason": 4, "traffic": 3, "open": 4}
 
 
@@ -194,6 +203,8 @@ def _checked(source: Source, module: Any) -> Method:
         raise ConfigError(
             f"{source}: IMPLEMENTATION = sp_bench says that it is ours; write: {_EXAMPLES['IMPLEMENTATION']}"
         )
+    if hasattr(module, "kernel_calls"):
+        outside.require(source, module, _CALLS_EXAMPLE, {"kernel_calls": 4})
     _check_options(source, getattr(module, "Options", None))
     return cast(Method, module)
 
@@ -283,6 +294,43 @@ def with_own_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if key in _FIELDS} | {"own": own}
 
 
+def attention_traffic(config: TrialConfig, seq_len: int) -> Traffic | None:
+    """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward; None: the method
+    has no closed form."""
+    traffic = get(config.method.name).traffic
+    return None if traffic is None else traffic(config.method, config.attention_shape(seq_len), config.sp_size)
+
+
 def traffic_is_mean(name: str) -> bool:
     """Whether ranks may send other numbers of bytes than the closed form, if the mean over them is it."""
     return bool(getattr(get(name), "TRAFFIC_IS_MEAN", ""))
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls | None:
+    """How often `rank` of a sequence calls the kernel in one attention call; None: the method does not say."""
+    own = getattr(get(method.name), "kernel_calls", None)
+    return None if own is None else KernelCalls(*own(method, shape, sp_size, rank))
+
+
+def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWork:
+    """What one step must compute over sequences of `padded_len` tokens; the calls of the kernel are those of `rank` of
+    the world."""
+    if config.workload.name == "collective":
+        return ExpectedWork()
+    shape, name = config.attention_shape(padded_len), config.method.name
+    calls = kernel_calls(config.method, shape, config.sp_size, rank % config.sp_size)
+    # A method from outside that does not say how it calls the kernel may multiply matrices anywhere.
+    products = calls is not None or source_of(name) is None
+    if config.workload.name in TRAINING:
+        return training_costs.expected_work(config, padded_len, calls, products=products)
+    return attention_work(shape, calls, backward=config.workload.pass_kind == "forward_backward", products=products)
+
+
+def open_counted(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> AbstractContextManager[SequenceParallelAttention]:
+    """The method, opened with `kernel`, whose calls the ledger counts if the method says how many there are."""
+    from sp_bench.measure.ledger import CountedKernel
+
+    module = get(method.name)
+    return module.open(method, CountedKernel(kernel) if hasattr(module, "kernel_calls") else kernel, shape, mesh)

@@ -17,6 +17,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, ulysses_traffic
+from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 
@@ -50,6 +51,10 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     """As Ulysses. With uneven heads this is the mean over the ranks, because ranks with more heads send more."""
     return ulysses_traffic(shape, sp_size, sp_size)
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return ONE_CALL
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, head_split_reason, ulysses_traffic
 from sp_bench.costs.patterns import POSITION_BYTES
+from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 
@@ -56,6 +57,10 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
     """As Ulysses, and in the forward each rank sends its position_ids to all others: B * S/P * 8 * (P-1) bytes."""
     positions = Fraction(shape.batch_size * shape.seq_len, sp_size) * POSITION_BYTES * (sp_size - 1)
     return add_traffic(ulysses_traffic(shape, sp_size, sp_size), {("forward", "all_gather"): positions})
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return ONE_CALL
 
 
 @contextmanager
@@ -104,7 +109,7 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
         second result are the attention weights."""
         for exchanged in (q, k, v):
             _mark_exchange(exchanged)
-        return local(*(x.transpose(1, 2) for x in (q, k, v))), None
+        return local(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
 
     return UlyssesSPAttentionHF(
         attn=attend_locally,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
+from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -30,6 +31,10 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     return ring_traffic(shape, sp_size, 1, method.dkv_dtype)
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads)
 
 
 @contextmanager

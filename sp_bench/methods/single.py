@@ -8,6 +8,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -32,6 +33,10 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     return {}
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return ONE_CALL
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, head_chunks_reason, head_split_reason, ulysses_traffic
+from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -36,6 +37,10 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
     return ulysses_traffic(shape, sp_size, sp_size)
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return usp_calls(shape, "contiguous", sp_size, 1, 0, method.head_chunks)
 
 
 @contextmanager

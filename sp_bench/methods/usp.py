@@ -22,6 +22,7 @@ from sp_bench.costs.attention import (
     travelling_dkv_dtype,
     ulysses_traffic,
 )
+from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -55,6 +56,12 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
         ulysses_traffic(shape, cut.ulysses_degree, sp_size),
         ring_traffic(shape, cut.ring_degree, cut.ulysses_degree, method.dkv_dtype),
     )
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    cut = layout(method, sp_size)
+    ring_rank, _ = cut.coordinates(rank)
+    return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,6 +35,26 @@ def broadcast_steps(
     return packed[:, :2], packed[:, 2:].view(-1, num_sequences, seq_len)
 
 
+class Gradients(NamedTuple):
+    """What one process computes up to the update."""
+
+    token_losses: Tensor  # [m*D*B,S], nats
+    of: dict[str, Tensor]  # each parameter's whole gradient before clipping, in `train.stored_dtype`
+
+
+def gradients(
+    config: TrialConfig, sequences: Tensor, compute_dtypes: Sequence[torch.dtype], device: torch.device
+) -> list[Gradients]:
+    """The first step on `sequences` [m*D*B,S+1], without its update, from the same weights in each of
+    `compute_dtypes`."""
+    decoder, found = _initialised(config, device), []
+    for dtype in compute_dtypes:
+        token_losses = _accumulate(decoder, sequences.to(device), dtype)
+        found.append(Gradients(token_losses, {n: p.grad for n, p in decoder.named_parameters() if p.grad is not None}))
+        decoder.zero_grad(set_to_none=True)
+    return found
+
+
 def run_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> list[train.StepResult]:
@@ -41,17 +62,22 @@ def run_steps(
 
     compute_dtype: of activations and gradients; parameters are kept and updated in `train.stored_dtype`.
     """
+    decoder = _initialised(config, device)
+    optimizer = train.make_optimizer(decoder, config.workload)
+    return [
+        step(decoder, optimizer, sequences.to(device), compute_dtype, config.workload.max_grad_norm)
+        for sequences in batches
+    ]
+
+
+def _initialised(config: TrialConfig, device: torch.device) -> Decoder:
     attention = differentiable(
         kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
     )
     decoder = train.build_decoder(config.model, attention, config.dtype)
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)
-    optimizer = train.make_optimizer(decoder, config.workload)
-    return [
-        step(decoder, optimizer, sequences.to(device), compute_dtype, config.workload.max_grad_norm)
-        for sequences in batches
-    ]
+    return decoder
 
 
 def step(
@@ -61,8 +87,14 @@ def step(
     compute_dtype: torch.dtype,
     max_grad_norm: float | None,
 ) -> train.StepResult:
-    """One optimizer step on `sequences` [m*D*B,S+1]. They are computed one at a time, so that memory does not grow with
-    the number of ranks or micro-batches."""
+    """One optimizer step on `sequences` [m*D*B,S+1]."""
+    token_losses = _accumulate(decoder, sequences, compute_dtype)
+    return train.StepResult(token_losses.mean(), train.update(decoder, optimizer, max_grad_norm), token_losses)
+
+
+def _accumulate(decoder: Decoder, sequences: Tensor, compute_dtype: torch.dtype) -> Tensor:
+    """Forward and backward of `sequences` [m*D*B,S+1], one at a time, so that memory does not grow with the number of
+    ranks or micro-batches. Returns each token's loss [m*D*B,S], in nats; adds to the parameters' gradients."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     positions = torch.arange(seq_len, device=sequences.device)
     parts = []
@@ -73,5 +105,4 @@ def step(
         losses = cross_entropy.of_tokens(logits, sequence[:, 1:])
         (losses.sum() / (num_sequences * seq_len)).backward()
         parts.append(losses.detach())
-    token_losses = torch.cat(parts)
-    return train.StepResult(token_losses.mean(), train.update(decoder, optimizer, max_grad_norm), token_losses)
+    return torch.cat(parts)

@@ -117,7 +117,8 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) 
     """This rank's q, k, v, dout -> its output, dq, dk, dv; [B,S/P,H,D] each."""
     *qkv, dout = inputs
     leaves = [x.clone().requires_grad_() for x in qkv]
-    out = attention(*leaves)
+    q, k, v = leaves
+    out = attention(q, k, v)
     if out.shape != leaves[0].shape:
         raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]

@@ -1,45 +1,90 @@
-"""Proves a method at the timed length, on a sample of query rows. No rank holds the whole sequence there, and no
-reference for all of it fits. Overflowing indices and wrong strides show at such lengths only.
+"""Proves a method at the timed length. No rank holds the whole sequence there, and no reference for all of it fits.
+Overflowing indices and wrong strides show at such lengths only.
 
-The proof runs a step whose dout is zero except in the sampled rows. Then the rows, with each rank's own keys and
-values, determine: the output of the rows; dq of all tokens, which is zero elsewhere; and dk and dv of *all* keys, since
-the last row, which is in the sample, sees them all.
+The inputs are turned first, because a step could have kept its results of the old ones. Then a step must be right in a
+sample of rows. Its dout is zero except in these rows. So they, with each rank's own keys and values, determine: the
+output of the rows; dq of all tokens, which is zero elsewhere; and dk and dv of *all* keys, since the last row, which is
+in the sample, sees them all. Last, all rows of another step must meet the identities of attention's results.
 
 B batch, n sampled rows, s local tokens, Hq and Hkv heads, g = Hq/Hkv, D head size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.trial import AttentionShape
+from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
 
-NUM_ROWS = 64
+NUM_ROWS = 64  # of the sample; a few more where the ranks cannot own equally many
 LATE_CYCLES = 2**24  # of a device's clock, about 10 ms
 LOSS_SCALE = 256  # as in fp16 training, and a power of two: gradients of late keys would otherwise be subnormal in fp16
 Step = Callable[[], Sequence[Tensor]]  # reads its inputs in place; returns output, or output, dq, dk, dv
 
 
+class Draw(NamedTuple):
+    """What the sampled rows are drawn from: each replicate draws others."""
+
+    seed: int
+    replicate: int
+
+
+def check_attention(
+    step: Step,
+    eager: Step,
+    inputs: Sequence[Tensor],
+    layout: SequenceLayout,
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    draw: Draw,
+    budget: Errors,
+) -> dict[str, Any]:
+    """Prove a step that has run on `inputs` before, on the same inputs turned. Returns row columns.
+
+    eager: `step` itself or, if `step` is a replay, what it replays, launched call by call.
+    inputs: this rank's q, k, v and, if there is a backward, dout; both steps read them in place.
+
+    Raises:
+        Incorrect: an error is above its budget. Raised on every rank.
+    """
+    turn(inputs)
+    columns: dict[str, Any] = {}
+    if step is not eager:
+        columns["replay_rel_error"] = check_replay(step, eager, budget, mesh)
+    errors = check_rows(step, inputs, layout, shape, mesh, draw, budget)
+    columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
+    if len(inputs) == len(TENSORS):
+        columns["identity_error"] = check_identities(inputs, step(), mesh, f"all rows at seq_len={shape.seq_len}")
+    return columns
+
+
+def turn(inputs: Sequence[Tensor]) -> None:
+    """Move every value of this rank's inputs [B,s,H,D] to the next token, and change its sign, in place."""
+    for x in inputs:
+        x.copy_(x.roll(1, dims=1)).neg_()
+
+
 def check_rows(
     step: Step,
     inputs: Sequence[Tensor],
-    positions: Sequence[int],
+    layout: SequenceLayout,
     shape: AttentionShape,
     mesh: DeviceMesh,
-    seed: int,
+    draw: Draw,
     budget: Errors,
 ) -> Errors:
     """Run one more step, and return the errors of its results. The reference is attention in a wider dtype, of the
     sampled rows over the keys of all ranks.
 
-    inputs: this rank's q, k, v and, if there is a backward, dout; `step` reads them in place. In dout all rows but the
-        sampled ones are set to zero for this step, and restored afterwards.
-    positions: global positions of this rank's tokens.
+    inputs: as in `check_attention`. In dout all rows but the sampled ones are set to zero for this step, and restored
+        afterwards.
 
     Every rank gets the sampled rows and computes them against its own keys; the parts are merged by log-sum-exp. So
     nothing as long as the sequence is gathered. An error is the root mean square over tokens of each token's relative
@@ -49,14 +94,15 @@ def check_rows(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     q, k, v, *loss = inputs
-    sampled = _sample(shape.seq_len, seed)
+    sampled = _sample(layout, shape.seq_len, draw)
+    positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
     row_of = {position: row for row, position in enumerate(sampled.tolist())}
     mine = [index for index, position in enumerate(positions) if position in row_of]
     dense = [x.to("cpu", copy=True) for x in loss]  # on the CPU, because the step may need all of the device's memory
     for dout, whole in zip(loss, dense, strict=True):
         dout.zero_()
         dout[:, mine] = LOSS_SCALE * whole[:, mine].to(dout.device)
-    out, *gradients = _in_flight(step, mesh, late=seed % mesh.size()) if q.is_cuda else step()
+    out, *gradients = _in_flight(step, mesh, late=sum(draw) % mesh.size()) if q.is_cuda else step()
     known = [q, out, *loss, *gradients[:1]]
     rows = torch.zeros(
         *(len(known), shape.batch_size, len(sampled), shape.num_heads, shape.head_dim),
@@ -122,11 +168,20 @@ def _gradient_errors(
     return {"dq": of_dq**0.5, "dk": (of_dk / tokens) ** 0.5, "dv": (of_dv / tokens) ** 0.5}
 
 
-def _sample(seq_len: int, seed: int) -> Tensor:
-    """The sampled global positions [n], sorted. The last token is among them, since it sees all keys. The first is not,
-    since its dq is zero. The others are random."""
-    others = torch.randperm(max(seq_len - 2, 0), generator=torch.Generator().manual_seed(seed))[: NUM_ROWS - 1] + 1
-    return torch.cat([others.sort().values, torch.tensor([seq_len - 1])])
+def _sample(layout: SequenceLayout, seq_len: int, draw: Draw) -> Tensor:
+    """The sampled global positions [n], sorted; the same on every rank.
+
+    The last token is among them, since it sees all keys. The first is not, since its dq is zero. Of the others each
+    rank owns equally many, or all that it has, drawn at random.
+    """
+    generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
+    sampled = {seq_len - 1}
+    for rank in range(layout.sp_size):
+        tokens = torch.tensor(layout.global_positions(rank, seq_len))
+        tokens = tokens[(tokens > 0) & (tokens < seq_len - 1)]
+        drawn = torch.randperm(len(tokens), generator=generator)[: -(-NUM_ROWS // layout.sp_size)]
+        sampled.update(tokens[drawn].tolist())
+    return torch.tensor(sorted(sampled))
 
 
 def _relative_squares(got: Tensor, want: Tensor) -> Tensor:
@@ -135,18 +190,13 @@ def _relative_squares(got: Tensor, want: Tensor) -> Tensor:
     return error / size
 
 
-def check_replay(replay: Step, eager: Step, inputs: Sequence[Tensor], budget: Errors, mesh: DeviceMesh) -> Errors:
+def check_replay(replay: Step, eager: Step, budget: Errors, mesh: DeviceMesh) -> Errors:
     """Compare the results of a replayed step with those of the same step launched call by call. Returns the largest
     relative L2 of any rank.
-
-    Both steps read `inputs`, which are reversed along the sequence first. A replay that did not compute something anew
-    would still have the results of the old inputs.
 
     Raises:
         Incorrect: an error is above its budget. Raised on every rank.
     """
-    for x in inputs:
-        x.copy_(x.flip(1))
     pairs = zip(replay(), eager(), strict=True)  # the eager step does not write into the memory of the replay's results
     largest = torch.stack([_norm(got - want) / _norm(want) for got, want in pairs])
     largest = largest.nan_to_num(nan=float("inf"))  # because the maximum over ranks may ignore a NaN

@@ -1,44 +1,42 @@
 """Reports: rows in, one self-contained page, its figures and tables out. Knows rows, and what explains them: config,
 costs, hardware. Nothing that runs a trial.
 
-selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; figures, tables and
-page -> what a reader sees. No torch.
+selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; settings -> what they
+answer; cards, figures, table and page -> what a reader sees. No torch.
 """
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from sp_bench.report import folder
+from sp_bench.report import folder, table
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.figures import begin
+from sp_bench.report.cards import card, caveats, statuses
+from sp_bench.report.cells import Cell, cells, of_equal_steps
+from sp_bench.report.figures import NAMES as NAMES
+from sp_bench.report.figures import VENUES as VENUES
 from sp_bench.report.figures import draw as draw
-from sp_bench.report.figures.drawings import Drawing
+from sp_bench.report.figures.style import Look as Look
+from sp_bench.report.findings import findings
 from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.formats import counted
-from sp_bench.report.page import render
-from sp_bench.report.page.sections import sections
-from sp_bench.report.page.verdict import judge
+from sp_bench.report.page import Content, render
 from sp_bench.report.processes import processes as processes
 from sp_bench.report.selection import Selection, select
-from sp_bench.report.tables import paper_tables
-from sp_bench.report.tables.latex import latex
-from sp_bench.report.tables.markdown import markdown
-from sp_bench.report.tables.parts import PaperTable
-from sp_bench.report.tables.sheet import sheet
+from sp_bench.report.settings import SMALLEST
+from sp_bench.report.settings import settings as settings
 from sp_bench.rows import store
-
-FIGURES, TABLES = "figures", "tables"
 
 
 @dataclass(frozen=True)
 class Options:
     """How a report is made; its rows say everything else."""
 
-    venue: str | None = None  # figures are as wide as its text; None: as the page
+    look: Look = field(default_factory=Look)
+    only: Sequence[str] = NAMES  # figures
+    smallest: float = SMALLEST  # differences below this share are none
     anonymous: bool = False  # without what could tell whose rows they are
     mix: bool = False  # rows of different environments share lines and medians
 
@@ -56,12 +54,12 @@ def default_out(folders: Sequence[Path]) -> Path:
 
 
 def read(folders: Sequence[Path]) -> list[Cell]:
-    """The cells of campaigns, as a report shows them: what `draw` and `paper_tables` take.
+    """The cells of campaigns, as a report shows them: what `settings` and `draw` take.
 
     Raises:
         OSError: a campaign cannot be read.
     """
-    return cells(select(folders).rows)
+    return cells(of_equal_steps(select(folders).rows))
 
 
 def build(
@@ -75,33 +73,66 @@ def build(
     """Write the page, figures and tables of some campaigns into `out`, by default _work/report of the first campaign.
 
     Files of an earlier report that this one no longer has are removed, so that none lies beside rows it is not of.
-    `executor`: processes that share the reading of rows and the drawing. `say` hears what is being done.
+    `executor`: processes that share the reading of rows. `say` hears what is being done.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
-        ValueError: no folders, or no such venue.
+        ValueError: no folders.
     """
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
     options = options or Options()
-    selection = _select(folders, options, executor, say)
-    say(f"summarising {counted(len(selection.rows), 'row')}")
-    measured = cells(selection.rows)
+    selection, measured = _measured(folders, options, executor, say)
+    found = settings(measured, options.smallest)
     say(f"drawing {counted(len(measured), 'cell')}")
-    finished = begin(measured, options.venue, executor)
-    tables, verdict, parts = paper_tables(measured), judge(measured, selection), sections(measured)
-    files = _table_files(tables)  # all this while the processes draw
-    drawings, undrawn = finished()
+    drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
-    page = render(selection, measured, verdict, drawings, undrawn, parts, tables)
+    tables = table.tables(found)
+    cards = [card(setting) for setting in found]
+    content = Content(selection, measured, cards, caveats(measured, found, [statuses(measured)]), drawings, tables)
+    files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
+    writers = {"csv": table.as_csv, "json": table.as_json, "md": table.markdown, "tex": table.latex}
+    files |= {f"tables.{suffix}": write(tables).encode() for suffix, write in writers.items()}
     out = out or default_out(folders)
-    folder.write(out, _figure_files(drawings) | files | {PAGE: page.encode()})
+    folder.write(out, files | {PAGE: render(content).encode()})
     return ReportResult(out / PAGE, selection.problems, len(selection.unread))
 
 
-def _select(
-    folders: Sequence[Path], options: Options, executor: Executor | None, say: Callable[[str], None]
-) -> Selection:
+def export(folders: Sequence[Path], kind: str, options: Options | None = None, executor: Executor | None = None) -> str:
+    """The tables of all settings as text, csv or json.
+
+    Raises:
+        OSError: a campaign cannot be read.
+    """
+    options = options or Options()
+    _, measured = _measured(folders, options, executor)
+    return table.EXPORTS[kind](table.tables(settings(measured, options.smallest)))
+
+
+def records(cells: Sequence[Cell]) -> list[dict[str, object]]:
+    """The lines of the tables as values: what `--export` prints."""
+    return table.records(table.tables(settings(cells)))
+
+
+def write_findings(
+    folders: Sequence[Path], path: Path, options: Options | None = None, executor: Executor | None = None
+) -> None:
+    """Write what the rows of campaigns say into a Markdown file.
+
+    Raises:
+        OSError: a campaign cannot be read, or the file cannot be written.
+    """
+    options = options or Options()
+    _, measured = _measured(folders, options, executor)
+    path.write_text(findings(settings(measured, options.smallest), measured), "utf-8")
+
+
+def _measured(
+    folders: Sequence[Path],
+    options: Options,
+    executor: Executor | None,
+    say: Callable[[str], None] = lambda words: None,
+) -> tuple[Selection, list[Cell]]:
     num_read = 0
 
     def progress(more: int) -> None:
@@ -110,17 +141,6 @@ def _select(
         say(f"reading rows: {num_read:,}")
 
     selection = select(folders, mix=options.mix, executor=executor, progress=progress)
-    return anonymous(selection, folders) if options.anonymous else selection
-
-
-def _figure_files(drawings: Sequence[Drawing]) -> dict[str, bytes]:
-    """Path in the report's folder -> content."""
-    return {f"{FIGURES}/{d.stem}.{suffix}": content for d in drawings for suffix, content in d.files.items()}
-
-
-def _table_files(tables: Sequence[PaperTable]) -> dict[str, bytes]:
-    made: dict[str, bytes] = {}
-    for table in tables:
-        texts = {"tex": latex(table), "md": markdown(table), "csv": sheet(table)}
-        made |= {f"{TABLES}/{table.stem}.{suffix}": text.encode() for suffix, text in texts.items()}
-    return made
+    selection = anonymous(selection, folders) if options.anonymous else selection
+    say(f"summarising {counted(len(selection.rows), 'row')}")
+    return selection, cells(of_equal_steps(selection.rows))

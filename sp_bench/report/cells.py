@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.costs.flags import flags_of_memory, flags_of_steps
+from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
 from sp_bench.report.statistics import Interval, median_interval
@@ -158,12 +158,22 @@ class Cell:
 
     @cached_property  # each figure and table that shows the cell asks
     def flags(self) -> list[str]:
-        """Doubts about the times of the measured rows, by name."""
+        """Doubts about the measured rows, by name."""
         said = {str(flag) for row in self.measured for flag in listed(row["flags"])}
         memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
         for row in self.measured:
-            said.update(flags_of_steps(listed(row["step_ms"])), flags_of_memory(*(row[name] for name in memory)))
+            said.update(flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])))
+            said.update(flags_of_memory(*(row[name] for name in memory)))
+            said.update(flags_of_loss(listed(row["loss"])))
         return sorted(said)
+
+    @property
+    def num_unsampled(self) -> int:
+        """Measured rows from before gradients were checked at the timed length."""
+        with_gradients = {"attention": "forward_backward", "train_step": "step"}
+        if with_gradients.get(self.asked["workload"]) != self.asked["pass_kind"]:
+            return 0
+        return sum(row["sampled_grad_error"] is None for row in self.measured)
 
     @property
     def throttled(self) -> list[str]:
@@ -211,6 +221,27 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
     num_pools = Counter(cell_id for cell_id, _ in grouped)
     ids = [cell_id if num_pools[cell_id] == 1 else f"{cell_id} {pool}" for cell_id, pool in grouped]
     return sorted(map(_cell, ids, names, grouped.values()), key=_order)
+
+
+def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows with one cell_id for all cells whose step is the same: how it is measured, say with `attribution` or how
+    many timed steps, makes no other cell. Those of one launch stay apart: they are no replicates of each other."""
+    if rows.empty:
+        return rows
+    rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
+    first: dict[str, list[Any]] = {}
+    for row in known_rows(rows.drop_duplicates(["cell_id", "pool"])):
+        step = {path: value for path, value in option_values(row).items() if path not in PROTOCOL}
+        key = repr((row["pool"], row["implementation"], row["method_source"], sorted(step.items(), key=str)))
+        first.setdefault(key, []).append(row["cell_id"])
+    launches: dict[str, set[tuple[Any, ...]]] = {}
+    for cell_id, *launch in zip(*(rows[name] for name in ("cell_id", "folder", "core_id", "replicate")), strict=True):
+        launches.setdefault(cell_id, set()).add(tuple(launch))
+    same: dict[str, str] = {}
+    for ids in first.values():
+        if len(ids) > 1 and len(set().union(*(launches[i] for i in ids))) == sum(len(launches[i]) for i in ids):
+            same |= dict.fromkeys(ids, ids[0])
+    return rows.assign(cell_id=rows["cell_id"].replace(same))
 
 
 def known_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
@@ -319,6 +350,7 @@ def _errors(measured: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, flo
         budgets, of_sample = row["error_budget"] or {}, row["sampled_grad_error"] or {}
         found = [(name, row[column], budget) for name, column, budget in named]
         found += [(f"sampled {tensor}", error, None) for tensor, error in of_sample.items()]
+        found += [(f"identity {name}", error, None) for name, error in (row["identity_error"] or {}).items()]
         for name, error, budget in found:
             if error is not None and (name not in largest or error > largest[name][0]):
                 largest[name] = (error, budgets.get(budget))

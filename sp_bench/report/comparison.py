@@ -126,6 +126,32 @@ class Comparison:
         lines = [f"{name(p.b)}: {p.words}{', no interval' if p.paired is None else ''}" for p in slower]
         return unread + failed + lines
 
+    def as_json(self) -> dict[str, Any]:
+        """What a terminal shows, for programs. Times in ms; `interval` is null below 6 pairs."""
+        return {
+            "differences": self.differences(),
+            "pairs": [
+                {
+                    "cell_id": pair.a.cell_id,
+                    "name": name(pair.b),
+                    "a_ms": pair.a.median_step_ms,
+                    "b_ms": pair.b.median_step_ms,
+                    "ratio": pair.ratio,
+                    "interval": None if pair.paired is None else [pair.paired.interval.low, pair.paired.interval.high],
+                    "points": list(pair.points),
+                    "verdict": pair.verdict,
+                }
+                for pair in self.pairs
+            ],
+            "changes": [
+                {"name": name(each.b), "kind": each.kind, "statuses": each.words, "reason": each.reason}
+                for each in self.changes
+            ],
+            "only_a": [name(cell) for cell in self.only_a],
+            "only_b": [name(cell) for cell in self.only_b],
+            "unread_b": list(self.b.selection.unread),
+        }
+
     def differences(self) -> list[str]:
         """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
         explains that core_ids differ; where they are equal, whose own code differs."""
@@ -267,7 +293,7 @@ def _nothing_in_common(a: Side, b: Side) -> str:
     what = [f"{side.folder} has {_contents(side)}" for side in (a, b)]
     before, after = _option_values(a), _option_values(b)
     apart = [
-        f"{option}={'|'.join(sorted(before[option]))} against {'|'.join(sorted(after[option]))}"
+        f"{option}={_few(sorted(before[option]), '|')} against {_few(sorted(after[option]), '|')}"
         for option in sorted(before.keys() & after.keys())
         if not before[option] & after[option]
     ]
@@ -278,11 +304,16 @@ def _nothing_in_common(a: Side, b: Side) -> str:
 
 def _contents(side: Side) -> str:
     have = side.cells.values()
-    parts = [", ".join(sorted({c.series for c in have}))]
+    parts = [_few(sorted({c.series for c in have}), ", ")]
     for column in ("sp_size", "seq_len"):
         if sizes := sorted({c.asked[column] for c in have if c.asked[column] is not None}):
-            parts.append(f"{column} {' '.join(map(str, sizes))}")
+            parts.append(f"{column} {_few(list(map(str, sizes)), ' ')}")
     return f"{counted(len(have), 'cell')} ({'; '.join(parts)})"
+
+
+def _few(words: Sequence[str], between: str) -> str:
+    more = f" and {len(words) - MAX_OPTIONS:,} more" if len(words) > MAX_OPTIONS else ""
+    return between.join(words[:MAX_OPTIONS]) + more
 
 
 def _option_values(side: Side) -> dict[str, set[str]]:

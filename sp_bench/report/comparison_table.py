@@ -3,11 +3,13 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from textwrap import shorten
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sp_bench.config.parsing import shown
 from sp_bench.report.cells import Cell
 from sp_bench.report.comparison import (
     BETTER,
@@ -23,11 +25,13 @@ from sp_bench.report.comparison import (
     name,
     status_words,
 )
-from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.formats import counted, number, whole, without_escapes
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import MIN_REPLICATES
 from sp_bench.report.statistics import CONFIDENCE
 
+REASON_WIDTH = 300  # characters of a row's reason
+LONGEST = 2000  # characters of a line
 LOOKS = {SLOWER: "red", FASTER: "green", NOT_TOLD_APART: "dim", NO_INTERVAL: "yellow"}
 STATUS_LOOKS = {REGRESSION: "red", BETTER: "green", CHANGED: ""}
 
@@ -54,7 +58,9 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _say(console: Console, words: str, style: str = "") -> None:
-    console.print(Text(words, style=style), soft_wrap=not console.is_terminal)
+    """Words of rows are what programs said: nothing in them moves the cursor."""
+    plain = "\n".join(shown(line, LONGEST) for line in words.split("\n"))
+    console.print(Text(plain, style=style), soft_wrap=not console.is_terminal)
 
 
 def _side_words(side: Side) -> str:
@@ -85,7 +91,7 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
         sizes = [whole(asked["sp_size"]), whole(asked["seq_len"])]
         times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms)]
         verdict = Text(pair.verdict, style=LOOKS[pair.verdict])
-        table.add_row(Text(pair.a.series), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
+        table.add_row(Text(shown(pair.a.series)), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
     return table
 
 
@@ -112,7 +118,9 @@ def _changes(comparison: Comparison, console: Console) -> None:
     console.print()
     _say(console, "Statuses that differ", "bold")
     for change in comparison.changes:
-        reason = f" ({' '.join(change.reason.split())})" if change.reason else ""
+        reason = (
+            f" ({shorten(without_escapes(change.reason), REASON_WIDTH, placeholder=' ...')})" if change.reason else ""
+        )
         _say(console, f"{change.kind}: {name(change.a)}: {change.words}{reason}", STATUS_LOOKS[change.kind])
 
 

@@ -16,7 +16,6 @@ from typing import Any
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.overlap import Times, exposed_ms
-from sp_bench.report.ratios import by_speed
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {
@@ -49,10 +48,6 @@ class Point:
     @property
     def fabric(self) -> str:
         return str(self.cell.asked["fabric"])
-
-    @property
-    def communication_ms(self) -> float:
-        return sum(self.times.values())
 
     @property
     def predicted_ms(self) -> float:
@@ -89,19 +84,6 @@ class Place:
         heads = f"{asked['num_heads']}/{asked['num_kv_heads']} heads"
         words = (f"{self.seq_len:,} tokens", heads, f"{self.sp_size} ranks", self.points[0].cell.launch_note)
         return ", ".join(filter(None, words))
-
-
-def foremost(cells: Sequence[Cell], found: Sequence[Place]) -> list[Cell]:
-    """Without the cells on slower fabrics of settings that `found` compares over fabrics: they have a section."""
-    fastest: dict[str, str] = {}
-    for place in found:
-        fastest.setdefault(place.over_fabrics, place.fabrics[0])
-    return [c for c in cells if fastest.get(c.over_fabrics, c.asked["fabric"]) == c.asked["fabric"]]
-
-
-def fastest_of(points: Sequence[Point]) -> Point:
-    """The smallest measured median; of equal ones the first by name."""
-    return min(points, key=lambda p: by_speed(p.cell))
 
 
 def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from sp_bench.config.parsing import shown
 from sp_bench.rows import store
 
 PAGE = "index.html"
@@ -11,10 +12,11 @@ MANIFEST = ".report-files"  # names of the files that reports made here, one a l
 
 
 def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
-    """Why a report cannot be written to `out`, or None: no folder, no permission, a page that no report made, or a
-    place among the rows of a campaign, where it would be in the way of all who read the campaign's folder."""
+    """Why a report cannot be written to `out`, or None: no folder, no permission, files that no report made, or a place
+    among the rows of a campaign, where it would be in the way of all who read the campaign's folder."""
     target = out.resolve()
-    for campaign in (campaign.resolve() for campaign in campaigns):
+    others = (folder for folder in (target, *target.parents) if _is_campaign(folder))
+    for campaign in (*(campaign.resolve() for campaign in campaigns), *others):
         if target.is_relative_to(campaign) and target.relative_to(campaign).parts[:1] != (store.WORK,):
             return f"lies among the rows of {campaign.name}; use another folder, or leave it out"
     try:
@@ -23,11 +25,20 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
         return f"cannot be written: {error.strerror}"
     if not nearest.is_dir():
         return f"cannot be made: {nearest.name} is not a folder"
+    if target.is_dir() and not (target / MANIFEST).exists() and (found := next(target.iterdir(), None)):
+        return f"has files that no report made, such as {shown(found.name)}; use a folder that is new or empty"
     if (target / PAGE).exists() and PAGE not in _manifest(target):
         return f"has an {PAGE} that no report made; use another folder, or move it away"
     if not os.access(nearest, os.W_OK | os.X_OK):
         return f"cannot be written: {nearest.name} is read-only, or another user's; give --out another folder"
     return None
+
+
+def _is_campaign(folder: Path) -> bool:
+    try:
+        return next(store.committed(folder), None) is not None
+    except OSError:  # not readable, and so nobody's rows
+        return False
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:

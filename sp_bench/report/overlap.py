@@ -1,8 +1,8 @@
 """What a method's schedule leaves exposed of its messages, if each hides behind the kernel beside it as far as that is
 long. Which message is beside which kernel: attention/head_chunks.py, ring.py and gather.py.
 
-Kernels are taken as equal, as a layout that balances them makes them, a forward as its share of both passes' FLOPs, and
-the copies that pack and merge as nothing.
+The model assumes kernels of equal length, and splits their time over forward and backward by FLOPs. Packing and merging
+take no time.
 """
 
 from collections.abc import Mapping

@@ -49,7 +49,8 @@ def kind(cell: Cell) -> patterns.Kind | None:
 def pattern_bytes(cell: Cell) -> PatternBytes | None:
     """None where bytes were not counted, the shape is not known or nothing need be sent."""
     split, pattern, shape, weights = degrees(cell), kind(cell), _shape(cell), _passes(cell)
-    counted = [size for phase, (_, size) in cell.communication.phases.items() if phase in ATTENTION_PHASES]
+    passes = ("forward", "backward") if _keeps_output(cell) else ATTENTION_PHASES
+    counted = [size for phase, (_, size) in cell.communication.phases.items() if phase in passes]
     if split is None or pattern is None or shape is None or not weights or not counted or None in counted:
         return None
     closed = _total(patterns.closed_form(pattern, shape, split), weights)
@@ -84,3 +85,8 @@ def _passes(cell: Cell) -> Mapping[str, int]:
     calls = cell.asked["num_layers"] * cell.micro_batches
     recomputed = cell.options.get("workload.activation_checkpointing") == "full"
     return {"forward": calls * (1 + recomputed), "backward": calls}
+
+
+def _keeps_output(cell: Cell) -> bool:
+    """Whether recomputation repeats a part of the forward's messages only, which is no pass of the pattern."""
+    return cell.options.get("workload.activation_checkpointing") == "selective_output"

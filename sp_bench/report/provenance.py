@@ -25,6 +25,7 @@ def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
     parts = [
         f"{_listing(row['folder'] for row in rows)}: {_rows(rows)}, {_replicates(cells)}",
         *((_estimator(cells), _flags(cells)) if of_times else ()),
+        _unsampled(cells),
         _git(rows),
         _hardware(rows),
         _libraries(cells),
@@ -88,6 +89,12 @@ def _flags(cells: Sequence[Cell]) -> str:
     found = Counter(flag for cell in measured for flag in cell.flags)
     told = [f"{flag}: {number} of {counted(len(measured), 'cell')}" for flag, number in sorted(found.items())]
     return f"flagged {', '.join(told)}" if told else ""
+
+
+def _unsampled(cells: Sequence[Cell]) -> str:
+    """How many rows are of before gradients were checked at the timed length."""
+    number = sum(cell.num_unsampled for cell in cells)
+    return f"gradients unchecked at the timed length: {counted(number, 'row')}" if number else ""
 
 
 def _git(rows: Sequence[Mapping[str, Any]]) -> str:

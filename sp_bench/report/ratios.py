@@ -5,13 +5,11 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.device_sets import are_several, several
-from sp_bench.report.formats import counted
+from sp_bench.report.device_sets import are_several
 from sp_bench.report.statistics import Interval, median_interval
 
 MAX_DIGITS = 6
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%
-WITHOUT_INTERVAL = f"fewer than {MIN_REPLICATES} replicates, or on separate devices"
 
 
 @dataclass(frozen=True)
@@ -38,14 +36,6 @@ class PairedRatio:
         while digits < MAX_DIGITS and any(bound != 1 and round(bound, digits) == 1 for bound in (low, high)):
             digits += 1  # a bound printed as 1 could lie on either side of it
         return f"{self.ratio:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]"
-
-    @property
-    def pairing(self) -> str:
-        return f"paired over {self.pairs} replicates"
-
-    @property
-    def evidence(self) -> str:
-        return f"{self.pairing}, coverage {self.interval.coverage:.1%}"
 
 
 def decimals(ratio: float) -> int:
@@ -78,25 +68,6 @@ def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
     return None if interval is None else PairedRatio(median(ratios), interval, len(ratios))
 
 
-def behind(paired: PairedRatio | None, *cells: Cell) -> str:
-    """What is behind a ratio, or behind that of the cells' medians, with the doubts about the times that it is of."""
-    return by_medians(*cells) if paired is None else f"{paired.evidence}{flagged(*cells)}"
-
-
-def by_medians(*cells: Cell) -> str:
-    """What is behind a ratio of medians."""
-    sizes = sorted({len(cell.step_ms) for cell in cells})
-    spread = counted(sizes[0], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
-    on = several(number for cell in cells for number in cell.device_sets.values())
-    return f"by medians of {spread}{f' on {on}' if on else ''}, no interval{flagged(*cells)}"
-
-
-def flagged(*cells: Cell) -> str:
-    """`; flagged short_window`: doubts about the times that a ratio is of."""
-    flags = sorted({flag for cell in cells for flag in cell.flags})
-    return f"; flagged {', '.join(flags)}" if flags else ""
-
-
 def ratio_of_medians(over: Cell, under: Cell) -> float:
     """Of two cells that were measured."""
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
@@ -119,16 +90,3 @@ def ranked(cells: Sequence[Cell]) -> list[Cell]:
 
 def fastest(cells: Sequence[Cell]) -> Cell:
     return ranked(cells)[0]
-
-
-def baseline(cell: Cell, every: Sequence[Cell], seq_len: int | None = None) -> Cell | None:
-    """`single` on one rank at the same setting and kernel, and at `seq_len`: what weak scaling starts from; without
-    one at the cell's own: what strong scaling starts from."""
-    wanted = {"seq_len": cell.asked["seq_len"] if seq_len is None else seq_len, "kernel": cell.asked["kernel"]}
-    found = [
-        c
-        for c in every
-        if (c.asked["method"], c.asked["sp_size"], c.ok, c.setting) == ("single", 1, True, cell.setting)
-        and all(c.asked[name] == value for name, value in wanted.items())
-    ]
-    return found[0] if len(found) == 1 else None

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-import pyarrow as pa
 
 from sp_bench.report import device_sets
 from sp_bench.report.formats import counted
 from sp_bench.rows import store
+from sp_bench.rows.frame import of_table
 from sp_bench.rows.schema import SCHEMA
 
 # Samples of every rank and step, which no page shows: reading them too would take twice as long.
 _RAW = (
-    *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "curve", "loss", "grad_norm"),
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
+    *("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm"),
+    *("peak_allocated_bytes", "peak_host_bytes"),
 )
 COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
 MIXED = ""  # the pool of every row where environments are mixed
@@ -58,8 +58,8 @@ def select(
     executor: Executor | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
 ) -> Selection:
-    """Read campaigns and choose. `mix` pools rows of all environments; `executor` and `progress`: as `results.read`
-    has them.
+    """Read campaigns and choose. `mix` pools rows of all environments; `executor` and `progress`: as in
+    `store.read`.
 
     Raises:
         OSError: a folder is missing or cannot be read.
@@ -94,8 +94,7 @@ class _Read(NamedTuple):
 
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
-    frame = table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
-    frame = frame.assign(folder=name)
+    frame = of_table(table).assign(folder=name)
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])

@@ -8,7 +8,7 @@ where names would be equal.
 """
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sp_bench.config.options import BY_PATH, OPTIONS
@@ -44,10 +44,7 @@ class Name:
     over_fabrics: str  # the setting without its fabric
     series: str  # one string a line, the same on every fabric
     series_but_kernel: str
-
-    @property
-    def says_kernel(self) -> bool:
-        return self.series != self.series_but_kernel
+    told: Values = field(default_factory=dict)  # the options that a series says, with their values
 
 
 def name_cells(rows: Sequence[Values]) -> list[Name]:
@@ -70,7 +67,7 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
     places = [(words, cell["sp_size"], cell["seq_len"]) for (words, _), cell in zip(settings, cells, strict=True)]
     series.separate(places, [_TRANSPORT, *PROTOCOL, "cell_id"])
     return [
-        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"))
+        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"), series.told(i))
         for i, ((words, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
     ]
 
@@ -117,8 +114,8 @@ def _setting_words(cell: Values, *, fabric: bool) -> str:
         words.append(f"{known['workload.micro_batches']} micro-batches a step")
     if cell["engine.name"] is not None:
         words.append(f"engine {known['engine.name']}")
-    if cell["workload.activation_checkpointing"] == "full":
-        words.append("full activation checkpointing")
+    if cell["workload.activation_checkpointing"] not in (None, "none"):
+        words.append(f"{known['workload.activation_checkpointing']} activation checkpointing")
     if cell["workload.loss_tile_tokens"] is not None:
         words.append(f"logits of {whole(cell['workload.loss_tile_tokens'])} tokens at a time")
     if (cell["dp_replicate_size"], cell["dp_shard_size"]) not in ((1, 1), (None, None)):
@@ -163,6 +160,9 @@ class _Series:
 
     def name(self, i: int, leave_out: str = "") -> str:
         return " ".join(words for path, words in self.said[i] if path != leave_out)
+
+    def told(self, i: int) -> dict[str, Any]:
+        return {path: self.cells[i].get(path) for path, _ in self.said[i]}
 
     def say_kernels(self) -> None:
         """The kernel in our names if one setting has several kernels of ours; libraries choose their own."""

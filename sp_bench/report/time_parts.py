@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.costs.flags import flags_of_steps
+from sp_bench.costs.flags import is_unsettled
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import MISSING, number
@@ -101,7 +101,7 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
         tuple(
             arm.replace("_", " ")
             for arm in ("compute_only", "comm_only")
-            if any(flags_of_steps(listed(row[f"{arm}_step_ms"])) for row in cell.measured)
+            if any(is_unsettled(listed(row[f"{arm}_step_ms"])) for row in cell.measured)
         ),
     )
 

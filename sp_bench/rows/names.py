@@ -7,7 +7,7 @@ import json
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.options import BY_PATH, OPTIONS, as_overridden
 from sp_bench.config.parsing import dotted
 from sp_bench.config.trial import TrialConfig
 
@@ -26,8 +26,8 @@ def config_values(config: TrialConfig) -> dict[str, Any]:
 def option_values(row: Values) -> dict[str, Any]:
     """What a row says was asked for: the value of each option by its path, and whatever else its config has.
 
-    A column goes before the config, which has what rows from before that column lack. Of an option that came later the
-    config goes first: where such a row has no value, reading it wrote what that means.
+    The column wins over the config, which has what older rows have no column for. For options that came later the
+    config wins, because reading filled their column.
     """
     leaves = config_leaves(row["config"])
     values = {name: value for name, value in leaves.items() if name not in BY_PATH}
@@ -77,7 +77,7 @@ def library(implementation: str | None) -> tuple[str, str] | None:
 def short_name(path: str) -> str:
     """The column's name of an option, or its own; of a method's own option, its name."""
     option = BY_PATH.get(path)
-    return path.removeprefix("method.own.") if option is None else option.column or option.name
+    return as_overridden(path).removeprefix("method.") if option is None else option.column or option.name
 
 
 def group_of(path: str) -> str:

@@ -47,6 +47,7 @@ class Resolved:
     ring_degree: int
     padded_seq_len: int | None
     engine_implementation: str | None
+    batch_loading: str | None
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Row:
 
     def columns(self) -> dict[str, Any]:
         """All that the row has, by column; absent columns are null."""
-        return asked_for(self.config, self.resolved) | self.outcome.columns() | vars(self.identity)
+        return self.outcome.columns() | asked_for(self.config, self.resolved) | vars(self.identity)
 
 
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
@@ -88,20 +89,25 @@ def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
 
 _LATER = {name: option for name, option in BY_COLUMN.items() if option.old_rows is not None}
 _OF_OLD_ROWS = (*_LATER, "primitive", "core_id", "env_id", "workload", "config")  # say what is to be read otherwise
+_OF_WINDOW = ("tokens_per_s", "median_step_ms", "timed_steps", "window_ms")  # what window_tokens_per_s follows from
 
 
 def needed_to_read(columns: Sequence[str]) -> list[str]:
     """`columns`, and those that `as_written_today` has to know for them."""
     affected = {*_LATER, "primitive", "core_id"} & set(columns)
-    return list(dict.fromkeys([*columns, *(_OF_OLD_ROWS if affected else ())]))
+    of_window = _OF_WINDOW if "window_tokens_per_s" in columns else ()
+    return list(dict.fromkeys([*columns, *(_OF_OLD_ROWS if affected else ()), *of_window]))
 
 
 def as_written_today(table: pa.Table) -> pa.Table:
     """Old rows as they would be written today.
 
     An option that came later has the value that the config has, or that null means. What moved the tensors is no part
-    of `primitive`. The core_id of a row without one is its env_id, which covered all code.
+    of `primitive`. The core_id of a row without one is its env_id, which covered all code. The throughput of the window
+    follows from other columns.
     """
+    if {"window_tokens_per_s", *_OF_WINDOW} <= set(table.column_names):
+        table = _with_window_rate(table)
     if not set(_OF_OLD_ROWS) <= set(table.column_names):
         return table
     known = {name: table[name].to_pylist() for name in _OF_OLD_ROWS}
@@ -117,7 +123,20 @@ def as_written_today(table: pa.Table) -> pa.Table:
                 in_config = config_leaves(known["config"][i]).get(option.path)
                 known[name][i] = option.old_rows if in_config is None else in_config
     for name, values in known.items():
-        place = table.schema.get_field_index(name)
-        column = table.schema.field(place)
-        table = table.set_column(place, column, pa.array(values, column.type))
+        table = _replaced(table, name, values)
     return table
+
+
+def _with_window_rate(table: pa.Table) -> pa.Table:
+    rates = table["window_tokens_per_s"].to_pylist()
+    samples = zip(*(table[name].to_pylist() for name in _OF_WINDOW), strict=True)
+    for i, (tokens_per_s, median_ms, timed_steps, window_ms) in enumerate(samples):
+        if rates[i] is None and None not in (tokens_per_s, median_ms, timed_steps) and window_ms:
+            rates[i] = tokens_per_s * median_ms * timed_steps / max(window_ms)
+    return _replaced(table, "window_tokens_per_s", rates)
+
+
+def _replaced(table: pa.Table, name: str, values: list[Any]) -> pa.Table:
+    place = table.schema.get_field_index(name)
+    column = table.schema.field(place)
+    return table.set_column(place, column, pa.array(values, column.type))

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sp_bench.config.options import OPTIONS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 class Column(NamedTuple):
@@ -23,6 +23,8 @@ TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(),
 OF_TYPE = {str: TEXT, int: INT, float: REAL, bool: FLAG}
 PER_RANK_INT, PER_RANK_REAL, PER_RANK_STEP = pa.list_(INT), pa.list_(REAL), pa.list_(pa.list_(REAL))
 TENSOR_ERRORS = pa.struct([(name, REAL) for name in ("output", "dq", "dk", "dv")])
+PARAMETER_ERROR = pa.struct([("parameter", TEXT), ("error", REAL), ("budget", REAL)])
+IDENTITY_ERRORS = pa.struct([(name, REAL) for name in ("sum_dv", "sum_dk", "q_dq", "v_dv")])
 COMM = pa.list_(
     pa.struct([("phase", TEXT), ("op", TEXT), ("calls", INT), ("predicted_bytes", REAL), ("counted_bytes", REAL)])
 )
@@ -34,6 +36,7 @@ DEVICE_STATE = pa.list_(
         ]
     )
 )
+LAUNCHES = pa.map_(TEXT, INT)
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
 ENVIRONMENT = pa.struct(
     [
@@ -69,6 +72,13 @@ COLUMNS = (
     Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
     Column("primitive", TEXT, "", "collective that moves the attention tensors"),
     Column("engine_implementation", TEXT, "", "whose code trains: sp_bench, or the libraries and their versions"),
+    Column(
+        "batch_loading",
+        TEXT,
+        "",
+        "training: a step's tokens are on the device before the first step (before), or its loop loads and copies them "
+        "inside the step (in_step); null: an old row",
+    ),
     Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
     Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
@@ -80,6 +90,12 @@ COLUMNS = (
     Column("median_step_ms", REAL, "ms", "median of step_ms"),
     Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
     Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
+    Column(
+        "window_tokens_per_s",
+        REAL,
+        "tokens/s",
+        "valid global tokens of all timed steps / the longest of window_ms; readers add it to older rows",
+    ),
     # where the time goes: the same step in the same processes, right after the timed one
     Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
     Column("compute_only_rank_ms", PER_RANK_REAL, "ms", "per rank, median of its own compute-only steps"),
@@ -91,11 +107,22 @@ COLUMNS = (
     Column("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks"),
     Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
     Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
+    Column(
+        "compile_s", REAL, "s", "train_step: rank 0's seconds in torch.compile before the timed steps, proof included"
+    ),
     # work
     Column(
         "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
     ),
     Column("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
+    Column(
+        "counted_matmul_flops",
+        REAL,
+        "FLOP",
+        "matrix products outside attention in one step, all ranks; null: uncounted",
+    ),
+    Column("counted_attention_flops", REAL, "FLOP", "calls of the kernel in one step, all ranks; null: uncounted"),
+    Column("counted_parameters", INT, "", "elements that one step's optimizers updated, all ranks; null: uncounted"),
     Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
     Column("hfu", REAL, "", "the same of hardware_flops"),
     Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
@@ -112,7 +139,10 @@ COLUMNS = (
     # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell
     Column("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps"),
     Column("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps"),
-    Column("launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention, of one profiled, untimed step"),
+    Column(
+        "launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention in one untimed step; else torch's operations"
+    ),
+    Column("kernel_launches", LAUNCHES, "", "how often each of launched_kernels ran in that step, all ranks"),
     # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
     Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
     Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
@@ -130,9 +160,49 @@ COLUMNS = (
     Column(
         "sampled_grad_error", TENSOR_ERRORS, "", "dq, dk, dv of a loss of those rows; null: no backward, or an old row"
     ),
+    Column(
+        "identity_error",
+        IDENTITY_ERRORS,
+        "",
+        "identities of all rows' gradients at the timed length, the largest of any KV head; null: no backward, old row",
+    ),
     Column("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
-    Column("rel_error_loss", REAL, "", "train_step: relative L2 over the tokens' losses of step 0 against one process"),
-    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of step 0 against one process"),
+    Column(
+        "rel_error_loss",
+        REAL,
+        "",
+        "train_step: relative L2 over the tokens' losses of the first step against one process",
+    ),
+    Column("max_error_loss", REAL, "", "train_step: worst error of a token's loss, over their root mean square"),
+    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of the first step against one process"),
+    Column(
+        "grad_error",
+        PARAMETER_ERROR,
+        "",
+        "train_step: worst parameter's gradient before clipping, relative L2 against one process; null: an old row",
+    ),
+    Column(
+        "update_error",
+        PARAMETER_ERROR,
+        "roundings",
+        "train_step: worst element of parameters and moments of 3 steps against the formula, in eps of |parameter| + "
+        "|update|; null: an old row",
+    ),
+    Column(
+        "fp32_proof",
+        TEXT,
+        "",
+        "train_step in half precision: its step was proven in fp32 too, by its method (method), or by ours of the same "
+        "degrees where its own takes half precision only (step_only); null: fp32, fp64, or an old row",
+    ),
+    Column("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
+    Column(
+        "timed_loss_error",
+        REAL,
+        "",
+        "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
+    ),
+    Column("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square"),
     Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
     Column("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute"),
     Column("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm"),
@@ -143,7 +213,7 @@ COLUMNS = (
     Column("duration_s", REAL, "s", "launch to exit"),
     Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
     Column("git_sha", TEXT, "", "commit of the working tree"),
-    Column("git_dirty", FLAG, "", "uncommitted changes outside results/"),
+    Column("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
     Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
 )
 

@@ -7,7 +7,7 @@ lies under results/<campaign>/_work/, which pandas and this reader ignore.
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -193,8 +193,13 @@ def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> P
     temporary = within / UNCOMMITTED if within else folder / f".{name.file_name}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:
-            # dictionaries and statistics of a single value are larger than the value
-            pq.write_table(table, file, use_dictionary=False, write_statistics=False)
+            # of a single value, dictionaries and statistics are larger than the value; Arrow's own schema, of which the
+            # file's says all that a reader needs, would be a third of the file
+            with pq.ParquetWriter(
+                file, SCHEMA, use_dictionary=False, write_statistics=False, store_schema=False
+            ) as writer:
+                writer.write_table(table)
+                writer.add_key_value_metadata(SCHEMA.metadata)
             file.flush()
             reach("row_written")
             os.fsync(file.fileno())
@@ -224,31 +229,36 @@ def read(
     *,
     executor: Executor | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
+    names: Collection[str] | None = None,
 ) -> tuple[pa.Table, list[str]]:
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
     Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
     schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
-    files; threads do not help. `progress` hears of files read.
+    files; threads do not help. `progress` hears of files read. `names`: of the files that are read; None: of all.
 
     Raises:
         OSError: `folder` is missing, not a folder or not readable.
     """
     schema = pa.schema([SCHEMA.field(name) for name in needed_to_read(columns)], SCHEMA.metadata)
-    paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
+    paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._" and (names is None or p.name in names))
     parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
-    tables, problems = [schema.empty_table()], []
+    tables, problems = [], []
     read_parts = (executor.map if executor else map)(partial(_read_part, schema), parts)
     for part, (table, lines) in zip(parts, read_parts, strict=True):
         tables.append(table)
         problems += lines
         progress(len(part))
-    return as_written_today(pa.concat_tables(tables)).select(list(columns)), problems
+    return as_written_today(_joined(tables, schema)).select(list(columns)), problems
+
+
+def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+    return pa.concat_tables(tables) if tables else schema.empty_table()  # to make an empty one, pyarrow imports pandas
 
 
 def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
     """The rows of some files as one table: as many small ones take ten times its memory."""
-    tables, problems = [schema.empty_table()], []
+    tables, problems = [], []
     for path in paths:
         try:
             table, unknown = _read_file(path, schema)
@@ -259,7 +269,7 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
             tables.append(table)
             left_out = shown(", ".join(unknown))
             problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
-    return pa.concat_tables(tables).combine_chunks(), problems
+    return _joined(tables, schema).combine_chunks(), problems
 
 
 def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
@@ -304,7 +314,7 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column = table[field.name]
         if column.type != field.type and not _same_kind(column.type, field.type):
             raise ValueError(f"not a row (its {field.name} is {shown(column.type)}, not {field.type})")
-        columns.append(column.cast(field.type))
+        columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.table(columns, schema=schema)
 
 

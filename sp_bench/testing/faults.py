@@ -1,6 +1,7 @@
 """Faults that tests strike a rank with: SP_BENCH_FAULT=<kind>:<rank|all>:<phase>. Never set in a measurement."""
 
 import ctypes
+import importlib
 import os
 import resource
 import signal
@@ -27,14 +28,20 @@ def strike(phase: str, rank: int, environment: Mapping[str, str] = os.environ) -
     if when != phase or where not in ("all", str(rank)):
         return
     print(f"fault injected: {kind} in phase {phase}", flush=True)
-    KINDS[kind]()
+    {**KINDS, **_lies()}[kind]()
+
+
+def _lies() -> Mapping[str, Callable[[], None]]:
+    """Those of `lies`. It is imported by name, so that no lie is among the code that an env_id covers."""
+    return importlib.import_module("sp_bench.testing.lies").LIES
 
 
 def _parse(fault: str) -> tuple[str, str, str]:
     kind, where, when = [*fault.split(":"), "", ""][:3]
-    if fault.count(":") != 2 or kind not in KINDS or when not in PHASES or not (where == "all" or where.isdecimal()):
+    known = [*KINDS, *_lies()]
+    if fault.count(":") != 2 or kind not in known or when not in PHASES or not (where == "all" or where.isdecimal()):
         raise ValueError(
-            f"{VARIABLE}={fault!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(KINDS)} "
+            f"{VARIABLE}={fault!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(known)} "
             f"and a phase of {', '.join(PHASES)}"
         )
     return kind, where, when

@@ -6,7 +6,7 @@ tensor here has the global length: a rank knows only its own tokens and their gl
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,12 +14,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from sp_bench.attention.autograd import Kept
 from sp_bench.config.trial import ModelConfig
 from sp_bench.measure import ledger
+from sp_bench.training.model_code import EAGER, ModelCode, Rotation
 
-AttentionCall = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
+AttentionCall = Callable[..., Tensor]  # an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
-Rotation = tuple[Tensor, Tensor]  # cos and sin, [s,1,D/2]
 
 
 def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
@@ -28,13 +29,6 @@ def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype)
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
     angles = positions.double()[:, None, None] * theta**-exponent
     return angles.cos().to(dtype), angles.sin().to(dtype)
-
-
-def rotate(x: Tensor, rope: Rotation) -> Tensor:
-    """x [B,s,H,D] with each pair of elements (i, i + D/2) rotated. Computed in the dtype of `rope`, returned in x's."""
-    cos, sin = rope
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 class SelfAttention(nn.Module):
@@ -48,14 +42,8 @@ class SelfAttention(nn.Module):
         self.k = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
         self.v = nn.Linear(hidden, kv_size, bias=config.qkv_bias)
         self.out = nn.Linear(q_size, hidden, bias=False)
-        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else nn.Identity()
-
-    def forward(self, x: Tensor, rope: Rotation) -> Tensor:
-        # [B,s,h] -> [B,s,H,D] each, and back
-        q, k, v = (project(x).unflatten(-1, (-1, self.head_dim)) for project in (self.q, self.k, self.v))
-        q, k = rotate(self.q_norm(q), rope), rotate(self.k_norm(k), rope)
-        return self.out(self.attention(q, k, v).flatten(-2))
+        self.q_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, config.norm_eps) if config.qk_norm else None
 
 
 class FeedForward(nn.Module):
@@ -67,46 +55,137 @@ class FeedForward(nn.Module):
         self.up = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
         self.down = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
-
 
 def recompute_contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The `context_fn` of torch's `checkpoint`: what the second run of a layer sends is counted as phase recompute."""
     return nullcontext(), ledger.phase("recompute")
 
 
-class Block(nn.Module):
-    """One decoder layer. With `recompute` it keeps only its input, and runs its forward again in the backward."""
+def again(part: Callable[..., Any], *inputs: Any) -> Any:
+    """`part(*inputs)`. Of what it computes only the inputs and the results are kept; it runs again in the backward,
+    until it has what the backward needs."""
+    return checkpoint(part, *inputs, use_reentrant=False, context_fn=recompute_contexts, preserve_rng_state=False)
 
-    def __init__(self, config: ModelConfig, attention: AttentionCall, recompute: bool) -> None:
+
+class Keeping(NamedTuple):
+    """What a layer keeps from its forward for its backward."""
+
+    checkpointing: str = "none"  # workload.activation_checkpointing
+    mlp_tile_tokens: int | None = None  # workload.mlp_tile_tokens
+
+
+class Block(nn.Module):
+    """One decoder layer: a half before its attention, the attention, and a half after it. `keeping` says what it keeps
+    for the backward."""
+
+    def __init__(self, config: ModelConfig, attention: AttentionCall, keeping: Keeping, code: ModelCode) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.checkpointing, self.mlp_tile_tokens = keeping
+        self.code = code
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = SelfAttention(config, attention)
         self.feed_forward_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.feed_forward = FeedForward(config)
+        # The product with `down` is in none of them: a layer that is recomputed can stop before it.
+        self._before, self._hidden, self._normed, self._swiglu, self._hidden_of = map(
+            code.part, (self._before, self._hidden, self._normed, self._swiglu, self._hidden_of)
+        )
 
     def forward(self, x: Tensor, rope: Rotation) -> Tensor:
-        # The checkpoint is inside the module that FSDP wraps. So the layer's parameters are still gathered when it is
+        # Checkpoints are inside the module that FSDP wraps. So the layer's parameters are still gathered when it is
         # computed again.
-        if self.recompute:
-            return checkpoint(self._compute, x, rope, use_reentrant=False, context_fn=recompute_contexts)  # pyright: ignore[reportReturnType]
-        return self._compute(x, rope)
+        if self.checkpointing == "none":
+            return self._whole(x, rope)
+        if self.checkpointing == "full":
+            return (
+                self._in_tiles(again(self._until_mlp, x, rope)) if self.mlp_tile_tokens else again(self._whole, x, rope)
+            )
+        if self.checkpointing == "selective_output":
+            # q, k and v are made again where the attention is called again, which takes its output from `Kept`
+            attended = again(self._attended, x, rope, Kept())
+        else:
+            attended = self.attention.attention(*again(self._before, x, rope))
+        if self.mlp_tile_tokens:
+            return self._in_tiles(again(self._projected, x, attended))
+        if self.checkpointing != "selective_mlp":
+            return again(self._after, x, attended)
+        # The projections stand between two checkpoints: their results are kept, and so is what they are made from.
+        x, normed = again(self._normed, x, attended)
+        gate, up = self.feed_forward.gate(normed), self.feed_forward.up(normed)
+        return x + again(self._down, gate, up)
 
-    def _compute(self, x: Tensor, rope: Rotation) -> Tensor:
-        x = x + self.attention(self.attention_norm(x), rope)
-        return x + self.feed_forward(self.feed_forward_norm(x))
+    def _whole(self, x: Tensor, rope: Rotation) -> Tensor:
+        return self._after(x, self._attended(x, rope))
+
+    def _until_mlp(self, x: Tensor, rope: Rotation) -> Tensor:
+        return self._projected(x, self._attended(x, rope))
+
+    def _in_tiles(self, x: Tensor) -> Tensor:
+        """The residual stream after the attention [B,s,h] -> the layer's output, tile after tile of its tokens. Each
+        is a checkpoint, so only one holds the MLP's width at a time."""
+        assert self.mlp_tile_tokens is not None
+        return torch.cat([again(self._mlp, tile) for tile in x.split(self.mlp_tile_tokens, dim=1)], dim=1)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        return x + self.feed_forward.down(self._hidden_of(x))
+
+    def _attended(self, x: Tensor, rope: Rotation, *kept: Kept) -> Tensor:
+        return self.attention.attention(*self._before(x, rope), *kept)
+
+    def _after(self, x: Tensor, attended: Tensor) -> Tensor:
+        """x [B,s,h] and the attention's output [B,s,Hq,D] -> the layer's output [B,s,h]."""
+        x, hidden = self._hidden(x, attended)
+        return x + self.feed_forward.down(hidden)
+
+    def _down(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.feed_forward.down(self._swiglu(gate, up))
+
+    def _before(self, x: Tensor, rope: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """x [B,s,h] -> q [B,s,Hq,D], k and v [B,s,Hkv,D]."""
+        attention, code = self.attention, self.code
+        x = code.norm(x, self.attention_norm)
+        q, k, v = (
+            project(x).unflatten(-1, (-1, attention.head_dim)) for project in (attention.q, attention.k, attention.v)
+        )
+        if attention.q_norm is not None and attention.k_norm is not None:
+            q, k = code.norm(q, attention.q_norm), code.norm(k, attention.k_norm)
+        return *code.rotate_both(q, k, rope), v
+
+    def _hidden(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after the attention [B,s,h], and what the MLP's last product takes."""
+        x = self._projected(x, attended)
+        return x, Block._hidden_of(self, x)
+
+    def _hidden_of(self, x: Tensor) -> Tensor:
+        normed = self.code.norm(x, self.feed_forward_norm)
+        return self.code.swiglu(self.feed_forward.gate(normed), self.feed_forward.up(normed))
+
+    def _normed(self, x: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+        """The residual stream after the attention [B,s,h], and normalised for the MLP."""
+        x = self._projected(x, attended)
+        return x, self.code.norm(x, self.feed_forward_norm)
+
+    def _projected(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The residual stream after the attention [B,s,h]."""
+        return x + self.attention.out(attended.flatten(-2))
+
+    def _swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        return self.code.swiglu(gate, up)
+
+
+EVERYTHING = Keeping()
 
 
 class Decoder(nn.Module):
     """Embedding, decoder layers, final norm and head. The head is the embedding if `config.tie_embeddings`."""
 
-    def __init__(self, config: ModelConfig, attention: AttentionCall, *, recompute: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, attention: AttentionCall, keeping: Keeping = EVERYTHING, code: ModelCode = EAGER
+    ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.code = config, code
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.blocks = nn.ModuleList(Block(config, attention, recompute) for _ in range(config.num_layers))
+        self.blocks = nn.ModuleList(Block(config, attention, keeping, code) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.head = None if config.tie_embeddings else nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
@@ -121,7 +200,7 @@ class Decoder(nn.Module):
         rope = rotation(positions, self.config.head_dim, self.config.rope_theta, wide)
         for block in self.blocks:
             x = block(x, rope)
-        x = self.norm(x)
+        x = self.code.norm(x, self.norm)
         if loss is not None:
             return loss(x, self.embedding.weight if self.head is None else self.head.weight)
         return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)

@@ -5,7 +5,7 @@ tokens of a sequence; P ranks share a sequence; s = S'/P local tokens. Every ran
 one loss, so gradients are summed over all of them and never averaged.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -22,9 +22,14 @@ from sp_bench.config.trial import ModelConfig, TrialConfig, WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training.cross_entropy import IGNORED
-from sp_bench.training.model import AttentionCall, Decoder
+from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
+from sp_bench.training.model_code import EAGER, ModelCode
 
 T = TypeVar("T")
+
+# Of the optimizers of all engines, beside the learning rate of the config: torch's defaults.
+BETAS, EPS, WEIGHT_DECAY = (0.9, 0.999), 1e-8, 1e-2  # AdamW
+MOMENTUM = 0.9  # SGD
 
 
 class StepResult(NamedTuple):
@@ -32,7 +37,22 @@ class StepResult(NamedTuple):
 
     loss: Tensor  # nats, the mean over the valid tokens of all ranks
     grad_norm: Tensor  # of the whole gradient over all ranks, before clipping
-    token_losses: Tensor | None  # [m*B,s], nats, of this rank's tokens; 0 without a label; None: not asked for
+    token_losses: (
+        Tensor | None
+    )  # [m*B,s], nats, of this rank's tokens; 0 without a label; None: not asked for, or a later step
+
+
+class Part(NamedTuple):
+    """The gradient of one parameter before clipping, and this rank's part of it."""
+
+    name: str  # of the parameter in our decoder
+    whole: Tensor  # summed over all ranks and micro-batches, and gathered
+    local: Tensor  # of `whole`, what this rank updates
+    updated: Tensor  # the tensor that the optimizer updates: the parameter, or a buffer that holds several
+    offset: int  # where in `updated` this rank's part begins, in elements
+
+
+Watch = Callable[[Iterable[Part]], None]  # is shown the gradients of each optimizer step
 
 
 @dataclass(frozen=True)
@@ -60,16 +80,13 @@ def open_attention(
 ) -> AbstractContextManager[methods.SequenceParallelAttention]:
     """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens."""
     shape, kernel = config.attention_shape(seq_len), kernels.get(config.kernel.name)
-    return methods.get(config.method.name).open(config.method, kernel, shape, mesh)
+    return methods.open_counted(config.method, kernel, shape, mesh)
 
 
 def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
     """Bytes one rank sends off-rank in one attention call, forward and backward; none of a method without a closed
     form."""
-    method = methods.get(config.method.name)
-    if method.traffic is None:
-        return {}
-    return method.traffic(config.method, config.attention_shape(padded_len), config.sp_size)
+    return methods.attention_traffic(config, padded_len) or {}
 
 
 def unpredicted_phases(config: TrialConfig, of_engine: Sequence[str]) -> tuple[str, ...]:
@@ -115,10 +132,12 @@ def shard_batches(
     return [batches[id(text)] for text in texts]
 
 
-def build_decoder(model: ModelConfig, attention: AttentionCall, dtype: str, *, recompute: bool = False) -> Decoder:
+def build_decoder(
+    model: ModelConfig, attention: AttentionCall, dtype: str, keeping: Keeping = EVERYTHING, code: ModelCode = EAGER
+) -> Decoder:
     """The decoder on torch's meta device: its parameters have no memory yet. They are fp32 (fp64 if `dtype` is)."""
     with torch.device("meta"):
-        return Decoder(model, attention, recompute=recompute).to(stored_dtype(dtype))
+        return Decoder(model, attention, keeping, code).to(stored_dtype(dtype))
 
 
 def stored_dtype(dtype: str) -> torch.dtype:
@@ -129,8 +148,20 @@ def stored_dtype(dtype: str) -> torch.dtype:
 def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.optim.Optimizer:
     assert workload.learning_rate is not None
     if workload.optimizer == "adamw":
-        return torch.optim.AdamW(decoder.parameters(), lr=workload.learning_rate)
-    return torch.optim.SGD(decoder.parameters(), lr=workload.learning_rate, momentum=0.9)
+        options = {"betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
+        return torch.optim.AdamW(decoder.parameters(), lr=workload.learning_rate, fused=True, **options)
+    return torch.optim.SGD(decoder.parameters(), lr=workload.learning_rate, momentum=MOMENTUM)
+
+
+def parts(decoder: torch.nn.Module) -> Iterator[Part]:
+    """The gradients of the decoder's parameters, gathered one at a time; zeros of a parameter that got none. Every rank
+    of the world iterates over all of them."""
+    for name, parameter in decoder.named_parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        if isinstance(gradient, DTensor):
+            yield Part(name, gradient.full_tensor(), gradient.to_local(), parameter, 0)
+        else:
+            yield Part(name, gradient, gradient, parameter, 0)
 
 
 def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:

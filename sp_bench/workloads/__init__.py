@@ -34,6 +34,7 @@ class Job:
     mesh: "DeviceMesh"
     device: "torch.device"
     enter_phase: "EnterPhase"
+    replicate: int = 0
 
 
 class Workload(Protocol):

@@ -1,4 +1,4 @@
-"""Times the method's communication primitive over message sizes, and fits latency and bandwidth to the times.
+"""Times the method's communication primitive over message sizes. The driver fits latency and bandwidth to the times.
 
 There is no attention. A row says how fast this fabric moves what the method would send, in the way that the method
 sends it: from the call on the host until the compute stream may use the result.
@@ -32,13 +32,9 @@ def run(job: Job) -> Measurement:
     # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
     times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
     times_ms.append(_median_of_slowest(measurement.step_ms))
-    line = message_sizes.fit_line([size.sent_bytes for size in sizes], times_ms)
     measurement.predicted = message_sizes.traffic(config, sizes[-1])
-    measurement.columns = {
-        "curve": [{"message_bytes": s.sent_bytes, "ms": ms} for s, ms in zip(sizes, times_ms, strict=True)],
-        "latency_us": line.latency_us,
-        "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s,
-    }
+    curve = [{"message_bytes": size.sent_bytes, "ms": ms} for size, ms in zip(sizes, times_ms, strict=True)]
+    measurement.columns = {"curve": curve}
     return measurement
 
 

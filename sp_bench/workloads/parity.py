@@ -6,14 +6,14 @@ gradients of a wrong scale would train just as well.
 
 import torch
 
-from sp_bench import engines
-from sp_bench.costs import training as training_costs
+from sp_bench import engines, methods
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
 from sp_bench.oracle import one_process
+from sp_bench.oracle.timed_step import check_timed_steps
+from sp_bench.oracle.training_step import labelled
 from sp_bench.training import text, train
 from sp_bench.workloads import Job
-from sp_bench.workloads.train_step import labelled, require_finite
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
@@ -33,20 +33,16 @@ def run(job: Job) -> Measurement:
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(config.workload, job.device, job.enter_phase)
-    results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=False)
+    results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
     measurement = clock.measurement
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
-    loss, grad_norm = got.T.tolist()
-    require_finite(loss, grad_norm)
+    steps = check_timed_steps(results[:num_compared])
     measurement.predicted = engine.traffic(config, padded_len)
+    measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
     measurement.columns = {
-        "padded_seq_len": padded_len,
         **compare(got, expected),
-        "loss": loss,
-        "grad_norm": grad_norm,
-        "model_flops": float(training_costs.model_flops(config)),
-        "hardware_flops": float(training_costs.hardware_flops(config, padded_len)),
+        **steps,
     }
     return measurement
 

@@ -39,7 +39,7 @@ def attention_step(
     if not backward:
         with torch.no_grad():
             return [attention(q, k, v)]
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    out = attention(*leaves)
+    q, k, v = leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    out = attention(q, k, v)
     with ledger.phase("backward"):
         return [out.detach(), *torch.autograd.grad(out, leaves, dout)]

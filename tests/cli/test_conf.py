@@ -1,11 +1,13 @@
 """Files of conf with a slip: one line that names the file and the way out, where something else would have run."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sp_bench.driver import overrides
 
@@ -47,7 +49,9 @@ def test_a_sweep_of_conf_asks_for_nothing_that_no_machine_can_run(name, capfd, t
     assert (code, err) == (0, "")
     refusals = [line.partition("unsupported: ")[2] for line in out.splitlines() if "unsupported: " in line]
     for_ever = [
-        refusal for refusal in refusals if not re.match(r"(hardware|kernel|method|engine)[ =]\w+ needs ", refusal)
+        refusal
+        for refusal in refusals
+        if not re.match(r"(hardware|kernel|method|engine|workload\.model_code)[ =]\w+ needs ", refusal)
     ]
     assert len(for_ever) == (name == "smoke")  # it shows what a refusal looks like
 
@@ -131,3 +135,57 @@ def test_a_sweep_names_no_file_of_a_method(write, capfd):
     write("sweep/mine", f"{HEADER}sweep:\n  blocks:\n    - method.path: mine.py\n")
     line = refusal(capfd, "plan", "sweep=mine")
     assert "the file of a method is named on the command line only; here choose it by its name" in line
+
+
+# Files of one's own
+
+MODEL = yaml.safe_load((overrides.conf_folder() / "model" / "tiny.yaml").read_text())
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
+    """`own("conf/sweep/mine", text)` makes that file where commands then run."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(text)
+
+    yield write
+    overrides.use_config_dirs([])
+
+
+def test_files_beside_the_working_folder_are_found_first(own, capfd):
+    own("conf/model/mine", yaml.safe_dump(MODEL | {"name": "mine", "num_heads": 16}))
+    own("conf/model/tiny", yaml.safe_dump(MODEL | {"num_kv_heads": 2}))
+    own(
+        "conf/sweep/mine",
+        f"{HEADER}campaign: mine\nreplicates: 3\ndeadlines: {{init: 7}}\n{BLOCKS}      model: [mine, tiny]\n",
+    )
+    code, out, err = console(capfd, "plan", "sweep=mine", "replicates=2", "--json")
+    assert (code, err) == (0, "")
+    models = [trial["config"]["model"] for trial in json.loads(out)["trials"]]
+    assert len(models) == 2 * 2 * 2 * 2
+    assert {(m["name"], m["num_heads"], m["num_kv_heads"]) for m in models} == {
+        ("mine", 16, MODEL["num_kv_heads"]),
+        ("tiny", MODEL["num_heads"], 2),
+    }
+    code, out, _ = console(capfd, "run", "--cfg", "job")
+    assert "num_kv_heads: 2" in out, "of the file that is chosen unless told otherwise"
+
+
+def test_a_folder_that_is_named_comes_before_the_working_folder(own, capfd):
+    for folder, seq_len in (("conf", 1024), ("lab", 2048)):
+        own(f"{folder}/sweep/mine", f"{HEADER}sweep:\n  blocks:\n    - seq_len: [{seq_len}]\n")
+    for words, seq_len in ((["--config-dir", "lab"], 2048), ([], 1024)):
+        _, out, _ = console(capfd, "plan", "sweep=mine", "--json", *words)
+        assert [trial["config"]["seq_len"] for trial in json.loads(out)["trials"]] == [seq_len]
+
+
+def test_a_slip_in_a_file_of_ones_own_names_its_path(own, capfd):
+    own("lab/fabric/mine", "name: [gloo\n")
+    own("conf/model/mine", yaml.safe_dump(MODEL | {"name": "tiny"}))
+    assert "lab/fabric/mine.yaml, line 2, is not YAML" in refusal(capfd, "plan", "fabric=mine", "--config-dir", "lab")
+    assert "conf/model/mine.yaml says name: tiny" in refusal(capfd, "plan", "model=mine")
+    own("conf/model/other", yaml.safe_dump(MODEL | {"name": "other", "heads": 3}))
+    assert "model.heads is not a field" in refusal(capfd, "plan", "model=other")

@@ -85,7 +85,7 @@ def test_an_option_of_a_swept_method_that_the_default_lacks_is_set_for_each(plan
         (["replicates=0"], "replicates=0 must be positive"),
         (["deadlines.init=-1"], "deadlines.init=-1.0 must be positive"),
         (["hydra.run.dir=x"], "Hydra's own settings are fixed"),
-        (["--config-dir=."], "--config-dir=. is not a flag of run"),
+        (["--config-dir=nowhere"], "--config-dir nowhere is no folder; it holds folders such as sweep and model"),
         (["workload=train_step", "workload.causal=false"], "workload.causal=false: train_step trains a causal decoder"),
     ],
 )

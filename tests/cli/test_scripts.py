@@ -21,6 +21,9 @@ def executable(path: Path, script: str) -> Path:
     return path
 
 
+REAL = f'test "$1" = -c && exec {sys.executable} "$@" || echo "$@"'  # what is asked of it, it knows; it runs nothing
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -32,7 +35,7 @@ def executable(path: Path, script: str) -> Path:
     ],
 )
 def test_the_first_word_is_the_name_of_a_sweep_unless_it_is_an_override(tmp_path, words, said):
-    done = run_sweep(executable(tmp_path / "python", 'test "$1" = -c || echo "$@"'), *words)
+    done = run_sweep(executable(tmp_path / "python", REAL), *words)
     assert (done.returncode, done.stdout) == (0, f"-m sp_bench run {said}\n"), done.stderr
 
 
@@ -43,3 +46,27 @@ def test_a_python_that_cannot_run_the_package_is_one_line_with_the_way_out(tmp_p
     (line,) = done.stderr.splitlines()
     assert "No module named 'typer'" in line
     assert "pip install -e '.' first" in line
+
+
+def another_checkout(folder: Path) -> Path:
+    (folder / "sp_bench").mkdir(parents=True)
+    for name in ("__init__", "cli"):
+        (folder / "sp_bench" / f"{name}.py").touch()
+    return folder
+
+
+def test_with_another_checkout_installed_this_ones_code_runs(tmp_path):
+    """From any folder, as tests start commands."""
+    other = another_checkout(tmp_path / "other")
+    where = f"cd {tmp_path} && exec {sys.executable} -c 'import sp_bench; print(sp_bench.__path__[0])'"
+    installed = f'export PYTHONPATH="$PYTHONPATH:{other}"; test "$1" = -c && exec {sys.executable} "$@"; {where}'
+    done = run_sweep(executable(tmp_path / "python", installed))
+    assert (done.returncode, done.stdout.strip()) == (0, str(SCRIPT.parent / "sp_bench")), done.stderr
+
+
+def test_a_python_that_runs_another_checkout_whatever_it_is_told_is_refused(tmp_path):
+    other = another_checkout(tmp_path / "other")
+    stubborn = executable(tmp_path / "python", f'export PYTHONPATH={other}; exec {sys.executable} "$@"')
+    done = run_sweep(stubborn)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"runs the code of {other}/sp_bench, not that of {SCRIPT.parent}" in done.stderr

@@ -12,7 +12,9 @@ from sp_bench.rows import store
 from .console import console, refusal
 
 
-@pytest.mark.parametrize("verb", ["run", "resume", "plan", "report", "compare", "status", "doctor", "methods"])
+@pytest.mark.parametrize(
+    "verb", ["run", "resume", "plan", "report", "compare", "status", "show", "rm", "doctor", "methods"]
+)
 def test_the_help_of_each_verb_teaches_by_example(capfd, verb):
     code, printed, _ = console(capfd, verb, "--help")
     assert code == 0
@@ -34,7 +36,7 @@ def test_status_counts_rows_from_their_names_alone(command, tmp_path):
     assert done.returncode == 0, done.stderr
     heading, line = done.stdout.splitlines()
     counts = dict(zip(heading.split(), line.split(), strict=True))
-    assert (counts["env_id"], counts["ok"], counts["oom"], counts["unsupported"]) == ("01234567", "2", "0", "1")
+    assert (counts["env_ids"], counts["ok"], counts["oom"], counts["unsupported"]) == ("1", "2", "0", "1")
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])

@@ -16,11 +16,14 @@ from unittest import mock
 import pytest
 import torch
 from ranks import here, run, worlds
-from trials import ODD, PARITY, TINY, TRAIN, job, trial
+from trials import ODD, PARITY, TINY, TRAIN, assembled, job, trial
 
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.costs import training as training_costs
 from sp_bench.engines import requirements, zero3
 from sp_bench.hardware import package_versions
+from sp_bench.oracle import training_step
+from sp_bench.training import train
 from sp_bench.workloads import parity, train_step
 
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
@@ -93,7 +96,7 @@ def placed(config: TrialConfig) -> TrialConfig:
 
 
 def check(config: TrialConfig) -> None:
-    """`run` proves the step: it raises Incorrect when loss or gradient norm differ from one process."""
+    """`run` proves the step: it raises Incorrect when losses, gradients or updates are not what they must be."""
     if config.engine.name == "deepspeed" and here().type == "cuda":
         config = replace(config, fabric=FabricConfig("nvlink", "nccl"), hardware=HardwareConfig("h200", "cuda"))
     measurement = train_step.run(job(config))
@@ -104,6 +107,12 @@ def check(config: TrialConfig) -> None:
     }
     assert counted == measurement.predicted, config
     assert len(measurement.columns["loss"]) == len(measurement.step_ms) == config.workload.timed_steps
+    columns, by_transformers = assembled(config, measurement), config.engine.name != "deepspeed"
+    attention = training_costs.attention_flops(config, train.padded_seq_len(config, config.seq_len))
+    assert columns["counted_matmul_flops"] + attention == columns["hardware_flops"], config
+    assert columns["counted_attention_flops"] == (None if by_transformers else attention), config
+    padding = columns["counted_parameters"] - training_costs.num_parameters(config.model)
+    assert 0 <= padding <= config.world_size * 12 * (config.model.num_layers + 1), config  # of each flat parameter
 
 
 def tensors_left() -> list[str]:
@@ -225,8 +234,9 @@ def check_dtype_of_the_sum(rank: int) -> None:
     for dtype in ("float32", "bfloat16"):
         config = trial(MethodConfig("single"), 1, dtype=dtype, workload=THREE, engine=EngineConfig("deepspeed"))
         with mock.patch.object(zero3, "tag_phases", keep):
-            train_step.prove(job(config)).check()
-    assert engines == [(3, torch.float32), (3, torch.bfloat16)]
+            here = job(config)
+            training_step.prove(config, here.mesh, here.device)
+    assert engines == [(3, torch.float32), (3, torch.bfloat16), (3, torch.float32)]
 
 
 @needs("deepspeed")

@@ -72,18 +72,18 @@ def misplaced_runs(self, rank: int, seq_len: int):
 
 
 def scaled_backward(ctx, dout):
-    none, *gradients = right_backward(ctx, dout)
-    return none, *(gradient / dist.get_world_size() for gradient in gradients)
+    chunks, kept, *gradients = right_backward(ctx, dout)
+    return chunks, kept, *(gradient / dist.get_world_size() for gradient in gradients)
 
 
 def scaled_dk(ctx, dout):
-    none, dq, dk, dv = right_backward(ctx, dout)
-    return none, dq, dk / dist.get_world_size(), dv
+    *others, dq, dk, dv = right_backward(ctx, dout)
+    return *others, dq, dk / dist.get_world_size(), dv
 
 
 def scaled_dv(ctx, dout):
-    none, dq, dk, dv = right_backward(ctx, dout)
-    return none, dq, dk, dv / dist.get_world_size()
+    *others, dq, dk, dv = right_backward(ctx, dout)
+    return *others, dq, dk, dv / dist.get_world_size()
 
 
 def chatty_shift(transport, sent):
@@ -112,7 +112,7 @@ def inexact(ctx, chunks, *qkv):
 
 def inexact_when_timed(ctx, chunks, *qkv):
     """A fault that is right at the length of the proof, and wrong at the timed length."""
-    num_tokens = qkv[0].shape[1] * chunks.transport.group.size()
+    num_tokens = qkv[-1].shape[1] * chunks.transport.group.size()
     return (inexact if num_tokens == SEQ_LEN else right_ulysses)(ctx, chunks, *qkv)
 
 
@@ -213,7 +213,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
             timed_gradient(wrong, place),
             f"sampled rows at seq_len={SEQ_LEN}: relative error of {tensor} is ",
         )
-        for place, tensor in enumerate(("dq", "dk", "dv"), start=1)
+        for place, tensor in enumerate(("dq", "dk", "dv"), start=-3)
         for wrong in (moved, cut_off, lost_head)
     ),
     ("ranks that keep to themselves", ULYSSES, ulysses, "open", answers_at_hand, "nothing was exchanged"),
@@ -275,7 +275,7 @@ def check_training(rank: int) -> None:
     columns = train_step.prove_attention(job(config))
     assert columns["correctness_seq_len"] == PROOF_LEN
     assert set(columns["sampled_grad_error"]) == {"dq", "dk", "dv"}
-    wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, 2))
+    wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, -2))
     with wrong, pytest.raises(Incorrect, match=f"sampled rows at seq_len={SEQ_LEN}: relative error of dk is "):
         train_step.prove_attention(job(config))
 

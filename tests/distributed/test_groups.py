@@ -94,7 +94,7 @@ def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config
 
 def test_torchrun_can_start_the_worker(make_config, tmp_path):
     """As anything can that sets the same variables, on several machines too: a rank does not know who started it."""
-    trial = handover.write_trial(tmp_path, make_config(method="ring", kernel="math", sp_size=2, seq_len=64, **SHORT))
+    trial = handover.write_trial(tmp_path, make_config(method="ring", kernel="math", sp_size=2, seq_len=64, **SHORT), 0)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--log-dir={tmp_path}"]
     meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0"]
     done = subprocess.run([*torchrun, *meet, "-m", "sp_bench.worker", str(trial)], capture_output=True, text=True)

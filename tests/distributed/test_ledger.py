@@ -1,5 +1,8 @@
-"""Counted bytes equal predicted bytes, on real ranks (gloo and NCCL) and on torch's fake process group up to P = 64."""
+"""Counted bytes and calls of the kernel equal predicted ones, on real ranks (gloo and NCCL) and on torch's fake process
+group up to P = 64."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
@@ -16,27 +19,38 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sp_bench import kernels, methods
 from sp_bench.attention.exchange import _all_gather, _reduce_scatter
 from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
 
 
 def counted(case: Case, mesh: DeviceMesh) -> dict[tuple[str, str], Fraction]:
     """Bytes that this rank sends in one forward and backward."""
+    return {key: size for key, (_, size) in ledger_of(case, mesh).counts.items() if size}
+
+
+def ledger_of(case: Case, mesh: DeviceMesh) -> Ledger:
+    """What this rank does in one forward and backward."""
     shape, local = case.shape, case.shape.seq_len // mesh.size()
     sizes = [(shape.batch_size, local, n, shape.head_dim) for n in (shape.num_heads, *[shape.num_kv_heads] * 2)]
     dtype = getattr(torch, shape.dtype)
     q, k, v = (torch.ones(size, dtype=dtype, device=here(), requires_grad=True) for size in sizes)
-    opened = methods.get(case.method.name).open(case.method, kernels.get(case.kernel), shape, mesh)
+    opened = methods.open_counted(case.method, kernels.get(case.kernel), shape, mesh)
     with opened as attention, Ledger() as book:
         out = attention(q, k, v)
         with ledger.phase("backward"):
             out.backward(torch.ones_like(out))
-    return {key: size for key, (_, size) in book.counts.items() if size}
+    return book
 
 
-def check(case: Case, mesh: DeviceMesh) -> None:
-    predicted = methods.get(case.method.name).traffic(case.method, case.shape, mesh.size())
-    assert counted(case, mesh) == predicted, str(case)
+def check(case: Case, mesh: DeviceMesh) -> Ledger:
+    book, size = ledger_of(case, mesh), mesh.size()
+    sent = {key: sent for key, (_, sent) in book.counts.items() if sent}
+    assert sent == methods.get(case.method.name).traffic(case.method, case.shape, size), str(case)
+    calls = methods.kernel_calls(case.method, case.shape, size, mesh.get_rank())
+    if calls is not None:
+        assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
+    return book
 
 
 def check_all(rank: int, sp_size: int) -> None:
@@ -72,6 +86,29 @@ def test_counted_bytes_equal_predicted_ones_with_many_ranks(sp_size: int, rank: 
                 check(Case(method, shape, "cpu_flash"), mesh_of(methods.get(method.name).layout(method, sp_size)))
                 tried += 1
     assert tried >= 8
+
+
+@pytest.mark.parametrize("sp_size", [1, 2, 3, 4, 8])
+def test_the_ranks_together_compute_each_visible_score_once(sp_size: int) -> None:
+    """In any layout, with groups and chunks of heads, and with one token a rank."""
+    computed: Counter[Case] = Counter()
+    for rank in range(sp_size):
+        with fake_group(sp_size, rank):
+            for case, mesh in on_meshes(tiny_cases(sp_size)):
+                computed[case] += check(case, mesh).work.attention_flops
+    assert len(computed) > 20
+    for case, flops in computed.items():
+        forward = attention_costs.attention_forward_flops(case.shape)
+        assert flops == forward + forward * attention_costs.FLASH_BACKWARD, str(case)
+
+
+def tiny_cases(sp_size: int) -> Iterator[Case]:
+    configs = [*method_configs(sp_size), *(MethodConfig("all_gather", "zigzag", head_stride=n) for n in (1, 3))]
+    for method, hkv, causal, seq_len in itertools.product(configs, (8, 4, 1), (True, False), (sp_size, 4 * sp_size)):
+        own, shape = methods.get(method.name), AttentionShape(2, seq_len, 8, hkv, 4, causal, "float32")
+        can_cut = own.layout(method, sp_size).unsupported_reason(seq_len) is None
+        if can_cut and own.unsupported_reason(method, "math", shape, sp_size) is None:
+            yield Case(method, shape)
 
 
 @pytest.mark.parametrize(

@@ -136,9 +136,9 @@ def test_its_trials_pass_the_gate_and_so_does_the_next_trial_in_their_processes(
 
 def check_training(rank: int) -> None:
     sdpa_stand_in.install()
-    recomputed = replace(TRAIN, activation_checkpointing="full")
-    for variant, data_parallel in itertools.product(VARIANTS, ("dp_shard_size", "dp_replicate_size")):
-        method = replace(ZIGZAG, variant=variant)
+    parallel = (("dp_shard_size", "full"), ("dp_replicate_size", "selective"))
+    for variant, (data_parallel, checkpointing) in itertools.product(VARIANTS, parallel):
+        recomputed, method = replace(TRAIN, activation_checkpointing=checkpointing), replace(ZIGZAG, variant=variant)
         config = training_trial(method, 2, seq_len=45, workload=recomputed, **{data_parallel: 2})
         measurement = train_step.run(job(replace(config, kernel=KernelConfig("sdpa_flash"))))
         counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}

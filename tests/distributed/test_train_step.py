@@ -1,10 +1,11 @@
 """Whole training steps on real gloo ranks: equal to one process, with the predicted bytes; wrong ones are refused."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -13,12 +14,16 @@ from ranks import run
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
-from trials import ODD, TINY, TRAIN, job, trial
+from trials import ODD, TINY, TRAIN, assembled, job, trial
 
 from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.costs import training as training_costs
 from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.oracle import one_process
+from sp_bench.measure.timing import Measurement
+from sp_bench.methods import ulysses
+from sp_bench.oracle import one_process, training_step
+from sp_bench.oracle.training_step import Finding
 from sp_bench.training import text, train
 from sp_bench.workloads import train_step
 
@@ -28,6 +33,10 @@ STRIPED = MethodConfig("ring", "striped", dkv_dtype="input")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
 TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
+SENT_AGAIN = {  # ops of the attention, by what is recomputed and method
+    "full": {"ulysses": {"all_to_all"}, "ring": {"send"}, "all_gather": {"all_gather"}, "usp": {"all_to_all", "send"}},
+    "selective_output": {"ulysses": {"all_to_all"}, "usp": {"all_to_all"}},
+}
 TILES = {"loss_tile_tokens": 7}
 
 
@@ -70,15 +79,31 @@ def cases(world_size: int) -> list[TrialConfig]:
     }[world_size]
 
 
-def check_counted_bytes(config: TrialConfig) -> None:
-    """`run` also proves the step: it raises Incorrect when loss or gradient norm differ from one process."""
+def prove(config: TrialConfig) -> dict[str, Any]:
+    mine = job(config)
+    return training_step.prove(config, mine.mesh, mine.device)
+
+
+def check_counted_bytes(config: TrialConfig) -> Measurement:
+    """`run` also proves the step: it raises Incorrect when losses, gradients or updates are not what they must be."""
     measurement = train_step.run(job(config))
     counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
     assert counted == measurement.predicted, config
     if config.sp_size > 1:
-        recomputed = config.workload.activation_checkpointing == "full"
-        assert any(phase == "recompute" for phase, _ in counted) == recomputed, config
+        again = {op for phase, op in counted if phase == "recompute"}
+        assert again == SENT_AGAIN.get(config.workload.activation_checkpointing, {}).get(config.method.name, set()), (
+            config
+        )
     assert len(measurement.columns["loss"]) == config.workload.timed_steps
+    check_counted_work(config, assembled(config, measurement))
+    return measurement
+
+
+def check_counted_work(config: TrialConfig, columns: dict[str, Any]) -> None:
+    """All FLOPs are counted, in any layout, with padding, recomputation, tiles, micro-batches and replicas."""
+    assert columns["counted_matmul_flops"] + columns["counted_attention_flops"] == columns["hardware_flops"], config
+    parameters = training_costs.num_parameters(config.model)
+    assert columns["counted_parameters"] == config.dp_replicate_size * parameters, config
 
 
 def check_parameters_after_a_step(config: TrialConfig) -> None:
@@ -116,6 +141,9 @@ def check_world(rank: int, world_size: int) -> None:
         check_slightly_wrong_losses_are_refused_by_every_rank()
         check_wrong_training_is_refused()
         check_wrong_accumulation_is_refused()
+        check_wrong_updates_are_refused()
+        check_other_updates_are_proven()
+        check_half_precision_is_proven_in_fp32_too()
         check_micro_batches_are_only_a_way_to_train_on_more_sequences()
 
 
@@ -227,24 +255,24 @@ def check_slightly_wrong_losses_are_refused_by_every_rank() -> None:
     """An error of 1e-4 is ten times the budget of fp32. Each rank computes the error over all tokens. If it saw only
     its own, one rank could accept what another refuses, and the row would depend on rank 0."""
     config = trial(ULYSSES, 2)
-    with losses_scaled(by=1 + 1e-4):
-        proof = train_step.prove(job(config))
-    assert proof.loss == pytest.approx(1e-4, rel=1e-2)
-    with pytest.raises(Incorrect, match=r"loss of step 0 differs from one process by 0\.0001 "):
-        proof.check()
+    with (
+        losses_scaled(by=1 + 1e-4),
+        pytest.raises(Incorrect, match=r"loss of step 1 differs from one process by 0\.0001 "),
+    ):
+        prove(config)
 
 
 def check_wrong_accumulation_is_refused() -> None:
     for workload in (TWO, THREE):
         config = trial(ULYSSES, 2, workload=workload)
-        train_step.prove(job(config)).check()
+        prove(config)
         for mistake, names in (
-            (micro_batches_of_one_loss_each, "grad_norm of step 0"),
-            (gradients_of_the_last_micro_batch, "grad_norm of step 0"),
-            (micro_batches_in_another_order, "loss of step 0"),
+            (micro_batches_of_one_loss_each, "the gradient of .* in step 1, before clipping, differs"),
+            (gradients_of_the_last_micro_batch, "the gradient of .* in step 1, before clipping, differs"),
+            (micro_batches_in_another_order, "loss of step 1"),
         ):
             with mistake(), pytest.raises(Incorrect, match=names):
-                train_step.prove(job(config)).check()
+                prove(config)
 
 
 def check_micro_batches_are_only_a_way_to_train_on_more_sequences() -> None:
@@ -254,7 +282,7 @@ def check_micro_batches_are_only_a_way_to_train_on_more_sequences() -> None:
     for workload in (TWO, THREE):
         parts = replace(whole, batch_size=6 // workload.num_micro_batches, workload=workload)
         found = train_step.run(job(parts)).columns
-        for name in ("loss", "grad_norm", "model_flops", "hardware_flops"):
+        for name in ("loss", "grad_norm"):
             assert found[name] == pytest.approx(expected[name], rel=1e-12), name
 
 
@@ -262,28 +290,147 @@ def check_wrong_training_is_refused() -> None:
     for dtype in ("float32", "bfloat16"):
         for model in (TINY, replace(TINY, qk_norm=False)):
             config = trial(ZIGZAG, 2, dtype=dtype, model=model)
-            train_step.prove(job(config)).check()
+            prove(config)
             for mistake, names in (
-                (positions_of_the_local_order, "loss of step 0"),
-                (averaged_gradients, "grad_norm of step 0"),
-                (labels_shifted_after_sharding, "loss of step 0"),
+                (positions_of_the_local_order, "loss of step 1"),
+                (averaged_gradients, "the gradient of .* in step 1, before clipping, differs"),
+                (labels_shifted_after_sharding, "loss.* of step 1"),
             ):
                 with mistake(), pytest.raises(Incorrect, match=names):
-                    train_step.prove(job(config)).check()
+                    prove(config)
+
+
+@contextmanager
+def updating(change: Callable[..., None], *, before: bool = False) -> Iterator[None]:
+    """A mistake: beside each update, `change(decoder, optimizer)` is called, before it or after it."""
+    real = train.update
+
+    def changed(decoder, optimizer, max_grad_norm):
+        if before:
+            change(decoder, optimizer)
+        norm = real(decoder, optimizer, max_grad_norm)
+        if not before:
+            change(decoder, optimizer)
+        return norm
+
+    with mock.patch.object(train, "update", changed):
+        yield
+
+
+@torch.no_grad()
+def negate_gradients(decoder, optimizer) -> None:
+    for parameter in decoder.parameters():
+        parameter.grad.neg_()
+
+
+@torch.no_grad()
+def scale_parameters(decoder, optimizer) -> None:
+    for parameter in decoder.parameters():
+        parameter *= 1 + 1e-4
+
+
+def forget_moments(decoder, optimizer) -> None:
+    optimizer.state.clear()
+
+
+def update_again(decoder, optimizer) -> None:
+    for parameter in decoder.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@contextmanager
+def optimizer_without_the_head() -> Iterator[None]:
+    """A mistake: the optimizer does not know the last parameter."""
+    real = train.make_optimizer
+
+    def some(decoder, workload):
+        optimizer = real(decoder, workload)
+        optimizer.param_groups[0]["params"].pop()
+        return optimizer
+
+    with mock.patch.object(train, "make_optimizer", some):
+        yield
+
+
+@contextmanager
+def losses_of_the_first_step() -> Iterator[None]:
+    """A mistake: the update does not reach what the model computes with."""
+    real, first = fsdp2.Training.step, []
+
+    def step(self, batches) -> train.StepResult:
+        first.append(real(self, batches))
+        return first[0]
+
+    with mock.patch.object(fsdp2.Training, "step", step):
+        yield
+
+
+@contextmanager
+def a_gradient_not_shown() -> Iterator[None]:
+    """A mistake: an engine leaves out a parameter where it shows gradients."""
+    real = train.parts
+    with mock.patch.object(train, "parts", lambda d: (part for part in real(d) if part.name != "norm.weight")):
+        yield
+
+
+def check_wrong_updates_are_refused() -> None:
+    for dtype in ("float32", "bfloat16", "float64"):
+        config = trial(ULYSSES, 2, dtype=dtype)
+        for mistake, names in (
+            (
+                updating(negate_gradients, before=True),
+                r"the optimizer gets in step . differs from the clipped one by 2 ",
+            ),
+            (updating(scale_parameters), "between steps . and . something changes parameter of"),
+            (updating(forget_moments), "between steps . and . something changes exp_avg"),
+            (
+                updating(update_again),
+                "the gradient of .* that the optimizer gets in step 2 differs from the clipped one",
+            ),
+            (optimizer_without_the_head(), "the optimizer took 0 of 3 steps on head.weight"),
+            (losses_of_the_first_step(), "the tokens' losses of steps 1 and 2 are equal"),
+            (a_gradient_not_shown(), "the engine shows no gradient of norm.weight"),
+        ):
+            with mistake, pytest.raises(Incorrect, match=names):
+                prove(config)
+
+
+def check_other_updates_are_proven() -> None:
+    """SGD with momentum, and gradients that nobody clips."""
+    sgd, unclipped = replace(TRAIN, optimizer="sgd"), replace(TRAIN, max_grad_norm=None)
+    for workload in (sgd, unclipped, replace(unclipped, optimizer="sgd")):
+        assert prove(trial(ULYSSES, 2, workload=workload))["update_error"]["error"] <= 4
+
+
+def check_half_precision_is_proven_in_fp32_too() -> None:
+    low, wide = trial(ULYSSES, 2, dtype="bfloat16"), trial(ULYSSES, 2)
+    assert "fp32_proof" not in prove(wide)
+    assert prove(low)["fp32_proof"] == "method"
+    half_only = lambda method, kernel, shape, sp_size: "half precision only" if kernel == "math" else None  # noqa: E731
+    with mock.patch.object(ulysses, "unsupported_reason", half_only):
+        columns = prove(low)
+    assert columns["fp32_proof"] == "step_only"
+    assert columns["fp32_grad_error"]["error"] < 1e-5 < columns["grad_error"]["error"]
 
 
 def test_the_proof_has_as_many_tiles_as_the_timed_length() -> None:
     config = trial(ULYSSES, 2, seq_len=6144, workload=replace(TRAIN, loss_tile_tokens=512))
-    proof = train_step.proof_config(config)
+    proof = training_step.proof_config(config)
     assert 48 / proof.workload.loss_tile_tokens == 6144 / 512
-    assert train_step.proof_config(trial(ULYSSES, 2)).workload == TRAIN
+    assert training_step.proof_config(trial(ULYSSES, 2)).workload == TRAIN
 
 
-@pytest.mark.parametrize(("loss", "grad_norm", "named"), [(math.nan, 0.0, "loss"), (0.0, math.nan, "grad_norm")])
-def test_a_proof_that_is_not_a_number_is_refused(loss: float, grad_norm: float, named: str) -> None:
-    """NaN is not within any budget."""
-    with pytest.raises(Incorrect, match=f"^{named} of step 0 differs from one process by nan"):
-        train_step.Proof(loss, grad_norm, 1e-5, 1e-5).check()
+def test_a_proof_that_is_not_a_number_is_refused() -> None:
+    """NaN is not within any budget, and worse than any number."""
+    good = {kind: Finding(0.0, 1e-5, f"{kind} is wrong") for kind in training_step.KINDS}
+    training_step.require(good)
+    for kind in training_step.KINDS:
+        wrong = good[kind]._replace(error=math.nan)
+        assert wrong.excess == math.inf
+        with pytest.raises(Incorrect, match=f"^{kind} is wrong"):
+            training_step.require(good | {kind: wrong})
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])

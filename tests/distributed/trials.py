@@ -1,5 +1,6 @@
 """Trial configs of whole training steps on gloo ranks, and what a rank makes of a trial: its job and its row."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,8 +18,10 @@ from sp_bench.config.trial import (
     TrialConfig,
     WorkloadConfig,
 )
+from sp_bench.driver.record_check import checked
 from sp_bench.measure.record import assemble
 from sp_bench.measure.timing import Measurement
+from sp_bench.rows.row import Outcome
 from sp_bench.workloads import Job
 
 TINY = ModelConfig("tiny", 2, 64, 192, 8, 2, 16, 256, 10000.0, 1e-6, True, False, False)
@@ -64,8 +67,16 @@ def job(config: TrialConfig) -> Job:
 
 
 def row(config: TrialConfig) -> dict[str, Any]:
-    """The row's columns of a trial: what the worker does between init and hand-over."""
-    measurement = workloads.get(config.workload.name).run(job(config))
+    """The row's columns of a trial: what the worker does between init and hand-over, and then the driver."""
+    return assembled(config, workloads.get(config.workload.name).run(job(config)))
+
+
+def assembled(config: TrialConfig, measurement: Measurement) -> dict[str, Any]:
+    """The row's columns, which all ranks and then the driver make of their measurements. It raises Incorrect as they
+    do in a trial."""
     gathered: list[Measurement] = [measurement] * config.world_size
     dist.all_gather_object(gathered, measurement)
-    return assemble(config, gathered, None)
+    record = assemble(config, gathered) | {"environment": {"device_names": []}}
+    outcome = checked(Outcome("ok", "done", measured=json.loads(json.dumps(record))), config)
+    assert outcome.status == "ok", outcome.reason
+    return dict(outcome.measured)

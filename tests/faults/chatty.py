@@ -6,6 +6,9 @@ import threading
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+from records import record_of
+
 from sp_bench import handover, worker
 from sp_bench.driver import launch
 
@@ -34,7 +37,7 @@ threading.Thread(target=print_without_end, daemon=True).start()
 *others, last = (Path(argument) for argument in sys.argv[1:])
 for folder in others:
     log_more_than_may_stay(folder)
-    handover.write_record(folder, {})
+    handover.write_record(folder, record_of(handover.read_trial(folder / handover.TRIAL)[0]))
     handover.enter_phase(folder, 0, "done")
 log_more_than_may_stay(last)
 handover.enter_phase(last, 0, "correctness")

@@ -28,6 +28,7 @@ SECTIONS = {
     "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
     "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
 }
+LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_ends_as_written_down"  # a part of their own, after the rest
 MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
 PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
 
@@ -85,23 +86,40 @@ class Reliability:
 
     def pytest_sessionfinish(self) -> None:
         if self._outcomes:
-            self._path.write_text(page(self._outcomes, time.monotonic() - self._start))
+            before = self._path.read_text() if self._path.exists() else ""
+            self._path.write_text(renewed(before, self._outcomes, time.monotonic() - self._start))
 
 
 def _section(nodeid: str) -> str | None:
-    return next((name for name, pattern in SECTIONS.items() if re.search(pattern, nodeid)), None)
+    patterns = {LIES: LIES_TEST, **SECTIONS}
+    return next((name for name, pattern in patterns.items() if re.search(pattern, nodeid)), None)
 
 
-def page(outcomes: dict[str, Outcome], seconds: float) -> str:
+def renewed(before: str, outcomes: dict[str, Outcome], seconds: float) -> str:
+    """The page `before`, with the parts that this run tried written anew: the lies, the rest, or both."""
+    lies = [o for o in outcomes.values() if o.section == LIES]
+    rest = {key: o for key, o in outcomes.items() if o.section != LIES}
+    old_rest, heading, old_lies = before.partition(f"## {LIES}\n")
+    new_lies = lies_part(lies, seconds) if lies else heading + old_lies
+    return (page(rest, seconds) if rest else old_rest.rstrip("\n") + "\n") + (f"\n{new_lies}" if new_lies else "")
+
+
+def _when_and_where(seconds: float) -> str:
     sha, dirty = hardware.git_state()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
-    parts = [
-        "# Reliability",
-        "Written by `pytest -m faults --write-reliability`: what was tried, how often, and what came of it.",
+    return (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds / 60:.0f} min; commit "
         f"{(sha or 'unknown')[:12]}{' with uncommitted changes' if dirty else ''}; "
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
-        f"{versions}.",
+        f"{versions}."
+    )
+
+
+def page(outcomes: dict[str, Outcome], seconds: float) -> str:
+    parts = [
+        "# Reliability",
+        "Written by `pytest -m faults --write-reliability`: what was tried, how often, and what came of it.",
+        _when_and_where(seconds),
         _summary(outcomes),
         *_matrix({key: o for key, o in outcomes.items() if o.name == MATRIX_TEST}),
     ]
@@ -159,6 +177,30 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
     )
     yield "\n".join(_kinds(by_cell))
     yield "\n".join(_cells(by_cell))
+
+
+def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
+    caught = sum(o.passed for o in outcomes)
+    lines = ["| about | lie | trial | dtype | ended in | reason |", "|---|---|---|---|---|---|"]
+    for o in sorted(outcomes, key=lambda o: (o.properties.get("group", ""), o.properties.get("what", ""))):
+        told = {name: str(value) for name, value in o.properties.items()}
+        where = "" if told.get("ranks") == "all" else f", on rank {told.get('ranks')}"
+        words = " ".join(word for word in told.get("trial", "").split() if not word.startswith(("seq_len", "kernel")))
+        status = told.get("status", "no row") if o.passed else f"**{told.get('status')}, not as expected**"
+        reason = _cell(" ".join(told.get("reason", o.message).split())[:160])
+        lines.append(
+            f"| {told.get('group', '')} | {told.get('what', o.name)}{where} | {words} | {told.get('dtype', '')} "
+            f"| {status} | {reason} |"
+        )
+    return "\n\n".join(
+        [
+            f"## {LIES}",
+            "Written by `pytest -m faults tests/lies --write-reliability`. " + _when_and_where(seconds),
+            "Each lie is planted in the ranks of a real trial, which then computes, sends or reports something else "
+            f"than it says. **{caught} of {len(outcomes)} ended with the status and the reason that they must.**",
+            "\n".join(lines) + "\n",
+        ]
+    )
 
 
 def _kinds(by_cell: dict[str, Outcome]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """A campaign of two-rank trials that faults are injected into, and what must not be left of them."""
 
-import fcntl
 import os
 import re
 import tempfile
@@ -15,7 +14,7 @@ from expected import Cell
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, plan
+from sp_bench.driver import attempt, devices, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.progress import Progress
@@ -127,9 +126,9 @@ class Stage:
         files = [path for path in campaign.rglob("*") if path.is_file() and path.suffix != ".parquet"]
         litter = [path for path in files if not OF_A_TRIAL.fullmatch(path.name)]
         litter += list(campaign.rglob("claims/*"))
-        for path in (self.folder / "tmp").iterdir():
-            if path.suffix != ".lock" or is_locked(path):  # a lock's file stays, and is free
-                litter.append(path)
+        litter += list((self.folder / "tmp").iterdir())
+        alive += ["the lock of the processors"] * is_locked("cpu")
+        self.sessions.clear()  # the system gives their numbers to other programs' sessions later
         return alive + [str(path.relative_to(self.folder)) for path in litter]
 
 
@@ -141,13 +140,19 @@ def session(process: psutil.Process) -> int | None:
         return None
 
 
-def is_locked(path: Path) -> bool:
-    with open(path) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
+class Locked(Exception):
+    pass
+
+
+def is_locked(device: str) -> bool:
+    def give_up() -> None:
+        raise Locked
+
+    try:
+        with devices.reserved([device], give_up, lambda words: None):
+            return False
+    except Locked:
+        return True
 
 
 @contextmanager

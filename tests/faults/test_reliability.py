@@ -1,7 +1,7 @@
 """What the run writes of itself in docs/RELIABILITY.md."""
 
 from expected import MATRIX
-from reliability import MATRIX_TEST, SECTIONS, Outcome, page
+from reliability import LIES, MATRIX_TEST, SECTIONS, Outcome, page, renewed
 
 
 def outcome(passed=True, tried=1, section="Fault matrix", name=MATRIX_TEST, **properties):
@@ -44,6 +44,21 @@ def test_cases_inside_a_test_and_its_parameters_are_counted_together():
     assert "| it is fast | 800 | holds | 2.0 |" in written
     assert "| it is small | 1 | 1 of 1 failed: assert 'timeout' == 'error' | 1.0 |" in written
     assert line(written, "| Load |") == "| Load | 3 | 801 | 2 | 1 | 0 |"
+
+
+def test_a_run_of_the_lies_alone_leaves_the_rest_of_the_page_as_it_is_and_the_other_way_round():
+    told = {"group": "Attention", "what": "zeros", "ranks": "1", "trial": "method=ring seq_len=9", "dtype": "bfloat16"}
+    lie = outcome(section=LIES, name="test_lie", status="incorrect", reason="a | b", **told)
+    faults = {"test[slow-0-init]": outcome(status="ok")}
+    both = renewed(page(faults, 60), {"lie": lie}, 60)
+    assert both.startswith(page(faults, 60).split("UTC")[0][:40])
+    assert "1 of 1 ended with the status" in both
+    assert line(both, "| Attention |") == (
+        r"| Attention | zeros, on rank 1 | method=ring | bfloat16 | incorrect | a \| b |"
+    )
+    again = renewed(both, faults, 60)
+    assert again.count(f"## {LIES}") == 1
+    assert line(again, "| slow | 0 |") == line(both, "| slow | 0 |")
 
 
 def test_no_host_is_named():

@@ -9,18 +9,18 @@ Prints the exit codes of each stage's drivers. One process imports everything on
 import json
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
+from records import record_of
 
 from sp_bench import hardware
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, claims, identity, launch
+from sp_bench.driver import campaign, claims, devices, identity, launch
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.testing import kill_points
 
@@ -28,7 +28,7 @@ OK = """
 for folder in "$@"; do
     basename "$folder" >> "$LAUNCHES"
     printf '{"rank": 0, "at": 1.0, "name": "done"}\\n' > "$folder/rank0.events.jsonl"
-    printf '{"median_step_ms": 1.5}' > "$folder/record.json"
+    printf %s "$RECORD" > "$folder/record.json"
 done
 """
 TRIALS = {
@@ -69,11 +69,12 @@ def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str,
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.environ["LAUNCHES"] = str(folder / "launches.txt")
+    os.environ["RECORD"] = json.dumps(record_of(configs[0]))  # one rank sends nothing, so it fits all of them
     os.environ["CAMPAIGN"] = str(folder / "results" / "c")
     if driver.get("second"):
         while not (folder / "launches.txt").exists():
             time.sleep(0.05)
-        tempfile.tempdir = tempfile.mkdtemp(dir=folder)
+        os.environ[devices.SCOPE] = name
     if driver.get("fail_point"):
         os.environ[kill_points.VARIABLE] = driver["fail_point"]
     script = TRIALS[driver.get("behaviour", "ok")]

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
-from sp_bench.report.cells import cells
-from sp_bench.report.figures.drawings import Drawing
-from sp_bench.report.page import render
-from sp_bench.report.page.sections import sections
-from sp_bench.report.page.verdict import judge
+from sp_bench.report.cards import card, caveats, statuses
+from sp_bench.report.cells import cells, of_equal_steps
+from sp_bench.report.figures.style import Drawing
+from sp_bench.report.page import Content, render
 from sp_bench.report.selection import Selection
-from sp_bench.report.tables import paper_tables
+from sp_bench.report.settings import settings
+from sp_bench.report.table import tables
 
 from .rows import selection_of
 
@@ -25,6 +25,10 @@ class Page(HTMLParser):
         self._hidden = False
         self._link: str | None = None
         self.feed(html)
+
+    @property
+    def before_the_appendix(self) -> str:
+        return self.text.partition("Appendix: rows")[0]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
@@ -53,6 +57,7 @@ def page_of(rows: Iterable[Mapping[str, Any]], drawings: Sequence[Drawing] = ())
 
 def rendered(selection: Selection, drawings: Sequence[Drawing] = ()) -> Page:
     """All that `build` puts on the page but figures, unless given."""
-    found = cells(selection.rows)
-    words, tables = judge(found, selection), paper_tables(found)
-    return Page(render(selection, found, words, drawings, [], sections(found), tables))
+    found = cells(of_equal_steps(selection.rows))
+    made = settings(found)
+    told = caveats(found, made, [statuses(found)])
+    return Page(render(Content(selection, found, [card(s) for s in made], told, drawings, tables(made))))

@@ -165,6 +165,7 @@ def _measured(
             {}
             if asked["pass_kind"] == "forward"
             else dict.fromkeys(("rel_error_dq", "rel_error_dk", "rel_error_dv"), 2e-7)
+            | {"sampled_grad_error": dict.fromkeys(("dq", "dk", "dv"), 1.5e-7)}
         ),
         "error_budget": BUDGET,
     }

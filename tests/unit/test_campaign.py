@@ -1,7 +1,6 @@
 import itertools
 import os
 import signal
-import tempfile
 from contextlib import nullcontext
 from unittest.mock import Mock
 
@@ -131,8 +130,8 @@ def stop():
     raise Enough
 
 
-def test_a_device_is_measured_on_by_one_run_at_a_time_and_who_waits_says_so_and_can_be_stopped(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+def test_a_device_is_measured_on_by_one_run_at_a_time_and_who_waits_says_so_and_can_be_stopped(monkeypatch):
+    monkeypatch.setenv(devices.SCOPE, f"one-test-{os.getpid()}")
     said = []
     with devices.reserved(["cpu"], stop, said.append):
         assert said == []

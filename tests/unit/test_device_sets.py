@@ -8,15 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.comparison import compare
 from sp_bench.report.device_sets import numbered, several
-from sp_bench.report.page.environment import environment as facts_of
-from sp_bench.report.page.parts import plain
-from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
-from sp_bench.report.ratios import by_medians, paired_ratio, shared_replicates
+from sp_bench.report.ratios import paired_ratio, shared_replicates
 from sp_bench.report.selection import select
 from sp_bench.report.time_parts import Part, attributions
 
@@ -65,32 +61,6 @@ def test_several_says_nothing_of_one_set_or_of_none() -> None:
     assert several([1, 2, None, 2]) == "2 separate sets of devices"
 
 
-def test_provenance_and_facts_count_the_sets_with_and_without_names(tmp_path: Path) -> None:
-    folder = commit([row(environment=on("GPU-a")), row(seq_len=2048, environment=on("x"))], tmp_path / "night")
-    for selection in (select([folder]), anonymous(select([folder]), [folder])):
-        assert "; 1 x NVIDIA H200, 2 separate sets of devices; " in words(cells(selection.rows))
-        assert ("devices", "1 x NVIDIA H200; 2 separate sets of devices") in facts_of(selection)
-
-
-def test_the_verdict_counts_the_trials_of_each_set_where_there_are_several(tmp_path: Path) -> None:
-    together = [row(environment=on("a")), row(seq_len=2048, environment=on("GPU-a"), status="oom"), row(seq_len=4096)]
-    assert "separate" not in notes_of(tmp_path / "together", together)
-    apart = notes_of(tmp_path / "apart", [*together, row(seq_len=8192, environment=on("x"))])
-    assert "\nOn 2 separate sets of devices: 2 trials, 1 trial. Equal machines are not equally fast" in apart
-
-
-def notes_of(folder: Path, rows: list[dict[str, Any]]) -> str:
-    selection = select([commit(rows, folder)])
-    return "\n".join(plain(words) for words in judge(cells(selection.rows), selection).caveats)
-
-
-def test_a_ratio_of_medians_says_that_it_spans_separate_devices(tmp_path: Path) -> None:
-    ring, ulysses = two_cells(tmp_path / "apart", [on("a", "b")], [on("c", "d")])
-    assert by_medians(ring, ulysses) == "by medians of 1 replicate on 2 separate sets of devices, no interval"
-    ring, ulysses = two_cells(tmp_path / "together", [on("a", "b")], [on("GPU-b")])
-    assert by_medians(ring, ulysses) == "by medians of 1 replicate, no interval"
-
-
 ONE, TWO = [on("a")] * 7, [on("a")] * 4 + [on("x")] * 3
 UNKNOWN = [ENVIRONMENT] * 7
 
@@ -128,16 +98,6 @@ def test_a_part_of_the_step_has_no_interval_over_separate_machines(tmp_path: Pat
     assert together is not None
     assert together.interval is not None
     assert apart == Part(together.ms, None)
-
-
-def test_nothing_is_claimed_of_methods_that_ran_on_separate_devices(tmp_path: Path) -> None:
-    folder = tmp_path / "night"
-    two_cells(folder, [on("a")] * 6, [on("x")] * 6)
-    selection = select([folder])
-    verdict = judge(cells(selection.rows), selection)
-    ((sentence,),) = verdict.comparisons.values()
-    assert "by medians of 6 replicates on 2 separate sets of devices, no interval" in plain(sentence)
-    assert any("for want of pairs" in plain(words) for words in verdict.caveats)
 
 
 def test_a_comparison_of_campaigns_names_separate_devices(tmp_path: Path) -> None:

@@ -3,8 +3,7 @@
 import pytest
 
 from sp_bench import hardware
-from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import doctor, identity, overrides
+from sp_bench.driver import campaign, doctor, identity, overrides, sweep
 from sp_bench.rows import store
 
 from .rows import ENV_ID, row
@@ -28,19 +27,34 @@ def test_without_two_gpus_the_fabric_is_gloo_on_the_cpu(monkeypatch, found):
         (["NVIDIA H200"] * 2, "h200", "2"),
         (["NVIDIA H200"] * 6, "h200", "2,4"),
         (["NVIDIA H100 80GB HBM3"] * 8, "h100", "2,4,8"),
+        (["NVIDIA B200"] * 2, "b200", "2"),
+        (["NVIDIA GB200"] * 2, "nvidia_gb200", "2"),
+        (["NVIDIA RTX 6000 Ada Generation"] * 2, "nvidia_rtx_6000_ada_generation", "2"),
     ],
 )
-def test_gpus_are_measured_over_all_fabrics_of_the_sweep_at_each_power_of_two(monkeypatch, names, kind, sizes):
+def test_gpus_are_measured_over_all_fabrics_at_each_power_of_two_under_their_own_name(monkeypatch, names, kind, sizes):
     monkeypatch.setattr(hardware, "gpus", lambda: gpus(*names))
     lines = doctor.fabrics_here()
-    assert lines == ["sweep=fabrics", f"hardware={kind}", f"sp_size={sizes}"]
-    overrides.read_arguments(lines)
+    assert lines == ["sweep=fabrics", "hardware=device", f"sp_size={sizes}"]
+    configs, _ = sweep.configs(overrides.read_arguments(lines))
+    assert {config.hardware.name for config in configs} == {kind}
+    assert hardware.describes(kind, names[0])
 
 
-def test_gpus_without_a_file_of_their_own_are_named(monkeypatch):
-    monkeypatch.setattr(hardware, "gpus", lambda: gpus("NVIDIA B200", "NVIDIA B200"))
-    with pytest.raises(ConfigError, match="conf/hardware has no file for NVIDIA B200"):
-        doctor.fabrics_here()
+def test_a_peak_rate_that_no_datasheet_told_is_said_once(monkeypatch, capsys):
+    found = gpus(*["NVIDIA RTX 6000 Ada Generation"] * 2)
+    monkeypatch.setattr(hardware, "gpus", lambda: found)
+    words = (
+        "hardware=device",
+        "fabric=nvlink",
+        "kernel=cudnn",
+        "dtype=bfloat16",
+        "seq_len=4096,8192",
+        "plan_only=true",
+    )
+    campaign.run(*sweep.configs(overrides.read_arguments(words)), None)
+    said = capsys.readouterr().out
+    assert said.count("no peak rate of NVIDIA RTX 6000 Ada Generation in bfloat16 is known: mfu and hfu are null") == 1
 
 
 def curve(fabric: str, **columns):

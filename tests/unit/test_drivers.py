@@ -191,7 +191,7 @@ def test_a_signal_ends_the_trial_and_only_a_machine_taken_away_leaves_a_row_for_
     (driver,) = psutil.Process(process.pid).children()
     driver.send_signal(number)
     printed, errors = process.communicate(timeout=120)
-    assert json.loads(printed) == [[130], [0], [0]], errors
+    assert json.loads(printed) == [[128 + number], [0], [0]], errors
     said = drivers.said(0)
     if number == signal.SIGINT:
         assert "interrupted, 2 left" in said
@@ -251,7 +251,7 @@ def test_a_disk_that_gives_out_stops_the_campaign_and_keeps_what_is_committed_an
     assert os.strerror(number) in line
     assert way_out in line
     assert "sp-bench resume" in line
-    assert kept == {"median_step_ms": 1.5}
+    assert min(kept["rank_step_ms"][0]) > 0
     assert len(drivers.launches) == 3
     assert drivers.statuses == ["ok", "ok", "unsupported"]
     drivers.assert_tidy()

@@ -1,13 +1,15 @@
 """What is said of engines before anything is launched: reasons, identities, columns."""
 
 import json
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from sp_bench import engines, hardware
+from sp_bench import engines, hardware, methods
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
@@ -52,6 +54,53 @@ def test_an_engine_runs_what_it_is_for(make, name):
     assert requirements.unsupported_reason(make(name)) is None
 
 
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("checkpointing", ["selective", "selective_output", "selective_mlp"])
+def test_only_fsdp2_recomputes_a_part_of_a_layer(make, name, checkpointing):
+    reason = requirements.unsupported_reason(make(name, workload__activation_checkpointing=checkpointing))
+    said = (
+        f"workload.activation_checkpointing={checkpointing}: engine {name} recomputes whole layers or none; use none "
+    )
+    assert reason == said + "or full, or engine=fsdp2"
+
+
+def test_the_output_alone_is_kept_for_our_methods(make):
+    ours, theirs = (
+        make("fsdp2", method=method, workload__activation_checkpointing="selective_output")
+        for method in ("ring", "ring_flash_attn")
+    )
+    assert requirements.unsupported_reason(ours) is None
+    reason = requirements.unsupported_reason(theirs)
+    assert reason is not None
+    assert reason.endswith("use selective, or a method of sp_bench")
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", OTHERS)
+def test_only_fsdp2_has_a_choice_of_the_models_code(make, name):
+    assert requirements.unsupported_reason(make(name, workload__model_code="eager")) is None
+    reason = requirements.unsupported_reason(make(name, workload__model_code="compiled"))
+    assert reason == (
+        f"workload.model_code=compiled: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
+    )
+
+
+def test_the_models_code_needs_its_compiler_device_and_library(make, monkeypatch):
+    on_cpu = {"fabric": "gloo", "hardware": "cpu", "dtype": "float32"}
+    compiled, liger = ({"workload__model_code": code} for code in ("compiled", "liger"))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert requirements.unsupported_reason(make("fsdp2", **compiled)) is None
+    assert "install g++, or use eager" in str(requirements.unsupported_reason(make("fsdp2", **on_cpu, **compiled)))
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert requirements.unsupported_reason(make("fsdp2", **on_cpu, **compiled)) is None
+    assert "run on CUDA only" in str(requirements.unsupported_reason(make("fsdp2", **on_cpu, **liger)))
+    monkeypatch.setattr(hardware, "package_versions", dict)
+    assert "pip install 'sp-bench[liger]'" in str(requirements.unsupported_reason(make("fsdp2", **liger)))
+    monkeypatch.setattr(hardware, "package_versions", lambda: {"liger-kernel": "0.8.5"})
+    assert requirements.unsupported_reason(make("fsdp2", **liger)) is None
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", dict)
@@ -70,7 +119,18 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has no options"),
+        (
+            "deepspeed",
+            {"workload__activation_checkpointing": "full", "workload__mlp_tile_tokens": 64},
+            "computes an MLP without tiles; leave it out, or use engine=fsdp2",
+        ),
+        ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has neither optimizer_offload nor variable_seq_len"),
+        (
+            "deepspeed",
+            {"engine__reshard_after_forward": False},
+            "nor reduce_gradients; leave them out, or use engine=fsdp2",
+        ),
+        ("hf_trainer", {"engine__backward_prefetch": 2}, "nor reduce_gradients; leave them out, or use engine=fsdp2"),
         ("deepspeed", {"engine__variable_seq_len": True}, "no variable_seq_len; .* use engine=hf_deepspeed"),
         ("deepspeed", {"dtype": "float64"}, "float32 or bfloat16, not dtype=float64"),
         ("deepspeed", {"dp_replicate_size": 2, "dp_shard_size": 2}, "shards over all ranks; use dp_shard_size=4"),
@@ -114,6 +174,70 @@ def test_trl_shares_two_sequences_on_a_cpu_where_the_trainer_alone_cannot(make):
     assert requirements.unsupported_reason(make("hf_trainer", **on_cpu)) is not None
 
 
+def method_reason(config: TrialConfig) -> str | None:
+    shape, method = config.attention_shape(config.seq_len), methods.get(config.method.name)
+    return method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size)
+
+
+LIBRARIES = VERSIONS | dict.fromkeys(("ring-flash-attn", "yunchang", "transformer-engine"), "1")
+
+
+@pytest.mark.parametrize(
+    ("method", "kernel", "changes", "ours"),
+    [
+        ("ulysses", "cudnn", {}, None),
+        ("deepspeed_ulysses", "flash_attn", {}, None),
+        ("deepspeed_ulysses_hf", "flash_attn", {}, None),
+        ("ring_flash_attn", "flash_attn", {}, "ring"),
+        ("ring_flash_attn_llama3", "flash_attn", {}, "ring"),
+        ("torch_context_parallel", "sdpa_flash", {}, "ring"),
+        ("yunchang", "flash_attn", {}, "usp"),
+        ("yunchang", "flash_attn", {"method__placement": "ring_inner"}, "usp"),
+        ("yunchang", "flash_attn", {"method__ulysses_degree": 4}, "ulysses"),
+        ("transformer_engine", "cudnn", {}, "ring"),
+        ("transformer_engine", "cudnn", {"method__variant": "a2a+p2p", "method__ulysses_degree": 2}, "usp"),
+    ],
+)
+def test_a_step_in_half_precision_has_a_twin_in_float32_on_the_same_degrees(
+    make, monkeypatch, method, kernel, changes, ours
+):
+    monkeypatch.setattr(hardware, "package_versions", lambda: LIBRARIES)
+    config = make("fsdp2", method=method, kernel=kernel, model="llama3_8b", **changes)
+    assert method_reason(config) is None
+    twin, proven = requirements.float32_twin(config)
+    assert (twin.dtype, twin.kernel.name, twin.engine) == ("float32", "math", config.engine)
+    assert (twin.method.name, proven) == ((ours, "step_only") if ours else (method, "method"))
+    assert method_reason(twin) is None
+    cut, own = (methods.get(c.method.name).layout(c.method, c.sp_size) for c in (config, twin))
+    assert (own.ring_degree, own.ulysses_degree) == (cut.ring_degree, cut.ulysses_degree)
+    assert own.ulysses_inner == cut.ulysses_inner or 1 in (
+        own.ring_degree,
+        own.ulysses_degree,
+    )  # so one mesh serves both
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_every_engine_trains_the_twin_in_float32(make, name):
+    assert requirements.unsupported_reason(requirements.float32_twin(make(name))[0]) is None
+
+
+def test_an_engine_that_cannot_train_in_float32_says_so_before_anything_runs(make, monkeypatch):
+    low_only = SimpleNamespace(
+        unsupported_reason=lambda config: None if config.dtype == "bfloat16" else "bfloat16 only"
+    )
+    monkeypatch.setattr(engines, "get_outside", lambda name: low_only)
+    config = replace(make("fsdp2"), engine=EngineConfig("mine"))
+    reason = requirements.unsupported_reason(config)
+    assert reason == "a step in bfloat16 is proven in float32 too, and there: bfloat16 only"
+
+
+@pytest.mark.parametrize("name", engines.NAMES)
+def test_a_row_says_where_its_tokens_are_loaded(make, name):
+    expected = "before" if name in ("fsdp2", "deepspeed") else "in_step"
+    assert asked_for(make(name))["batch_loading"] == expected
+
+
 def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
     ours, theirs = make("hf_trainer"), make("trl_sft")
     head = 2 * ours.model.vocab_size * ours.model.hidden_size * ours.seq_len * ours.batch_size
@@ -155,7 +279,7 @@ def test_a_canonical_config_reads_back_with_its_engine(make, name):
 def test_identities_of_before_there_were_engines_hold(make_config):
     """Computed from the tree before: an old row is still the row of its cell."""
     assert plan.cell_id(make_config()) == "f9a1bc35338a"
-    assert plan.cell_id(make_config(workload="train_step")) == "2eb7e912ac74"
+    assert plan.cell_id(make_config(workload="train_step", workload__learning_rate=1e-4)) == "2eb7e912ac74"
 
 
 @pytest.mark.usefixtures("libraries")
@@ -192,7 +316,7 @@ def test_each_parameter_has_a_name_of_its_own_at_transformers(make_config, chang
     from sp_bench.engines.hugging_face import their_name
 
     config = replace(make_config().model, **changes)
-    ours = [name for name, _ in model.Decoder(config, lambda q, k, v: q, recompute=False).named_parameters()]
+    ours = [name for name, _ in model.Decoder(config, lambda q, k, v: q).named_parameters()]
     theirs = [their_name(name) for name in ours]
     assert len(set(theirs)) == len(ours)
     assert "model.layers.1.mlp.down_proj.weight" in theirs

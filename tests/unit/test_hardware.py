@@ -46,7 +46,7 @@ def git(folder, *arguments):
     subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
 
 
-def test_git_state_ignores_results_and_is_null_outside_a_checkout(monkeypatch, tmp_path):
+def test_git_state_is_about_the_code_that_measures_and_is_null_outside_a_checkout(monkeypatch, tmp_path):
     package = tmp_path / "sp_bench"
     (package / "sub").mkdir(parents=True)
     (package / "a.py").write_text("1")
@@ -60,6 +60,7 @@ def test_git_state_ignores_results_and_is_null_outside_a_checkout(monkeypatch, t
     assert (len(str(commit)), dirty) == (40, False)
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "row").write_text("1")
+    (tmp_path / "slurm-17.out").write_text("1")
     assert hardware.git_state() == (commit, False)
     (package / "a.py").write_text("2")
     assert hardware.git_state() == (commit, True)

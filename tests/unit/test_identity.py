@@ -9,7 +9,7 @@ import pytest
 
 from sp_bench import hardware
 from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig
-from sp_bench.driver import identity, syntax
+from sp_bench.driver import identity, source_hash
 
 CODE = '''
 """What it is about."""
@@ -41,7 +41,7 @@ DIGEST = "1f146506127f610e"
 @pytest.fixture
 def forget():
     """What is known of the package's files is asked of them again."""
-    caches = [identity.core_id, identity._env_id, syntax.read, identity._shared]
+    caches = [identity.core_id, identity._env_id, source_hash.read, identity._shared]
 
     def clear() -> None:
         for cache in caches:
@@ -139,7 +139,7 @@ def test_another_library_or_device_is_of_every_cell(cells, forget, monkeypatch):
 def hashed(text, path, forget):
     path.write_text(text)
     forget()
-    return syntax.source_hash(path)
+    return source_hash.source_hash(path)
 
 
 @pytest.mark.parametrize(
@@ -189,12 +189,12 @@ def test_another_python_gives_the_same_hash_of_every_file(tmp_path, forget):
     if other is None:
         pytest.skip("no python3.12, python3.13 or python3.14 here beside the one that runs the tests")
     code = (
-        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from syntax import source_hash\n"
+        "import sys, pathlib; sys.path.insert(0, sys.argv[1]); from source_hash import source_hash\n"
         "for path in sys.argv[2:]: print(source_hash(pathlib.Path(path)))"
     )
     (tmp_path / "code.py").write_text(CODE)
     files = [tmp_path / "code.py", *sorted(hardware.PACKAGE.rglob("*.py"))]
-    folder = Path(syntax.__file__).parent
+    folder = Path(source_hash.__file__).parent
     done = subprocess.run([other, "-c", code, folder, *files], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [syntax.source_hash(path) for path in files]
+    assert done.stdout.split() == [source_hash.source_hash(path) for path in files]

@@ -7,6 +7,7 @@ from sp_bench import kernels
 from sp_bench.attention.merge import Part, merge
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.measure.ledger import CountedKernel, Ledger
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
 
@@ -108,6 +109,22 @@ def test_an_unknown_kernel_gets_the_nearest_name_and_the_list() -> None:
         kernels.get("cuddn")
 
 
+HELPERS = {  # further ones that it launches, with names that look like attention
+    "sdpa_flash": [
+        "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<128, 64, 128, 8>>",
+        "void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>",
+        "void pytorch_flash::flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4>>",
+    ],
+    "cudnn": [
+        "void cudnn::fusion::compute_dot_do_o_specialized<true, __nv_bfloat16, 128>",
+        "cudnn_sdpa_sm90_convert_dq",
+    ],
+    "flash_attn": ["void flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<128, 64, 128, 8>>"],
+    "flash_attn_4": [
+        "kernel_cutlass_kernel_flash_attncuteflash_bwd_postprocessFlashAttentionBackwardPostprocess_object_at__tensor",
+        "kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object_at__tensor",
+    ],
+}
 LAUNCHED = {  # names as the profiler gives them on Hopper: forward, backward
     "sdpa_flash": (
         ["void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<128, 128, 64, 4>>"],
@@ -131,6 +148,44 @@ LAUNCHED = {  # names as the profiler gives them on Hopper: forward, backward
 def test_a_cuda_kernel_belongs_to_one_of_our_kernels_and_to_one_pass() -> None:
     assert LAUNCHED.keys() == {name for name in kernels.NAMES if kernels.get(name).CUDA_KERNELS}
     for name, (forward, backward) in LAUNCHED.items():
-        assert kernels.launched([*forward, *backward, "void at::native::vectorized_elementwise_kernel<4>"], name) == {
-            name: (forward, backward)
-        }
+        helpers = HELPERS.get(name, [])
+        names = [*forward, *backward, *helpers, "void at::native::vectorized_elementwise_kernel<4>"]
+        counts = {each: number for number, each in enumerate(names, start=3)}
+        launched = kernels.launched(counts, name)
+        assert launched == {name: tuple({n: counts[n] for n in part} for part in (forward, backward))}
+        assert kernels.unknown(counts, name) == {}
+
+
+@pytest.mark.parametrize("name", kernels.NAMES)
+def test_what_looks_like_attention_and_is_no_kernels_own_is_unknown(name: str) -> None:
+    others = {"fmha_cutlassF_bf16_aligned_64x128_rf_sm80": 1, "my::SparseAttnKernel<64>": 2}
+    for other, kinds in LAUNCHED.items():
+        if other != name:
+            others |= dict.fromkeys((*kinds[0], *kinds[1]), 4)
+    assert kernels.unknown(others, name) == others
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["math", "cpu_flash"])
+def test_a_cpu_kernel_runs_the_operations_that_it_declares(name: str, dtype: str) -> None:
+    """Whatever the shape is, down to one query, one key and one head."""
+    kernel = kernels.get(name)
+    declared = getattr(kernel, "OPS")  # noqa: B009
+    for queries, keys, hq, hkv, causal in (
+        (1, 1, 1, 1, True),
+        (1, 5, 2, 1, False),
+        (6, 6, 4, 4, True),
+        (3, 1, 4, 2, False),
+    ):
+        q, k, v = (
+            torch.randn(1, n, h, 8, dtype=getattr(torch, dtype)) for n, h in ((queries, hq), (keys, hkv), (keys, hkv))
+        )
+        counted, book = CountedKernel(kernel), Ledger()
+        with book:
+            out, lse = counted.forward(q, k, v, causal=causal, scale=0.3)
+            for _ in range(2):
+                counted.backward(out, q, k, v, out, lse, causal=causal, scale=0.3)
+        found = {op: book.work.kernel_ops[op] for op in declared}
+        assert found == {op: forward + 2 * backward for op, (forward, backward) in declared.items()}
+        assert not book.work.other_ops
+        assert not book.work.matmul_flops

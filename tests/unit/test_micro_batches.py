@@ -11,17 +11,12 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan, progress
+from sp_bench.driver.derived import derived
 from sp_bench.engines import hugging_face
-from sp_bench.measure.record import assemble
-from sp_bench.measure.timing import Measurement
-from sp_bench.report.offload import breakdowns
-from sp_bench.report.page.offload import section
-from sp_bench.report.page.parity import section as parity_section
-from sp_bench.report.page.parts import plain
 from sp_bench.report.pattern_bytes import pattern_bytes
-from sp_bench.report.tables import paper_tables
 from sp_bench.training import text, train
 
+from .records import record_of
 from .rows import asked_for, cells_of, hf_step, row
 
 ADAM = "deepspeed_cpu_adam"
@@ -67,7 +62,7 @@ def test_workloads_without_an_optimizer_step_have_no_micro_batches(make_config, 
 def test_identities_of_before_there_were_micro_batches_hold(make) -> None:
     """Computed from the tree before: an old row is still the row of its cell, and one micro-batch is what it had."""
     for number in (None, 1):
-        assert plan.cell_id(make(number)) == "2eb7e912ac74"
+        assert plan.cell_id(make(number, workload__learning_rate=1e-4)) == "2eb7e912ac74"
         assert plan.cell_id(make(number, "parity")) == "f9b0c6ac9042"
 
 
@@ -109,9 +104,8 @@ def test_a_step_of_several_sends_all_but_the_loss_as_often(make) -> None:
 
 
 def test_the_rate_is_of_all_tokens_of_the_optimizer_step(make) -> None:
-    columns = {"model_flops": 3e9, "hardware_flops": 3.5e9}
-    measured = Measurement([400.0], 400.0, None, None, 30, None, None, columns=columns)
-    rows = [assemble(make(n, batch_size=2, seq_len=1000), [measured] * 2, None) for n in (None, 8)]
+    configs = [make(n, batch_size=2, seq_len=1000, workload__timed_steps=1) for n in (None, 8)]
+    rows = [derived(config, 1000, record_of(config, 400.0), None) for config in configs]
     assert [r["tokens_per_s"] for r in rows] == [pytest.approx(n * 2 * 1000 / 0.4) for n in (1, 8)]
     assert rows[1]["tokens_per_s_per_gpu"] == pytest.approx(rows[1]["tokens_per_s"] / 2)
 
@@ -168,86 +162,6 @@ def test_steps_of_different_numbers_share_no_figure_and_the_setting_names_the_nu
     assert len(set.union(*settings.values())) == 3
     for number, (setting,) in settings.items():
         assert (f"{number} micro-batches a step" in setting) == (number > 1)
-
-
-def test_a_speed_up_is_taken_apart_within_one_number_and_says_which() -> None:
-    rows = [*campaign(None), *campaign(8)]
-    cells = cells_of(rows)
-    found = breakdowns(cells)
-    assert [{c.micro_batches for p in parts for c in p.cells} for parts in found] in ([{1}, {8}], [{8}, {1}])
-    for parts in found:
-        for part in parts:
-            assert part.product == pytest.approx(part.ratio, rel=1e-9)
-    made = section(cells)
-    assert made is not None
-    captions = sorted(table.caption for table in made.tables)
-    assert captions[0].endswith("with 8 micro-batches a step.")
-    assert captions[1].endswith("with one micro-batch a step.")
-    (of_eight,) = (words for words in map(plain, made.points) if "), 8 micro-batches a step, capped" in words)
-    (of_one,) = (words for words in map(plain, made.points) if words != of_eight)
-    assert "published 3.69x = 13,396 / 3,633 on 1 GPU, with 8 micro-batches a step, as here" in of_eight
-    assert "with 8 micro-batches a step;" in of_one
-
-
-def test_a_number_that_ran_with_offload_alone_has_its_ratio_beside_the_published_one() -> None:
-    alone = [row for row in campaign(8) if row["optimizer_offload"]]
-    assert section(cells_of(alone)) is None
-    made = section(cells_of([*campaign(None), *alone]))
-    assert made is not None
-    (of_eight,) = (words for words in map(plain, made.points) if "), 8 micro-batches a step, capped" in words)
-    assert "on 1 GPU, with 8 micro-batches a step, as here; 4.00x by the number of devices" in of_eight
-    assert "by utilization and offload, which cannot be told apart (" in of_eight
-    assert of_eight.endswith("8,192 tokens on 1 GPU without offload: not part of the campaign).")
-
-
-def test_trainings_of_different_numbers_are_compared_with_one_process_in_tables_of_their_own() -> None:
-    differences = {"mean_nll_difference": 1e-6, "max_nll_difference": 2e-6, "max_grad_norm_difference": 1e-6}
-    rows = [row(workload="parity", pass_kind="step", micro_batches=n, **differences) for n in (1, 2)]
-    made = parity_section(cells_of(rows))
-    assert made is not None
-    assert [table.name for table in made.tables] == ["tiny, float32, cpu", "tiny, float32, cpu, 2 micro-batches a step"]
-
-
-def published(rows: list[dict[str, Any]], figure: str) -> list[list[str]]:
-    (table,) = (table for table in paper_tables(cells_of(rows)) if table.kind == "published")
-    lines = [[entry.text for entry in line] for line in table.lines]
-    return [line[2:] for line in lines if line[1].startswith(figure)]
-
-
-def test_the_published_number_of_micro_batches_stands_first_and_no_longer_differs() -> None:
-    figure = "tokens/s by ulysses, 65,536"
-    eight, one = published([*campaign(8), *campaign(1)], figure), published(campaign(1), figure)
-    assert len(eight) == len(one) == 2  # with offload and without
-    assert all("8 micro-batches a step" in line[3] for line in eight)
-    assert not any("micro-batches" in line[4] for line in eight)
-    assert all("micro-batches" in line[4].split(", ") for line in one)
-    assert not any("micro-batches" in line[3] for line in one)
-
-
-def test_another_number_than_the_published_differs_too() -> None:
-    lines = published(campaign(4), "tokens/s by ulysses, 65,536")
-    assert all("4 micro-batches a step" in line[3] and "micro-batches" in line[4].split(", ") for line in lines)
-
-
-def test_where_a_source_does_not_say_several_are_said_to_be_unsaid() -> None:
-    llama: dict[str, Any] = {
-        "model": "llama3_8b",
-        "num_layers": 32,
-        "sp_size": 2,
-        "dp_shard_size": 4,
-        "engine": "deepspeed",
-    }
-    (several,) = published([hf_step(seq_len=65536, micro_batches=2, **llama)], "tokens/s/GPU")
-    (one,) = published([hf_step(seq_len=65536, **llama)], "tokens/s/GPU")
-    assert "micro-batches (not said)" in several[4]
-    assert "micro-batches" not in one[4]
-
-
-def test_of_other_stacks_a_short_step_of_few_micro_batches_is_not_the_faster_one() -> None:
-    ran = ((8, 900.0), (1, 1000.0))
-    rows = [hf_step(seq_len=65536, engine="fsdp2", median_ms=n * ms, micro_batches=n) for n, ms in ran]
-    (line,) = published(rows, "tokens/s by ulysses, 65,536")
-    assert "8 micro-batches a step" in line[3]
 
 
 def test_attention_bytes_of_a_step_are_those_of_all_its_micro_batches() -> None:

@@ -1,17 +1,22 @@
 """The decoder: it depends on global positions and never on local order; its parameters and its recomputation."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.config.trial import ModelConfig
-from sp_bench.training.model import Decoder, initialise, rotate, rotation
+from sp_bench.training.model import Decoder, Keeping, initialise, rotation
+from sp_bench.training.model_code import rotate
 
 TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
 VARIANTS = {
@@ -20,11 +25,19 @@ VARIANTS = {
     "qwen2.5": replace(TINY, qk_norm=False, qkv_bias=True),
     "tied": replace(TINY, tie_embeddings=True),
 }
+SELECTIVE = ["selective", "selective_output", "selective_mlp"]
+CHECKPOINTING = ["full", *SELECTIVE]
 ATTENTION = differentiable(kernels.get("math"), causal=True, scale=8**-0.5)
 
 
-def decoder(config: ModelConfig, *, recompute: bool = False, seed: int = 0) -> Decoder:
-    model = Decoder(config, ATTENTION, recompute=recompute).double()
+def decoder(
+    config: ModelConfig,
+    *,
+    checkpointing: str = "none",
+    mlp_tile_tokens: int | None = None,
+    seed: int = 0,
+) -> Decoder:
+    model = Decoder(config, ATTENTION, Keeping(checkpointing, mlp_tile_tokens)).double()
     initialise(model, seed)
     return model
 
@@ -81,14 +94,83 @@ def test_every_parameter_gets_a_gradient(variant: str) -> None:
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in model.parameters())
 
 
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_recomputation_changes_no_gradient(variant: str) -> None:
+def test_recomputation_changes_no_gradient(variant: str, checkpointing: str) -> None:
     gradients = []
-    for recompute in (False, True):
-        model = decoder(VARIANTS[variant], recompute=recompute)
+    for what in ("none", checkpointing):
+        model = decoder(VARIANTS[variant], checkpointing=what)
         model(torch.arange(12).view(1, 12), torch.arange(12)).logsumexp(-1).sum().backward()
         gradients.append([p.grad for p in model.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+@pytest.mark.parametrize("checkpointing", ["full", "selective", "selective_output"])
+def test_tiles_of_an_mlp_change_gradients_by_their_order_of_summing_alone(checkpointing: str) -> None:
+    gradients = []
+    for tile in (None, 5, 12):  # with a rest, and one tile
+        model = decoder(TINY, checkpointing=checkpointing, mlp_tile_tokens=tile)
+        model(torch.arange(24).view(2, 12), torch.arange(12)).logsumexp(-1).sum().backward()
+        gradients.append([p.grad for p in model.parameters()])
+    for whole, *tiled in zip(*gradients, strict=True):
+        assert all(torch.allclose(whole, each, rtol=0, atol=1e-12) for each in tiled)
+
+
+class Storages(TorchDispatchMode):
+    """Bytes of all memory that operations made while entered and that is still there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[StorageWeakRef, int] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        given, made = (
+            [x.untyped_storage() for x in tree_leaves(tree) if isinstance(x, Tensor)]
+            for tree in ((args, kwargs), found)
+        )
+        there = {storage.data_ptr() for storage in given}
+        self._made |= {StorageWeakRef(s): s.nbytes() for s in made if s.data_ptr() not in there}
+        return found
+
+    @property
+    def alive(self) -> int:
+        return sum(size for storage, size in self._made.items() if not storage.expired())
+
+
+def kept_by_a_layer(checkpointing: str) -> int:
+    """Bytes that one more layer keeps from its forward to its backward."""
+    kept = []
+    for num_layers in (2, 3):
+        model = decoder(replace(TINY, num_layers=num_layers), checkpointing=checkpointing)
+        with Storages() as storages:
+            loss = model(torch.arange(12).view(1, 12), torch.arange(12)).sum()
+        kept.append(storages.alive)
+        loss.backward()
+        assert storages.alive == loss.nbytes
+    return kept[1] - kept[0]
+
+
+def test_a_layer_keeps_what_is_said_and_one_copy_of_its_output() -> None:
+    hidden, q, kv, mlp, lse = 32, 4 * 8, 2 * 8, 48, 4
+    elements = {
+        "full": hidden,
+        "selective_output": hidden + q + lse,
+        "selective": hidden + 2 * q + 2 * kv + lse,
+        "selective_mlp": hidden + 2 * q + 2 * kv + lse + hidden + 2 * mlp,
+    }
+    assert {name: kept_by_a_layer(name) for name in elements} == {n: 12 * 8 * e for n, e in elements.items()}
+
+
+@pytest.mark.parametrize(("checkpointing", "calls"), [("full", 4), *((name, 2) for name in SELECTIVE)])
+def test_only_full_checkpointing_runs_attention_again(checkpointing: str, calls: int) -> None:
+    forward = mock.Mock(wraps=kernels.get("math").forward)
+    model = decoder(TINY, checkpointing=checkpointing)
+    kernel = mock.Mock(forward=forward, backward=kernels.get("math").backward)
+    for block in model.blocks:
+        block.attention.attention = differentiable(kernel, causal=True, scale=8**-0.5)
+    model(torch.arange(12).view(1, 12), torch.arange(12)).sum().backward()
+    assert forward.call_count == calls
 
 
 def test_a_tied_head_is_the_embedding() -> None:

@@ -38,11 +38,12 @@ def backward(dout, q, k, v, out, lse, *, causal, scale): ...
 """
 ENGINE = """
 IMPLEMENTATION = "my_lab 3"
+BATCH_LOADING = "in_step"
 UNPREDICTED = ()
 UNLABELLED = 0
 def unsupported_reason(config): return "my_engine is out of fuel"
 def traffic(config, padded_len): return {}
-def run(config, texts, mesh, device, tick, *, token_losses): ...
+def run(config, texts, mesh, device, tick, *, token_losses, watch=None): ...
 """
 
 

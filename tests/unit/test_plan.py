@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import memory
+from sp_bench.costs.training import num_parameters
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
 
@@ -198,3 +200,39 @@ def test_parts_share_a_kv_head_under_ulysses_and_not_around_a_ring(make_config):
     reason = plan.unsupported_reason(make_config(method="usp", method__ulysses_degree=2, **chunks), None)
     assert reason is not None
     assert "use one of {1}" in reason
+
+
+def test_what_cannot_fit_the_host_is_unsupported_with_both_numbers_and_the_way_out(make_config):
+    config = make_config(seq_len=2**30)  # 8 query and 8 KV heads of 64, in float32
+    reason = plan.unsupported_reason(config, None, 2**34)
+    heads, kv_heads, head_dim = config.model.num_heads, config.model.num_kv_heads, config.model.head_dim
+    per_token = (4 * heads + 4 * kv_heads) * head_dim * 4
+    assert reason == (
+        f"inputs, outputs and gradients of all ranks take {per_token:,.1f} GiB of host memory; this machine has 16.0 "
+        f"GiB; use less than seq_len={2**34 // per_token}"
+    )
+    assert plan.unsupported_reason(replace(config, seq_len=2**34 // per_token // 4 * 4), None, 2**34) is None
+
+
+def test_a_trial_on_gpus_runs_whatever_it_holds_and_the_plan_warns(make_config):
+    gpu = {"kernel": "cudnn", "hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "llama3_8b"}
+    configs = [make_config(seq_len=seq_len, **gpu) for seq_len in (2**24, 2**12)]
+    trials = plan.plan(configs, 1, 0, 2, host_bytes=2**30)
+    assert [trial.unsupported_reason for trial in trials] == [None, None]
+    (warning,) = plan.warnings(trials, 64, 140 * 2**30)
+    assert warning.startswith("1 of 2 cells will probably end as oom: a rank holds up to ")
+
+
+def test_an_optimizer_in_host_memory_must_fit_it(make_config):
+    gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "llama3_8b", "workload": "train_step"}
+    config = make_config(engine="deepspeed", engine__optimizer_offload="torch_adamw", **gpu)
+    needed = memory.held_on_host_bytes(config)
+    assert needed == 12 * num_parameters(config.model)
+    assert memory.held_on_host_bytes(make_config(engine="deepspeed", **gpu)) == 0
+
+
+def test_more_ranks_than_processors_is_a_warning(make_config):
+    trials = plan.plan([make_config(sp_size=4), make_config(sp_size=2)], 1, 0, None)
+    (warning,) = plan.warnings(trials, 2, None)
+    assert warning.startswith("1 of 2 cells have up to 4 ranks on 2 processors")
+    assert plan.warnings(trials, 4, None) == []

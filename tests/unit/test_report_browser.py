@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sp_bench.report.figures.drawings import Drawing
+from sp_bench.report.figures.style import Drawing
 
 from .pages import page_of
 from .rows import row
@@ -21,14 +21,15 @@ from .rows import row
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
-WIDE, NARROW, HEIGHT = 1280, 390, 900
+WIDE, NARROW, HEIGHT = 1400, 420, 900
 NOT_OURS = "*"  # addresses that the browser may not resolve: it is offline
 PROBE = """
 const heading = [...document.querySelectorAll("th")].find((each) => each.textContent.startsWith("step (ms)"));
 const table = heading.closest("table");
 const column = heading.cellIndex, button = heading.querySelector("button");
 const values = () => [...table.tBodies[0].rows].map((r) => r.cells[column].textContent);
-const seen = { orders: [values()], sorts: [heading.getAttribute("aria-sort")] };
+const seen_closed = !document.getElementById("appendix").open;
+const seen = { closed: seen_closed, orders: [values()], sorts: [heading.getAttribute("aria-sort")] };
 document.querySelectorAll("details").forEach((each) => { each.open = true; });
 button.focus();
 seen.focused = document.activeElement === button;
@@ -41,7 +42,13 @@ seen.width = innerWidth;
 seen.overflow = document.documentElement.scrollWidth - innerWidth;
 seen.dark = getComputedStyle(document.body).backgroundColor;
 seen.skip = document.querySelector("a").getAttribute("href");
-seen.tabs = [...table.tBodies[0].rows].map((r) => [...r.querySelectorAll("a")].filter((a) => a.tabIndex === 0).length);
+const lines = [...document.querySelectorAll("table.setting tbody tr")].filter((r) => r.querySelector("td"));
+seen.tabs = lines.map((r) => r.querySelectorAll("a").length);
+const cards = [...document.querySelectorAll(".card")].map((each) => each.getBoundingClientRect());
+seen.bottom = Math.max(...cards.map((each) => each.bottom));
+seen.cut = cards.filter((each) => each.right > innerWidth).length;
+const frames = [...document.querySelectorAll(".wide, .sheet")];
+seen.hidden = frames.filter((each) => each.getBoundingClientRect().right > innerWidth + 1).length;
 parent.postMessage(JSON.stringify(seen), "*");
 """
 COLLECT = """
@@ -90,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     picture = place / "picture.png"
     Image.new("RGB", (1382, 400), "white").save(picture)
     files = {"png": picture.read_bytes()}
-    drawing = Drawing("memory", "a setting", {}, "memory-x", "A caption.", "24 rows", 691, files)
+    drawing = Drawing("memory", "memory-x", "A caption.", 691, files)
     html = page_of(rows, [drawing]).html
     (place / "page.html").write_text(html, "utf-8")
     (place / "probed.html").write_text(probed(html), "utf-8")
@@ -150,5 +157,11 @@ def test_the_keyboard_reaches_headings_each_line_once_and_first_of_all_a_way_pas
     seen: dict[int, dict[str, object]],
 ) -> None:
     assert seen[WIDE]["focused"]
-    assert seen[WIDE]["skip"] == "#verdict"
-    assert seen[WIDE]["tabs"] == [1] * 6
+    assert seen[WIDE]["skip"] == "#figures"
+    assert set(seen[WIDE]["tabs"]) == {1}  # type: ignore[call-overload]
+
+
+def test_the_cards_are_on_the_first_screen_and_nothing_is_cut_on_a_phone(seen: dict[int, dict[str, object]]) -> None:
+    assert seen[WIDE]["bottom"] < HEIGHT  # type: ignore[operator]
+    assert (seen[NARROW]["cut"], seen[NARROW]["hidden"]) == (0, 0)
+    assert seen[WIDE]["closed"]

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 
 import sp_bench.report as reports
 from sp_bench import cli
-from sp_bench.report import Options, build, folder
+from sp_bench.report import VENUES, Look, Options, build, folder
 from sp_bench.report.anonymous import anonymous
+from sp_bench.report.cards import caveats
 from sp_bench.report.cells import Cell, cells
-from sp_bench.report.figures.venues import VENUES
-from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import mixing, words
 from sp_bench.report.ratios import paired_ratio
 from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.tables import paper_tables
+from sp_bench.report.settings import settings as settings_of
+from sp_bench.report.table import tables
 from sp_bench.rows import store
 
 from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
@@ -130,11 +130,10 @@ def test_environments_of_one_setting_are_settings_of_their_own_and_say_which(two
     assert {c.setting.rpartition("; ")[2] for c in found} == {f"env {ENV_ID}", f"env {OTHER_ENV}"}
     assert all(c.over_fabrics.endswith(c.pool) for c in found)
     assert len({c.cell_id for c in found}) == 4
-    words_of = judge(found, select(two_environments))
-    assert len(words_of.comparisons) == 2
-    assert all("1.2" in repr(lines) for lines in words_of.comparisons.values())
-    for table in paper_tables(found):
-        assert not {ENV_ID, OTHER_ENV} <= set(re.findall(r"env_id (\w+)", table.provenance))
+    made = settings_of(found)
+    assert sorted(setting.campaigns for setting in made) == [["monday"], ["tuesday"]]
+    assert all(setting.title.endswith(setting.campaigns[0]) for setting in made)
+    assert all(table.num_lines == 2 for table in tables(made))
 
 
 def test_one_environment_is_not_in_any_name(two_environments: list[Path]) -> None:
@@ -149,8 +148,7 @@ def test_mixed_environments_share_cells_and_every_provenance_says_so(two_environ
     assert set(selection.rows["pool"]) == {MIXED}
     said = "rows of 2 core_ids are mixed (--mix)"
     assert said in words(found)
-    assert said in repr(judge(found, selection)).lower()
-    assert all(said in table.provenance for table in paper_tables(found))
+    assert said in " ".join(caveats(found, settings_of(found), [])).lower()
     assert mixing(cells_of(*two_environments)) == ""
     assert mixing(cells_of(two_environments[0], mix=True)) == ""
 
@@ -320,7 +318,7 @@ def test_no_file_of_an_anonymous_report_holds_a_host_user_uuid_path_address_or_c
     out = tmp_path / "page"
     built = build([revealing], out, Options(anonymous=True))
     files = {p.relative_to(out).as_posix(): readable(p) for p in out.rglob("*") if p.is_file()}
-    assert {Path(name).suffix for name in files} >= {".html", ".pdf", ".svg", ".png", ".csv", ".tex", ".md"}
+    assert {Path(name).suffix for name in files} >= {".html", ".pdf", ".png", ".csv", ".tex", ".md", ".json"}
     assert found_in(files, SECRETS) == set()
     assert found_in({"printed": " ".join(built.problems)}, SECRETS) == set()
     page = files["index.html"]
@@ -328,7 +326,7 @@ def test_no_file_of_an_anonymous_report_holds_a_host_user_uuid_path_address_or_c
 
 
 def test_without_it_the_page_says_them(revealing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "draw", lambda *arguments: ([], []))
+    monkeypatch.setattr(reports, "draw", lambda *arguments: [])
     page = readable(build([revealing], tmp_path / "page").page)
     assert {secret for _, secret in found_in({"page": page}, SECRETS)} >= {*SECRETS} - {"/home/", "0123456789abcdef"}
 
@@ -488,7 +486,7 @@ def test_a_page_that_no_report_made_is_not_replaced(tmp_path: Path) -> None:
     assert folder.obstacle(out, [campaign]) is None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("mine")
-    assert "has an index.html that no report made" in str(folder.obstacle(tmp_path / "mine", [campaign]))
+    assert "has files that no report made, such as index.html" in str(folder.obstacle(tmp_path / "mine", [campaign]))
 
 
 def test_a_manifest_that_leads_out_of_the_folder_removes_nothing_there(tmp_path: Path) -> None:
@@ -522,6 +520,11 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
     ("arguments", "line"),
     [
         (("{rows}", "--venue", "nips"), f"--venue nips is not known; use one of {', '.join(VENUES)}"),
+        (
+            ("{rows}", "--only", "winners"),
+            "--only winners is no figure; use one of throughput, ratios, memory, bytes, fabrics",
+        ),
+        (("{rows}", "--export", "xlsx"), "--export xlsx is not known; use one of csv, json"),
         (("{rows}", "nowhere"), "nowhere is not a folder of results"),
         (("{rows}/file",), "{rows}/file is not a folder of results"),
         (("{rows}", "--out", "{rows}/page"), "--out {rows}/page lies among the rows of rows; use another folder"),
@@ -556,10 +559,13 @@ def test_the_options_of_the_command_reach_the_report(tmp_path: Path, monkeypatch
     monkeypatch.setattr(reports, "build", built)
     rows, out = commit([row()], tmp_path / "rows"), tmp_path / "page"
     monkeypatch.setattr(
-        "sys.argv", ["sp-bench", "report", str(rows), "--out", str(out), "--venue", "mlsys", "--anonymous", "--mix"]
+        "sys.argv",
+        f"sp-bench report {rows} --out {out} --venue mlsys --column 1 --height 2 --only memory --smallest 0.05 "
+        "--anonymous --mix".split(),
     )
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
-    assert asked == [([rows], out, Options("mlsys", anonymous=True, mix=True), None)]
+    options = Options(Look(1, 2.0, "mlsys"), ("memory",), 0.05, anonymous=True, mix=True)
+    assert asked == [([rows], out, options, None)]
     assert "10 further files are named on the page" in capsys.readouterr().out

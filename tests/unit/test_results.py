@@ -31,6 +31,8 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
         schema.PER_RANK_INT: [1, 2],
         schema.PER_RANK_STEP: [[1.0, 2.0], [3.0]],
         schema.TENSOR_ERRORS: {"output": 1e-7, "dq": 1e-7, "dk": None, "dv": 0.5},
+        schema.PARAMETER_ERROR: {"parameter": "norm.weight", "error": 1e-7, "budget": 3e-5},
+        schema.IDENTITY_ERRORS: {"sum_dv": 1e-7, "sum_dk": 1e-7, "q_dq": None, "v_dv": 0.5},
         schema.COMM: [
             {"phase": "forward", "op": "send", "calls": 3, "predicted_bytes": 16 / 3, "counted_bytes": 16 / 3}
         ],
@@ -40,6 +42,7 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
             | {"sm_clock_mhz": 1980, "power_w": 612.5, "throttle_reasons": ["sw_power_cap"]},
         ],
         pa.map_(schema.TEXT, schema.REAL): [("init", 1.0)],
+        schema.LAUNCHES: [("flash_fwd", 8)],
         schema.ENVIRONMENT: {field.name: None for field in schema.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
     }
     row = {column.name: samples[column.type] for column in schema.COLUMNS} | ROW | {"reason": None}
@@ -133,7 +136,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
-        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None)
+        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None, None)
         assert attempt.refuse(refused, driver) is None  # it has its row
     ((row,), problems) = (store.read(tmp_path)[0].to_pylist(), store.read(tmp_path)[1])
     assert problems == []

@@ -9,14 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, quantile_test
 
-from sp_bench.report.cells import cells
+from sp_bench.report.cards import card, caveats
+from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.limits import limits
-from sp_bench.report.page.verdict import judge
 from sp_bench.report.provenance import words
 from sp_bench.report.ratios import MIN_REPLICATES, median_ratio
 from sp_bench.report.selection import Selection, select
+from sp_bench.report.settings import settings as settings_of
 from sp_bench.report.statistics import CONFIDENCE, median_interval
-from sp_bench.report.tables import paper_tables
+from sp_bench.report.table import records, tables
 
 from .rows import commit, row, splits
 
@@ -104,20 +105,18 @@ def selection(tmp_path_factory: pytest.TempPathFactory) -> Selection:
     return select([commit(monday, folder / "monday"), commit(tuesday, folder / "tuesday")])
 
 
-def said(rows: pd.DataFrame, selection: Selection) -> tuple[object, ...]:
+def said(rows: pd.DataFrame) -> tuple[object, ...]:
     """All that is computed of rows before anything is drawn."""
-    found = cells(rows)
+    found = cells(of_equal_steps(rows))
+    made = settings_of(found)
     about = [(limit.setting, limit.series, [cell.cell_id for cell in limit.cells]) for limit in limits(found)]
-    tables = [
-        (t.stem, t.caption, t.provenance, [[e.text for e in line] for line in t.lines]) for t in paper_tables(found)
-    ]
-    texts = repr(judge(found, selection)), words(found)
-    return found, texts, about, tables
+    texts = [card(setting) for setting in made], caveats(found, made, []), words(found)
+    return found, texts, about, records(tables(made))
 
 
 @pytest.fixture(scope="module")
 def in_order(selection: Selection) -> tuple[object, ...]:
-    return said(selection.rows, selection)
+    return said(selection.rows)
 
 
 @settings(max_examples=5, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -127,7 +126,7 @@ def test_cells_words_and_tables_do_not_depend_on_the_order_of_the_rows(
 ) -> None:
     places = list(range(len(selection.rows)))
     seed.shuffle(places)
-    assert said(selection.rows.iloc[places], selection) == in_order
+    assert said(selection.rows.iloc[places]) == in_order
 
 
 @settings(max_examples=5)

@@ -52,7 +52,7 @@ def test_a_record_and_exit_code_0_is_ok(launch):
 
 def test_the_ranks_read_the_config_that_was_planned(launch, make_config):
     _, folder, _ = launch("ok")
-    assert handover.read_trial(folder / handover.TRIAL) == make_config()
+    assert handover.read_trial(folder / handover.TRIAL) == (make_config(), 0)
 
 
 def test_the_first_failure_by_time_wins_over_its_peers(launch):

@@ -1,136 +1,227 @@
-"""Panels of one quantity over seq_len, one panel a sp_size; where lines would say little, dots: see `dots`."""
+"""Panels of one quantity: lines over the length, or dots with their values where there is one length."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.patches import Rectangle
+from matplotlib.lines import Line2D
 
+from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures.axes import SEQ_LEN, scale_lengths, scale_values
-from sp_bench.report.figures.drawings import about, joined_ids, trial_ids
-from sp_bench.report.figures.legends import legend, oom_handles, oom_look, oom_site, series_handles
-from sp_bench.report.figures.marks import JOINED_PT, Mark, draw_marks, side_by_side
-from sp_bench.report.figures.styles import Style
-from sp_bench.report.figures.venues import panels_abreast, width_in
+from sp_bench.report.figures.style import (
+    BLACK,
+    GREY,
+    Look,
+    Plot,
+    about,
+    legend,
+    length_axis,
+    line,
+    mark,
+    trial_ids,
+    wrapped,
+)
+from sp_bench.report.formats import number
+from sp_bench.report.settings import Setting
 
-PANEL_HEIGHT_IN = 2.35
-MAX_LINES_OF_PANELS, MOST_COLUMNS = 3, 3
-OOM_STEP = 0.055  # of a panel's height: room for one mark
-BESIDE_IN = 0.5  # of a panel's width: its ticks and margins
+MOST_PANELS = 12  # of one figure; the table has what is left out
+FEW = 3  # lengths that make a line
+MOST_DOTTED = 8  # panels of dots
+MOST_DOTS = 9  # lines of a panel of dots
+ROW_IN, PANEL_IN = 0.17, 1.75
+OTHER = (
+    {"marker": "|", "ms": 6, "mew": 1.3},
+    {"marker": "o", "mfc": "white", "ms": 3.5},
+)  # of further values of a line
+Value = Callable[[Cell], float | None]
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """What a panel shows of a cell: one value a replicate, and their median with its interval."""
+class Panel:
+    title: str
+    cells: tuple[Cell, ...]  # that have the quantity
+    roofs: Mapping[int, Cell]  # length -> the kernel alone
+    limit: float | None = None  # a line across, as the capacity of the device
 
-    column: str  # of the data, its unit at the end
-    label: str
-    points: Callable[[Cell], Mapping[str, float]]  # by replicate, as in Cell.step_ms
-    middle: Callable[[Cell], float | None]
-    interval: Callable[[Cell], tuple[float, float] | None]
+    @property
+    def at_longest(self) -> "Panel":
+        length = self.lengths[-1]
+        return replace(
+            self,
+            cells=tuple(c for c in self.cells if c.asked["seq_len"] == length),
+            roofs={n: c for n, c in self.roofs.items() if n == length},
+        )
 
-
-def draw_panels(cells: Sequence[Cell], style: Mapping[str, Style], quantity: Quantity) -> tuple[Figure, list[Cell]]:
-    """Lines over seq_len, and the cells that they show: those of the largest sp_sizes that fit."""
-    sizes = sorted({c.asked["sp_size"] for c in cells})
-    columns = 2 if len(sizes) == 4 else max(1, min(len(sizes), MOST_COLUMNS, panels_abreast()))
-    sizes = sizes[-columns * MAX_LINES_OF_PANELS :]
-    shown = [c for c in cells if c.asked["sp_size"] in sizes]
-    lines = -(-len(sizes) // columns)
-    figure = Figure(figsize=(width_in(), PANEL_HEIGHT_IN * lines + 0.3), layout=ConstrainedLayoutEngine(wspace=0.05))
-    axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)
-    strip, lengths = _oom_strip(shown, style), sorted({c.asked["seq_len"] for c in shown})
-    room_in = width_in() / columns - BESIDE_IN
-    for panel, sp_size in zip(axes, sizes, strict=False):
-        panel.set_title(f"sp_size {sp_size}")
-        _lines(panel, [c for c in shown if c.asked["sp_size"] == sp_size], style, quantity, (lengths, room_in))
-        if strip:  # over the grid, under the marks
-            place = {"transform": panel.transAxes, "zorder": 0.7}
-            panel.add_patch(Rectangle((0, 1 - strip), 1, strip, color="#eeeeee", lw=0, **place))
-    for panel in axes[len(sizes) :]:
-        panel.set_visible(False)
-    scale_values(axes[0], "y", [p for c in shown for p in quantity.points(c).values()], strip)
-    for place, panel in enumerate(axes[: len(sizes)]):
-        scale_lengths(panel, lengths, room_in)
-        if place % columns == 0:
-            panel.set_ylabel(quantity.label)
-        if place + columns >= len(sizes):  # nothing below it
-            panel.tick_params(labelbottom=True)
-            panel.set_xlabel(SEQ_LEN)
-    names = sorted({c.series for c in shown}, key=lambda s: style[s].order)
-    handles, labels = oom_handles(shown)
-    legend(figure, [*series_handles(names, style), *handles], [*names, *labels], 3)
-    return figure, shown
+    @property
+    def lengths(self) -> list[int]:
+        return sorted({cell.asked["seq_len"] for cell in self.cells})
 
 
-def _lines(
-    panel: Axes,
-    cells: Sequence[Cell],
-    style: Mapping[str, Style],
-    quantity: Quantity,
-    along: tuple[Sequence[int], float],
-) -> None:
-    """`along`: the lengths on the axis of all panels, and its inches."""
-    lengths, room_in = along
-    stacks: dict[int, list[str]] = {}
-    names = sorted({c.series for c in cells}, key=lambda s: style[s].order)
-    places = side_by_side({(c.series, c.asked["seq_len"]) for c in cells}, names, room_in, JOINED_PT, lengths)
-    for name in names:
-        look, line = style[name], [c for c in cells if c.series == name]
-        of_line = [m for c in line for m in marks(c, quantity, places[name, c.asked["seq_len"]])]
-        draw_marks(panel, of_line, look, joined=True)
-        for cell in (c for c in line if "oom" in c.statuses):
-            stack = stacks.setdefault(cell.asked["seq_len"], [])
-            if look.colour not in stack:  # the series of one method share a line
-                stack.append(look.colour)
-            height = 1 - OOM_STEP * (stack.index(look.colour) + 1)
-            where = {"transform": panel.get_xaxis_transform(), "in_layout": False, "color": look.colour}
-            how: dict[str, Any] = oom_look(oom_site(cell)) | where
-            panel.plot([places[name, cell.asked["seq_len"]]], [height], **how)
+def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
+    """One for each setting, number of ranks and kernel, on the fastest fabric: what several methods ran on first."""
+    found = []
+    for setting in settings:
+        grouped: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in setting.cells:
+            first = cell.asked["fabric"] == setting.fabrics[0] or (cell.asked["world_size"] or 1) == 1
+            if cell.ok and cell.is_of_a_length and first and value(cell) is not None:
+                key = (cell.asked["world_size"], cell.asked["sp_size"], cell.asked["kernel"])
+                grouped.setdefault(key, []).append(cell)
+        for _, cells in sorted(grouped.items(), key=lambda item: (-len(item[1]), str(item[0]))):
+            roofs = {c.asked["seq_len"]: setting.alone[c.cell_id] for c in cells if c.cell_id in setting.alone}
+            first = cells[0]
+            where = f"{words.processors(first)}, {words.kernel(first)}"
+            title = "\n".join(filter(None, [setting.apart(settings), where]))
+            found.append(Panel(title, tuple(cells), roofs))
+    return found
 
 
-def marks(cell: Cell, quantity: Quantity, place: float) -> list[Mark]:
-    """The mark of a cell, none where it has no value."""
-    middle, replicates = quantity.middle(cell), list(quantity.points(cell).values())
-    if middle is None:
+def shared_title(settings: Sequence[Setting]) -> str:
+    """What the caption says of all panels at once."""
+    first, *others = settings
+    shared = [part for part in first.parts if all(part in other.parts for other in others)]
+    return f"{', '.join(shared)}. " if shared else ""
+
+
+def methods_of(panel: Panel) -> dict[str, list[Cell]]:
+    """Method -> its line: of its variants that at the most lengths, of equals the fastest at the longest."""
+    variants: dict[str, dict[str, list[Cell]]] = {}
+    for cell in panel.cells:
+        variants.setdefault(words.plain_method(cell), {}).setdefault(words.method(cell), []).append(cell)
+    chosen = {}
+    for method, each in variants.items():
+        name = min(
+            each, key=lambda n: (-len(each[n]), max(each[n], key=lambda c: c.asked["seq_len"]).median_step_ms or 0, n)
+        )
+        chosen[method] = sorted(each[name], key=lambda c: c.asked["seq_len"])
+    return chosen
+
+
+def grid(look: Look, count: int, height_in: float, least_in: float = 1.9) -> tuple[Any, list[Axes]]:
+    """A figure with so many panels, as many abreast as have `least_in` inches each."""
+    abreast = max(1, min(count, int(look.width_in / least_in)))
+    down = -(-count // abreast)
+    figure = look.figure(height_in * down + 0.45)
+    axes = figure.subplots(down, abreast, squeeze=False).ravel()
+    for spare in axes[count:]:
+        spare.remove()
+    return figure, list(axes[:count])
+
+
+def is_first(axis: Axes) -> bool:
+    """Whether it stands in the first column of its figure."""
+    spec = axis.get_subplotspec()
+    return spec is not None and spec.is_first_col()
+
+
+def over_length(name: str, found: Sequence[Panel], value: Value, label: str, look: Look, caption: str) -> list[Plot]:
+    """One figure of the panels that have three lengths or more. The y axis begins at zero."""
+    shown = [panel for panel in found if len(panel.lengths) >= FEW][:MOST_PANELS]
+    if not shown:
         return []
-    return [Mark(place, middle, quantity.interval(cell), replicates, len(replicates) == 1, cell.asked["seq_len"])]
+    figure, axes = grid(look, len(shown), PANEL_IN)
+    handles: dict[str, Line2D] = {}
+    data = []
+    for panel, axis in zip(shown, axes, strict=True):
+        for method, cells in methods_of(panel).items():
+            known = [(c, v) for c in cells if (v := value(c)) is not None]
+            style = line(cells[0]) if cells[0].asked["method"] != "single" else {**line(cells[0]), "ls": ":"}
+            (drawn,) = axis.plot([c.asked["seq_len"] for c, _ in known], [v for _, v in known], **style)
+            handles.setdefault(method, drawn)
+            data += [
+                {"panel": panel.title.replace("\n", ", "), **about(c), "value": v, "trial_ids": trial_ids(c)}
+                for c, v in known
+            ]
+        if roofs := [(n, v) for n, c in sorted(panel.roofs.items()) if (v := value(c)) is not None]:
+            (drawn,) = axis.plot([n for n, _ in roofs], [v for _, v in roofs], color=BLACK, lw=0.9, marker="*", ms=5)
+            handles.setdefault("the kernel alone", drawn)
+        if panel.limit is not None:
+            axis.axhline(panel.limit, color=BLACK, lw=0.9)
+        length_axis(axis, panel.lengths, panel_in(look, len(axes)) - 0.5)
+        axis.set_ylim(0, 1.06 * axis.get_ylim()[1])
+        axis.set_title(wrapped_title(panel.title, look, len(axes)), loc="left")
+    for axis in axes:
+        if is_first(axis):
+            axis.set_ylabel(label)
+        axis.set_xlabel("tokens")
+    legend(figure, handles, look)
+    return [Plot(name, "length", figure, caption, pd.DataFrame(data))]
 
 
-def _oom_strip(cells: Sequence[Cell], style: Mapping[str, Style]) -> float:
-    """Fraction of a panel, at its top, that is kept free of values for the marks of cells that were out of memory."""
-    failed = {(c.asked["sp_size"], c.asked["seq_len"], style[c.series].colour) for c in cells if "oom" in c.statuses}
-    stacks = Counter(place[:2] for place in failed)
-    return OOM_STEP * (max(stacks.values()) + 1) if stacks else 0.0
+def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], label: str, look: Look, caption: str,
+         interval: Callable[[Cell], tuple[float, float] | None] = lambda cell: None) -> list[Plot]:  # fmt: skip
+    """One figure of the panels that have one length or two, at the longest: a line a method, values beside the dots.
+    `marks`: what each dot is, the first filled; the others are drawn as they are."""
+    few = [panel.at_longest for panel in found if len(panel.lengths) < FEW]
+    shown = [panel for panel in few if len(panel.cells) > 1][:MOST_DOTTED]
+    if not shown:
+        return []
+    main = marks[0][1]
+    heights = []
+    chosen = []
+    names_in = 34 if look.width_in > 5 else 22
+    for panel in shown:
+        cells = sorted(panel.cells, key=lambda c: c.median_step_ms or 0.0)[:MOST_DOTS]
+        chosen.append(cells)
+        tallest = max(wrapped(words.method(c), names_in).count("\n") for c in cells)
+        heights.append((ROW_IN + 0.09 * tallest) * (len(cells) + bool(panel.roofs)) + 0.62)
+    figure = look.figure(sum(heights) + 0.3)
+    axes = figure.subplots(len(shown), 1, squeeze=False, gridspec_kw={"height_ratios": heights}).ravel()
+    data = []
+    handles: dict[str, Line2D] = {}
+    for panel, cells, axis in zip(shown, chosen, axes, strict=True):
+        alone = list({c.cell_id: c for c in panel.roofs.values()}.values())
+        rows = [*cells, *(c for c in alone if main(c) is not None)]
+        values = [v for c in rows for _, read in marks if (v := read(c)) is not None]
+        if panel.limit is not None:
+            values.append(panel.limit)
+        low, high = min(values), max(values)
+        begin = 0.0 if low < 0.6 * high else low - 0.35 * (high - low) - 0.01 * high
+        axis.set_xlim(begin, high + 0.22 * (high - begin))
+        for place, cell in enumerate(reversed(rows)):
+            if (bounds := interval(cell)) is not None:
+                axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
+            known = [(what, v) for what, read in marks if (v := read(cell)) is not None]
+            for i, (what, v) in enumerate(known):
+                style = mark(cell) if i == 0 else {**OTHER[i - 1], "color": GREY, "ls": "none"}
+                axis.plot([v], [place], **style)
+                if len(marks) > 1:
+                    handles.setdefault(
+                        what,
+                        Line2D([], [], **({**style, "color": BLACK, "mfc": BLACK, "mec": BLACK} if i == 0 else style)),
+                    )
+                data.append(
+                    {
+                        "panel": panel.title.replace("\n", ", "),
+                        **about(cell),
+                        "what": what,
+                        "value": v,
+                        "trial_ids": trial_ids(cell),
+                    }
+                )
+            text = " / ".join(number(v) for _, v in known)
+            right = max([v for _, v in known] + ([bounds[1]] if bounds else []))
+            axis.annotate(text, (right, place), (5, 0), textcoords="offset points", va="center", fontsize=6.5)
+        if panel.limit is not None:
+            axis.axvline(panel.limit, color=BLACK, lw=0.9)
+        axis.set_yticks(range(len(rows)), [wrapped(words.method(c), names_in) for c in reversed(rows)])
+        axis.set_ylim(-0.6, len(rows) - 0.4)
+        axis.grid(axis="y", visible=False)
+        length = words.whole(panel.lengths[0])
+        axis.set_title(wrapped_title(f"{panel.title}, {length} tokens", look, 1, 1.5), loc="left")
+    axes[-1].set_xlabel(label)
+    if len(marks) > 1:
+        legend(figure, handles, look)
+    return [Plot(name, "dots", figure, caption, pd.DataFrame(data))]
 
 
-def data(cells: Sequence[Cell], quantity: Quantity) -> pd.DataFrame:
-    """A line a mark: the median, its replicates where there are several, and out of memory, which has no value."""
-    return pd.DataFrame([line for cell in cells for line in _data(cell, quantity)])
+def panel_in(look: Look, number: int, least_in: float = 1.9) -> float:
+    """Inches of a panel of so many."""
+    return look.width_in / max(1, min(number, int(look.width_in / least_in)))
 
 
-def _data(cell: Cell, quantity: Quantity) -> list[dict[str, Any]]:
-    column, middle, points, launches = quantity.column, quantity.middle(cell), quantity.points(cell), cell.launches
-    low, high = quantity.interval(cell) or (None, None)
-    failed = [row for row in cell.rows if row["status"] == "oom"]
-    made: list[dict[str, Any]] = []
-
-    def add(mark: str, ids: str, **values: Any) -> None:
-        known = {column: None, f"interval_low_{column}": None, f"interval_high_{column}": None}
-        others = {"num_replicates": len(points), "replicate": None, "oom_site": None}
-        made.append(about(cell) | {"mark": mark} | known | others | values | {"trial_ids": ids})
-
-    if middle is not None:
-        bounds = {f"interval_low_{column}": low, f"interval_high_{column}": high}
-        add("median", trial_ids(cell), **{column: middle}, **bounds)
-    for replicate, value in points.items() if len(points) > 1 else ():
-        add("replicate", joined_ids([launches[replicate]]), **{column: value}, replicate=replicate)
-    if failed:
-        add("out of memory", joined_ids(failed), oom_site=oom_site(cell))
-    return made
+def wrapped_title(title: str, look: Look, abreast: int, beside_in: float = 0.45) -> str:
+    share = panel_in(look, abreast)
+    return "\n".join(wrapped(part, max(20, int((share - beside_in) * 15.5))) for part in title.split("\n"))

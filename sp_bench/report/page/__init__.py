@@ -1,90 +1,90 @@
-"""The page: verdict, figures, tables and rows into one self-contained HTML file. Jinja escapes every value."""
+"""The page: cards, caveats, figures and tables into one self-contained HTML file, and all else in an appendix that is
+closed at first. Jinja escapes every value."""
 
 import base64
 import hashlib
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
+from sp_bench.report.cards import Card
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures.drawings import Drawing
-from sp_bench.report.formats import MISSING, counted
-from sp_bench.report.page.appendix import Anchors, appendix
-from sp_bench.report.page.cell_tables import cell_tables
-from sp_bench.report.page.environment import environment
-from sp_bench.report.page.failures import failures
-from sp_bench.report.page.links import Links
-from sp_bench.report.page.parts import Line, Ref, Section, Table, printable
-from sp_bench.report.page.verdict import Verdict
+from sp_bench.report.figures.style import Drawing
+from sp_bench.report.formats import without_escapes
+from sp_bench.report.page.appendix import Numbers, appendix, environment, left_out
 from sp_bench.report.selection import Selection
-from sp_bench.report.tables.parts import PaperTable
+from sp_bench.report.table import CAPTION, SettingTable
 
-TEMPLATES = ("page.html.jinja", "pieces.html.jinja")
-SUFFIXES = ("png", "pdf", "svg", "csv")
-TABLE_SUFFIXES = ("tex", "md", "csv")
-MAX_DETAILED = 1000  # cells; a page of more has one link a line of a table, and rows without bytes and errors
-OPEN_TABLES = 12  # paper tables after these are opened by the reader
+OPEN_LINES = 60  # of tables on the page; what comes after is in the appendix
+OPEN_CARDS = 9
 
 
-def render(
-    selection: Selection,
-    cells: Sequence[Cell],
-    verdict: Verdict,
-    drawings: Sequence[Drawing],
-    undrawn: Sequence[str],
-    sections: Sequence[Section],
-    paper_tables: Sequence[PaperTable],
-) -> str:
-    """The whole page. `verdict`, `sections` and `paper_tables` refer to members of `cells`; a drawing whose kind is the
-    anchor of a section is shown there, any other under Figures."""
-    sources = {name: files("sp_bench.report.page").joinpath(name).read_text("utf-8") for name in TEMPLATES}
+@dataclass(frozen=True)
+class Content:
+    """What a page says."""
+
+    selection: Selection
+    cells: Sequence[Cell]
+    cards: Sequence[Card]
+    caveats: Sequence[str]
+    drawings: Sequence[Drawing]
+    tables: Sequence[SettingTable]
+
+
+def render(content: Content) -> str:
+    source = files("sp_bench.report.page").joinpath("page.html.jinja").read_text("utf-8")
     html = jinja2.Environment(
-        loader=jinja2.DictLoader(sources),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finalize,
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, finalize=_finalize
     )
-    html.filters["base64"] = lambda content: Markup(base64.b64encode(content).decode())
-    anchors = Anchors(cells)
-    detailed = len(cells) <= MAX_DETAILED
-    links = Links(anchors, every_number=detailed)
-    html.globals |= links.functions
-    anchored = {section.anchor for section in sections}
+    html.filters["base64"] = lambda data: Markup(base64.b64encode(data).decode())
     style, script = _inlined("page.css"), _inlined("page.js")
-    return html.get_template(TEMPLATES[0]).render(
-        title=f"sp-bench: {', '.join(sorted(set(selection.rows['folder']))) or 'no rows'}",
+    numbers = Numbers(content.cells)
+    opened, closed = _opened(content.tables)
+    names = sorted(set(map(str, content.selection.rows["folder"])))
+    return html.from_string(source).render(
+        title=f"sp-bench: {', '.join(names) if len(names) < 5 else f'{len(names)} campaigns'}"
+        if names
+        else "sp-bench: no rows",
         style=style,
         script=script,
         policy=_policy(style, script),
-        verdict=verdict,
-        measured=any(cell.ok for cell in cells),
-        drawings=[drawing for drawing in drawings if drawing.kind not in anchored],
-        figures_of={anchor: [drawing for drawing in drawings if drawing.kind == anchor] for anchor in anchored},
-        undrawn=undrawn,
-        sections=sections,
-        paper_tables=[_paper(place, table) for place, table in enumerate(paper_tables)],
-        cell_tables=cell_tables(cells),
-        left_out=_left_out(selection),
-        failures=failures(cells),
-        problems=selection.problems,
-        facts=environment(selection),
-        rows=appendix(cells, detailed=detailed),
-        anchors=anchors,
-        detailed=detailed,
-        suffixes=SUFFIXES,
-        table_suffixes=TABLE_SUFFIXES,
-        missing=MISSING,
+        cards=content.cards[:OPEN_CARDS],
+        more_cards=content.cards[OPEN_CARDS:],
+        caveats=content.caveats,
+        drawings=content.drawings,
+        caption=CAPTION,
+        tables=opened,
+        more_tables=closed,
+        numbers=numbers,
+        sections=appendix(content.cells, numbers),
+        left_out=left_out(content.selection),
+        problems=content.selection.problems,
+        facts=environment(content.selection),
     )
+
+
+def _opened(tables: Sequence[SettingTable]) -> tuple[list[SettingTable], list[SettingTable]]:
+    """The first tables, with so many lines in all; at least one."""
+    opened: list[SettingTable] = []
+    for table in tables:
+        if opened and sum(t.num_lines for t in opened) + table.num_lines > OPEN_LINES:
+            break
+        opened.append(table)
+    return opened, list(tables[len(opened) :])
+
+
+# Also what turns the direction of the text after it: a name must not rewrite its sentence.
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
 def _finalize(value: Any) -> Any:
     """No control character of a row reaches the page; markup of our own is passed as it is."""
-    return printable(value) if type(value) is str else value
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", without_escapes(value)) if type(value) is str else value
 
 
 def _inlined(name: str) -> Markup:
@@ -102,23 +102,3 @@ def _policy(style: str, script: str) -> str:
         f"default-src 'none'; img-src data:; style-src {digest(style)}; script-src {digest(script)}; "
         "base-uri 'none'; form-action 'none'"
     )
-
-
-def _paper(place: int, table: PaperTable) -> Table:
-    """A paper's table among the page's own: best entries strong, each entry with its own cells."""
-    words = tuple(i for i, column in enumerate(table.columns) if not column.is_number)
-    lines = tuple(Line(tuple(Ref(e.text, e.cells, e.best) for e in line), ()) for line in table.lines)
-    head, folded = tuple(table.heads), place >= OPEN_TABLES
-    origin = {"setting": table.setting, "provenance": table.provenance, "stem": table.stem}
-    return Table(table.title, table.caption, head, lines, words, folded, **origin)
-
-
-def _left_out(selection: Selection) -> list[str]:
-    lines = [
-        f"{counted(rows, 'row')} of core_id {core_id}: their cells were measured again later, with other code, "
-        "libraries or devices"
-        for core_id, rows in selection.left_out.items()
-    ]
-    if selection.num_superseded:
-        lines.append(f"{counted(selection.num_superseded, 'earlier attempt')} of trials whose last attempt counts")
-    return lines

@@ -1,39 +1,39 @@
-// Sorting by the columns of a table. Without this script the page lacks nothing else.
+// Opens the appendix for links into it, and sorts its tables. Without this script the page lacks nothing else.
 "use strict";
 
-const DASH = "\u2013";
-const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
-
-// The number that an entry begins with, in bytes where it has a binary unit; NaN for words and dashes.
-function valueOf(text) {
-  const found = /^\[?([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\S*(?:\s+([KMGTP]?i?B)\b)?/i.exec(text);
-  if (!found) return NaN;
-  return Number(found[1].replaceAll(",", "")) * 1024 ** Math.max(0, UNITS.indexOf(found[2]));
+function reveal() {
+  const target = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+  if (!target) return;
+  for (let each = target; each; each = each.parentElement) if (each.tagName === "DETAILS") each.open = true;
+  target.scrollIntoView();
 }
 
-// Dashes come last in either direction.
-function compare(a, b, isText, sign) {
-  if (isText) {
-    if ((a === DASH) !== (b === DASH)) return a === DASH ? 1 : -1;
-    return sign * a.localeCompare(b, "en", { numeric: true });
-  }
-  const x = valueOf(a), y = valueOf(b);
-  if (Number.isNaN(x) || Number.isNaN(y)) return Number.isNaN(x) - Number.isNaN(y);
-  return sign * (x - y);
+addEventListener("hashchange", reveal);
+reveal();
+
+// The number that an entry begins with; NaN for words and dashes.
+function valueOf(text) {
+  const found = /^[-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?/i.exec(text);
+  return found ? Number(found[0].replaceAll(",", "")) : NaN;
 }
 
 function sort(table, column, heading) {
   const sign = heading.getAttribute("aria-sort") === "ascending" ? -1 : 1;
   for (const other of table.tHead.rows[0].cells) other.removeAttribute("aria-sort");
   heading.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-  const body = table.tBodies[0], isText = heading.classList.contains("t");
-  const keyed = Array.from(body.rows, (row) => [row.cells[column].textContent.trim(), row]);
-  keyed.sort((a, b) => compare(a[0], b[0], isText, sign));
-  body.append(...keyed.map((pair) => pair[1]));
+  const keyed = Array.from(table.tBodies[0].rows, (row) => [row.cells[column].textContent.trim(), row]);
+  keyed.sort(([a], [b]) => {
+    const x = valueOf(a), y = valueOf(b);
+    if (Number.isNaN(x) || Number.isNaN(y)) {
+      return Number.isNaN(x) - Number.isNaN(y) || sign * a.localeCompare(b, "en", { numeric: true });
+    }
+    return sign * (x - y);
+  });
+  table.tBodies[0].append(...keyed.map((pair) => pair[1]));
 }
 
-for (const table of document.querySelectorAll("table.sortable")) {
-  if (table.tBodies[0].rows.length < 2) continue;
+for (const table of document.querySelectorAll("table.plain")) {
+  if (table.tBodies[0].rows.length < 2 || table.tBodies[0].querySelector("[id]")) continue;
   Array.from(table.tHead.rows[0].cells).forEach((heading, column) => {
     const button = document.createElement("button");
     button.type = "button";
@@ -41,10 +41,4 @@ for (const table of document.querySelectorAll("table.sortable")) {
     button.addEventListener("click", () => sort(table, column, heading));
     heading.append(button);
   });
-}
-
-// One tab stop a line where the whole line links to the same rows.
-for (const row of document.querySelectorAll("table.sortable tbody tr")) {
-  const [first, ...others] = row.querySelectorAll("a");
-  for (const link of others) if (link.hash === first.hash) link.tabIndex = -1;
 }

@@ -1,0 +1,89 @@
+"""What one step computes, by closed form: calls of the kernel, FLOPs, and elements that the optimizer updates.
+
+A step that is counted must have computed exactly this. The calls of a method follow from the blocks in which it cuts
+the scores. P ranks of a sequence, R ring ranks, U ulysses ranks, Hkv key/value heads.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sp_bench.config.trial import AttentionShape
+from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops, replicated_kv_heads
+
+
+class KernelCalls(NamedTuple):
+    """How often one rank calls the attention kernel."""
+
+    forward: int
+    backward: int
+
+
+@dataclass(frozen=True)
+class ExpectedWork:
+    """What one step must compute. None: there is no closed form, and the row has a null for what was counted."""
+
+    matmul_flops: Mapping[str, int] | None = None  # of all ranks, outside the attention kernel, by dtype
+    attention_flops: int | None = None  # of all ranks
+    kernel_calls: KernelCalls | None = None  # of this rank
+    updated_elements: int | None = None  # parameters that the optimizers of all ranks update, copies counted
+
+    @property
+    def columns(self) -> Mapping[str, float | int | None]:
+        """What the row must say was counted."""
+        matmul_flops, attention_flops = self.matmul_flops, self.attention_flops
+        return {
+            "counted_matmul_flops": None if matmul_flops is None else float(sum(matmul_flops.values())),
+            "counted_attention_flops": None if attention_flops is None else float(attention_flops),
+            "counted_parameters": self.updated_elements,
+        }
+
+
+ONE_CALL = KernelCalls(1, 1)  # whole sequences of some heads
+
+
+def ring_calls(shape: AttentionShape, layout: str, ring_degree: int, ring_rank: int, kv_heads: int) -> KernelCalls:
+    """Calls of one ring rank: one for each KV shard of which its queries see something.
+
+    Causal and contiguous, it sees the shards up to its own; in the other layouts a part of each. In the backward of a
+    ring the own block is computed in two halves of the KV heads.
+    """
+    one_token = layout == "striped" and shape.seq_len == ring_degree  # it sees nothing of a later rank's only token
+    blocks = ring_rank + 1 if shape.causal and (layout == "contiguous" or one_token) else ring_degree
+    halves = ring_degree > 1 and kv_heads > 1
+    return KernelCalls(blocks, blocks + halves)
+
+
+def usp_calls(
+    shape: AttentionShape, layout: str, ulysses_degree: int, ring_degree: int, ring_rank: int, head_chunks: int | None
+) -> KernelCalls:
+    """Calls of one rank of both: a ring for each chunk of its heads. With one ring rank that is Ulysses. One ulysses
+    rank exchanges no heads, so it has no chunks."""
+    chunks = (head_chunks or 1) if ulysses_degree > 1 else 1
+    kv_heads = replicated_kv_heads(shape.num_kv_heads, ulysses_degree) // ulysses_degree // chunks
+    ring = ring_calls(shape, layout, ring_degree, ring_rank, kv_heads)
+    return KernelCalls(chunks * ring.forward, chunks * ring.backward)
+
+
+def all_gather_calls(shape: AttentionShape, layout: str, rank: int, head_stride: int | None) -> KernelCalls:
+    """Calls of one rank of the KV all-gather, for each group of `head_stride` KV heads: one for each run of its tokens,
+    or if causal two, the run against itself and against the keys before it. Rank 0 has a run without keys before it."""
+    runs = 2 if layout == "zigzag" else 1
+    of_a_group = 2 * runs - (rank == 0) if shape.causal else runs
+    groups = -(-shape.num_kv_heads // (head_stride or shape.num_kv_heads))
+    return KernelCalls(groups * of_a_group, groups * of_a_group)
+
+
+def attention_work(shape: AttentionShape, calls: KernelCalls | None, *, backward: bool, products: bool) -> ExpectedWork:
+    """What attention alone must compute, forward or with its backward. Nothing but the kernel multiplies matrices.
+
+    calls: of this rank, in one forward and backward; None: it is not known how the method calls the kernel.
+    products: whether all matrix products are in the kernel.
+    """
+    matmul_flops = {} if products else None
+    if calls is None:
+        return ExpectedWork(matmul_flops)
+    flops = attention_forward_flops(shape)
+    if not backward:
+        return ExpectedWork(matmul_flops, flops, calls._replace(backward=0))
+    return ExpectedWork(matmul_flops, flops + int(flops * FLASH_BACKWARD), calls)

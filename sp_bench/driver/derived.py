@@ -1,0 +1,134 @@
+"""Columns that follow from what the ranks measured and from what was asked for.
+
+The driver computes them, once. Ranks hand over samples, and no number that is made of them.
+"""
+
+import statistics
+from collections.abc import Mapping
+from typing import Any
+
+from sp_bench import hardware, methods
+from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.costs import message_sizes
+from sp_bench.costs import training as training_costs
+from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops
+from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
+from sp_bench.engines import requirements
+
+HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
+MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
+MAX_CLOCK_MISMATCH = 0.02  # of a rank's window: how far the sum of its steps may be off without a flag
+
+DERIVED = (
+    *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
+    *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
+    *("model_flops", "hardware_flops", "mfu", "hfu", "attention_flops_per_s", "comm_predicted_bytes"),
+    *("max_peak_allocated_bytes", "max_peak_host_bytes"),
+)
+Columns = dict[str, Any]
+Record = Mapping[str, Any]  # what rank 0 handed over, by column
+
+
+def derived(config: TrialConfig, padded_len: int | None, record: Record, device_name: str | None) -> Columns:
+    """The columns DERIVED; None where the workload or the device has no such thing.
+
+    padded_len: tokens of a sequence that were computed; None: the workload has no tokens.
+    device_name: of the GPUs; None: the trial ran on CPUs.
+    """
+    times = _times(config, record)
+    row: Columns = dict.fromkeys(DERIVED) | times | _memory(record)
+    row |= _attribution(record, times["median_step_ms"])
+    if config.workload.name == "collective":
+        line = message_sizes.fit_line(
+            *zip(*((size["message_bytes"], size["ms"]) for size in record["curve"]), strict=True)
+        )
+        row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
+    else:
+        row |= _flops(config, padded_len or config.seq_len)
+        row |= _utilisation(config, row, device_name)
+    row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
+    return row | {"flags": _flags(config, row, record)}
+
+
+def _times(config: TrialConfig, record: Record) -> Columns:
+    step_ms = [max(step) for step in zip(*record["rank_step_ms"], strict=True)]
+    row: Columns = {"step_ms": step_ms, "median_step_ms": statistics.median(step_ms)}
+    if config.workload.name == "collective":
+        return row  # messages are not tokens
+    tokens = config.num_sequences * config.seq_len
+    tokens_per_s = 1e3 * tokens / row["median_step_ms"]
+    return row | {
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": tokens_per_s / config.world_size,
+        "window_tokens_per_s": 1e3 * tokens * len(step_ms) / max(record["window_ms"]),
+    }
+
+
+def _attribution(record: Record, median_ms: float) -> Columns:
+    if record.get("compute_only_step_ms") is None:
+        return {}
+    compute_only_ms = statistics.median(record["compute_only_step_ms"])
+    exposed_ms = median_ms - compute_only_ms
+    return {
+        "imbalance_ms": compute_only_ms - statistics.mean(record["compute_only_rank_ms"]),
+        "exposed_comm_ms": exposed_ms,
+        "overlap_efficiency": 1 - exposed_ms / statistics.median(record["comm_only_step_ms"]),
+    }
+
+
+def _memory(record: Record) -> Columns:
+    columns = ("peak_allocated_bytes", "peak_host_bytes")
+    return {f"max_{name}": max(record[name]) for name in columns if record.get(name) is not None}
+
+
+def _flops(config: TrialConfig, padded_len: int) -> Columns:
+    if config.workload.name in TRAINING:
+        model, hardware_ = training_costs.model_flops(config), training_costs.hardware_flops(config, padded_len)
+    else:
+        model = hardware_ = attention_forward_flops(config.attention_shape(config.seq_len))
+        if config.workload.pass_kind == "forward_backward":
+            model, hardware_ = 3 * model, hardware_ * (1 + FLASH_BACKWARD)
+    return {"model_flops": float(model), "hardware_flops": float(hardware_)}
+
+
+def _utilisation(config: TrialConfig, row: Columns, device_name: str | None) -> Columns:
+    seconds = row["median_step_ms"] / 1e3
+    found: Columns = {}
+    if config.workload.name == "attention":
+        found["attention_flops_per_s"] = row["hardware_flops"] / seconds
+    if device_name and (peak := hardware.peak_flops(device_name, config.dtype)):
+        of_all = seconds * config.world_size * peak
+        found |= {"mfu": row["model_flops"] / of_all, "hfu": row["hardware_flops"] / of_all}
+    return found
+
+
+def predicted_bytes(config: TrialConfig, padded_len: int | None) -> float | None:
+    """The closed form of what one rank sends off-rank in a step; None: the method or the engine has none."""
+    if config.workload.name == "collective":
+        traffic = message_sizes.traffic(config, message_sizes.message_sizes(config)[-1])
+    elif (traffic := methods.attention_traffic(config, padded_len or config.seq_len)) is None:
+        return None
+    elif config.workload.name in TRAINING:
+        traffic = requirements.traffic(config, padded_len or config.seq_len, traffic)
+    elif config.workload.pass_kind == "forward":
+        traffic = {key: size for key, size in traffic.items() if key[0] == "forward"}
+    return None if traffic is None else float(sum(traffic.values()))
+
+
+def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
+    """Doubts about the times, and what the ranks flagged themselves."""
+    flags = []
+    if min(record["window_ms"]) < MIN_WINDOW_MS:
+        flags.append("short_window")
+    ranks = zip(record["rank_step_ms"], record["window_ms"], strict=True)
+    if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
+        flags.append("clock_mismatch")
+    flags += ["single_step"] if config.workload.single_step else []
+    flags += flags_of_times(row["step_ms"], record["window_ms"])
+    issued_ms = record.get("host_step_ms") or [0.0]
+    if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:
+        flags.append("host_bound")
+    memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
+    flags += flags_of_memory(config.hardware.device_memory_gib, *memory)
+    flags += flags_of_loss(record.get("loss") or [])
+    return [*flags, *(record.get("flags") or [])]

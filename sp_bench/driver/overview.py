@@ -1,0 +1,168 @@
+"""A campaign at a glance: how many rows of which status, what is planned, who runs what, what is left, and why trials
+failed. Counts come from file names; a row is opened only for the reason of its failure.
+"""
+
+import json
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from sp_bench import handover
+from sp_bench.config.parsing import shown
+from sp_bench.driver import claims
+from sp_bench.driver.progress import duration
+from sp_bench.rows import store
+from sp_bench.rows.store import RowName
+
+PLAN = "plan.json"  # in the campaign's WORK: the trials of the run that began last
+FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
+MAX_REASONS = 20  # rows that are opened for their reasons, the newest ones
+REASON_WIDTH = 160
+
+
+@dataclass(frozen=True)
+class Running:
+    """An attempt that a run has claimed. The fields are what --json shows."""
+
+    trial_id: str
+    host: str
+    pid: int
+    phase: str | None  # None: it waits for its turn, or for the device
+    seconds: float  # since it was claimed
+    quiet_s: float  # since the run's last sign of life
+    dead: bool  # the process is known to be gone; the next run takes the trial over
+
+
+@dataclass(frozen=True)
+class Failure:
+    status: str
+    reason: str  # of one of them; the others' differ in numbers at most
+    trials: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Overview:
+    """What `status` says of a campaign. The fields are what --json shows."""
+
+    campaign: str
+    counts: Mapping[str, int]  # of each status, over the latest attempts of each trial and environment
+    env_ids: int
+    planned: int | None  # trials of the run that began last; None: no run has said
+    left: int | None  # of them, those without a row
+    eta_s: float | None  # at the pace since that run began; None: nothing has ended since, or nothing is left
+    running: tuple[Running, ...]
+    failures: tuple[Failure, ...]
+    passed_over: tuple[str, ...]  # files that are not rows
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def write_plan(folder: Path, trials: Collection[tuple[str, str]]) -> None:
+    """Say in a campaign's folder which trials (trial_id, env_id) the run that begins now has.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = folder / store.WORK / PLAN
+    temporary = path.with_name(f".{PLAN}.{os.getpid()}")
+    temporary.write_text(json.dumps({"started": time.time(), "trials": sorted(trials)}))
+    os.replace(temporary, path)
+
+
+def overview(folder: Path, *, reasons: bool = True) -> Overview:
+    """A campaign as it is now. Without `reasons`, no row is opened."""
+    latest = store.latest(store.committed(folder))
+    started, planned = _planned(folder)
+    left = None if planned is None else sum(trial not in latest for trial in planned)
+    found = latest.values()
+    return Overview(
+        campaign=folder.name,
+        counts=dict.fromkeys(store.STATUSES, 0) | Counter(row.status for row in found),
+        env_ids=len({row.env_id for row in found}),
+        planned=None if planned is None else len(planned),
+        left=left,
+        eta_s=_eta_s(folder, [latest[trial] for trial in planned or () if trial in latest], started, left or 0),
+        running=tuple(_running(folder)),
+        failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
+        passed_over=tuple(sorted(store.passed_over(folder))),
+    )
+
+
+def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
+    """(when the last run began, its trials); None: no run has said, or what it said is damaged."""
+    try:
+        said = json.loads((folder / store.WORK / PLAN).read_text())
+        return float(said["started"]), {(str(trial), str(env)) for trial, env in said["trials"]}
+    except (OSError, ValueError, TypeError, KeyError):
+        return 0.0, None
+
+
+def _eta_s(folder: Path, done: Collection[RowName], started: float, left: int) -> float | None:
+    """Seconds left at the pace at which launched trials ended since `started`."""
+    launched = [row for row in done if row.status != "unsupported"]
+    ended = [at for row in launched if (at := (folder / row.file_name).stat().st_mtime) > started] if left else []
+    return left * (max(ended) - started) / len(ended) if ended else None
+
+
+def _running(folder: Path) -> Iterator[Running]:
+    place = folder / store.WORK / claims.FOLDER
+    now = time.time()
+    for claim in claims.listed(place) if place.is_dir() else ():
+        if claim.key == claims.REPORT:
+            continue
+        with suppress(FileNotFoundError):  # released meanwhile
+            quiet_s = now - claim.path.stat().st_mtime
+            ranks = folder / store.WORK / "trials" / f"{claim.key}.{claim.nonce}"
+            trial = ranks / handover.TRIAL
+            entered = [event.name for event in handover.read_events(ranks) if event.name in handover.PHASES]
+            since = trial.stat().st_mtime if trial.exists() else now
+            yield Running(
+                trial_id=claim.key.partition("-")[0],
+                host=claim.owner.host,
+                pid=claim.owner.pid,
+                phase=entered[-1] if entered else None,
+                seconds=max(0.0, now - since),
+                quiet_s=max(0.0, quiet_s),
+                dead=claim.owner.has_ended(),
+            )
+
+
+def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
+    """By status and reason, whatever numbers it has; the most frequent first. Of many only the newest are opened."""
+    if not rows:
+        return
+    newest = sorted(rows, key=lambda row: (folder / row.file_name).stat().st_mtime_ns)[-MAX_REASONS:]
+    table, _ = store.read(folder, ("status", "trial_id", "reason"), names={row.file_name for row in newest})
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for row in table.to_pylist():
+        groups.setdefault((row["status"], re.sub(r"\d+", "0", row["reason"] or "")), []).append(row)
+    for (status, _), same in sorted(groups.items(), key=lambda item: -len(item[1])):
+        yield Failure(status, same[0]["reason"] or "", tuple(row["trial_id"] for row in same))
+
+
+def lines(found: Overview) -> Iterator[str]:
+    """What the counts do not say, for people."""
+    if found.planned is not None and (found.left or found.running):
+        left = f"{found.left:,} of {found.planned:,} planned left"
+        eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""
+        yield f"{shown(found.campaign)}: {left}{eta}{'' if found.running else '; nothing runs'}"
+    for each in found.running:
+        at_work = f"in {each.phase} for {duration(each.seconds)}" if each.phase else "waits for its turn"
+        if each.dead or each.quiet_s > claims.STALE_S:
+            at_work = f"gave no sign of life for {duration(each.quiet_s)}; the next run takes it over"
+        yield f"  trial {each.trial_id}: {at_work}, process {each.pid} on {each.host}"
+    for failure in found.failures:
+        trials = " ".join(failure.trials[:3]) + (" ..." if len(failure.trials) > 3 else "")
+        yield f"  {len(failure.trials)} {failure.status}: {_short(failure.reason)} (trial {trials})"
+
+
+def _short(reason: str) -> str:
+    words = shown(" ".join(reason.split()), 10_000)
+    return words if len(words) <= REASON_WIDTH else f"{words[:REASON_WIDTH]} ..."

@@ -1,0 +1,121 @@
+"""One trial for people: its rows, why the last one is what it is, the ends of its logs, and how to repeat it alone."""
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sp_bench.config.options import as_overridden
+from sp_bench.config.parsing import ConfigError, parse, shown
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import overrides, sweep
+from sp_bench.driver.plan import cell_id
+from sp_bench.rows import store
+from sp_bench.rows.names import config_values
+from sp_bench.rows.store import RowName
+
+SHORTEST = 4  # characters of a trial_id that may stand for it
+LOG_LINES = 20  # of each rank
+MAX_VALUE = 300  # characters of a column
+REPEATED = "campaign=repeated"  # rows of a repeated trial stand beside nobody's
+
+Found = tuple[Path, RowName]  # campaign and row
+
+
+def campaigns_of(root: Path) -> list[Path]:
+    """The folders below a folder of results; none if there is no such folder."""
+    return sorted(path for path in root.glob("[!._]*") if path.is_dir())
+
+
+def find(trial: str, campaigns: Sequence[Path]) -> list[Found]:
+    """The rows of the one trial whose trial_id is or begins with `trial`, in the order of their files' times.
+
+    Raises:
+        ConfigError: no such trial, or several.
+    """
+    if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST},12}}", trial):
+        raise ConfigError(f"{shown(trial)} is no trial_id: give its 12 hex digits, or {SHORTEST} and more of them")
+    found = [(folder, row) for folder in campaigns for row in store.committed(folder) if row.trial_id.startswith(trial)]
+    if not found:
+        raise ConfigError(f"no row of a trial {trial} in {_listed(campaigns)}; name the campaign's folder after it")
+    if several := sorted({row.trial_id for _, row in found} - {found[0][1].trial_id}):
+        raise ConfigError(f"{trial} begins several trial_ids: {found[0][1].trial_id}, {', '.join(several[:5])}")
+    return sorted(found, key=lambda each: ((each[0] / each[1].file_name).stat().st_mtime_ns, each[1].attempt))
+
+
+def _listed(campaigns: Sequence[Path]) -> str:
+    names = [shown(folder) for folder in campaigns]
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") if names else "results/"
+
+
+def row_of(found: Found) -> dict[str, Any]:
+    """The row, whole.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    folder, name = found
+    rows, problems = store.read(folder, names=[name.file_name])
+    if not rows.num_rows:
+        raise ConfigError(problems[0])
+    return rows.to_pylist()[0]
+
+
+def lines(found: Sequence[Found]) -> list[str]:
+    """What to print of a trial: its attempts, then all of the last one."""
+    last = found[-1]
+    row = row_of(last)
+    told = [f"{shown(folder)}: attempt {name.attempt} in {name.env_id}: {name.status}" for folder, name in found]
+    told += ["", *_columns(row), "", f"repeat it alone: {repeat(row['config'])}"]
+    for log in logs(*last):
+        told += ["", f"{shown(log)}, its last lines:", *(f"  {line}" for line in _tail(log))]
+    return told
+
+
+def _columns(row: dict[str, Any]) -> list[str]:
+    """A line for each column that is not null; the reason whole."""
+    width = max(map(len, row))
+    return [
+        f"{name:{width}}  {shown(value, 10_000 if name == 'reason' else MAX_VALUE)}"
+        for name, value in row.items()
+        if value is not None
+    ]
+
+
+def logs(folder: Path, name: RowName) -> list[Path]:
+    """The logs of the ranks of an attempt, where they still are."""
+    attempt = f"{name.trial_id}-{name.env_id}-{name.attempt}"
+    return sorted((folder / store.WORK / "trials").glob(f"{attempt}.*/rank*.log"))
+
+
+def _tail(log: Path) -> list[str]:
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 16384))
+        text = file.read().decode(errors="replace")
+    return [shown(line) for line in text.splitlines()[-LOG_LINES:]] or ["(empty)"]
+
+
+def repeat(config: str | None) -> str:
+    """The command line that runs a row's cell once, in a campaign of its own; or why there is none."""
+    try:
+        overrides.use_config_dirs([])
+        asked = parse(TrialConfig, json.loads(config or "null") or {})
+        chosen = [f"{group}={getattr(asked, group).name}" for group in overrides.GROUPS]
+        (default,), _ = sweep.configs(overrides.read_arguments(chosen))
+        ours, theirs = config_values(default), config_values(asked)
+        more = [
+            f"{as_overridden(path)}={_literal(value)}"
+            for path, value in theirs.items()
+            if value != ours.get(path) and not path.endswith(".name")
+        ]
+        (again,), _ = sweep.configs(overrides.read_arguments([*chosen, *more]))
+    except ConfigError as error:
+        return f"not with the files of conf and the methods that are here: {error}"
+    differs = "" if cell_id(again) == cell_id(asked) else "  # not the same cell: a file of conf has changed since"
+    return f"sp-bench run {shlex.join([*chosen, *more, REPEATED])}{differs}"
+
+
+def _literal(value: Any) -> str:
+    return sweep.override_line("", value)[1:] if not isinstance(value, str) else sweep.override_line("", [value])[1:]

@@ -1,0 +1,142 @@
+"""What one step computes on one rank, counted: matrix products by their shapes, attention by the calls of its kernel,
+parameters by what the optimizer updates. It must equal the closed form.
+
+B batch, Sq queries, Sk keys, Hq and Hkv heads, D head size.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import flop_registry
+
+from sp_bench.costs.attention import FLASH_BACKWARD
+from sp_bench.costs.work import ExpectedWork, KernelCalls
+from sp_bench.kernels import LOOKS_LIKE_ATTENTION
+from sp_bench.measure.incorrect import Incorrect
+
+aten = torch.ops.aten
+# matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
+PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.addmm_: 1, aten.baddbmm: 1, aten.baddbmm_: 1}
+PRODUCT_NAMES = {f"aten::{op.__name__}" for op in PRODUCTS}
+
+
+@dataclass
+class Work:
+    """Counts of one step on one rank."""
+
+    matmul_flops: Counter[str] = field(default_factory=Counter)  # dtype -> FLOPs outside the kernel
+    calls: Counter[str] = field(default_factory=Counter)  # of the kernel: forward, backward
+    attention_flops: int = 0  # of these calls: mask-exact, and 2.5x the forward in the backward
+    attention_dtypes: set[str] = field(default_factory=set)  # of q, k and v in these calls
+    kernel_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, inside the kernel
+    other_ops: Counter[str] = field(default_factory=Counter)  # the same outside it, of ops that look like attention
+    updated_elements: int = 0  # of the parameters that the optimizer updates on this rank
+    _in_kernel: bool = False
+
+    def see(self, op: Any, args: Sequence[Any]) -> None:
+        """Count one operation of torch."""
+        name = op._schema.name
+        if self._in_kernel:
+            self.kernel_ops[name] += 1
+        elif re.search(LOOKS_LIKE_ATTENTION, name):
+            self.other_ops[name] += 1
+        elif (first := PRODUCTS.get(op.overloadpacket)) is not None:
+            self._multiply(*args[first : first + 2])
+
+    def _multiply(self, left: Tensor, right: Tensor) -> None:
+        """Count a matrix product, unless it sums over nothing, as that of transformers' rotary tables: positions times
+        frequencies, in fp32 whatever the model's dtype is."""
+        batched = left.dim() == 3
+        if batched and left.shape[2] == 1:
+            return
+        dtypes = sorted({_name(left.dtype), _name(right.dtype)})
+        self.matmul_flops["+".join(dtypes)] += flop_registry[aten.bmm if batched else aten.mm](left, right)
+
+    @contextmanager
+    def kernel_call(self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Iterator[None]:
+        """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk."""
+        batch, queries, heads, dim = q.shape
+        pairs = queries * (queries + 1) // 2 if causal else queries * k.shape[1]
+        forward = 4 * batch * pairs * heads * dim
+        self.attention_flops += forward if pass_kind == "forward" else int(forward * FLASH_BACKWARD)
+        self.calls[pass_kind] += 1
+        self.attention_dtypes |= {_name(x.dtype) for x in (q, k, v)}
+        self._in_kernel = True
+        try:
+            yield
+        finally:
+            self._in_kernel = False
+
+    def see_update(self, optimizer: torch.optim.Optimizer) -> None:
+        """Count what a step of `optimizer` updates: this rank's parts of the parameters that have a gradient."""
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+                    self.updated_elements += local.numel()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def columns(dtype: str, counted: Sequence[Work], expected: Sequence[ExpectedWork]) -> dict[str, Any]:
+    """Row columns of what all ranks counted, in rank order; null where nothing is expected.
+
+    Raises:
+        Incorrect: a step computed something else than expected.
+    """
+    first = expected[0]
+    found: dict[str, Any] = dict.fromkeys(("counted_matmul_flops", "counted_attention_flops", "counted_parameters"))
+    if first.matmul_flops is not None:
+        products = sum((work.matmul_flops for work in counted), Counter[str]())
+        _require_products(products, first.matmul_flops)
+        found["counted_matmul_flops"] = float(products.total())
+    if first.kernel_calls is not None:
+        for rank, (work, wanted) in enumerate(zip(counted, expected, strict=True)):
+            _require_calls(rank, dtype, work, wanted.kernel_calls)
+        flops = sum(work.attention_flops for work in counted)
+        if flops != first.attention_flops:
+            raise Incorrect(f"FLOPs of attention: counted {flops:,} on all ranks, predicted {first.attention_flops:,}")
+        found["counted_attention_flops"] = float(flops)
+    if first.updated_elements is not None:
+        updated = sum(work.updated_elements for work in counted)
+        if updated != first.updated_elements:
+            raise Incorrect(
+                f"parameters: the optimizers updated {updated:,} elements on all ranks, predicted "
+                f"{first.updated_elements:,}"
+            )
+        found["counted_parameters"] = updated
+    return found
+
+
+def _require_products(counted: Mapping[str, int], expected: Mapping[str, int]) -> None:
+    if wrong := [name for name in sorted({*counted, *expected}) if counted.get(name, 0) != expected.get(name, 0)]:
+        each = "; ".join(
+            f"in {name} counted {counted.get(name, 0):,}, predicted {expected.get(name, 0):,}" for name in wrong
+        )
+        raise Incorrect(f"FLOPs of matrix products outside attention, on all ranks: {each}")
+
+
+def _require_calls(rank: int, dtype: str, work: Work, expected: KernelCalls | None) -> None:
+    calls = KernelCalls(work.calls["forward"], work.calls["backward"])
+    if calls != expected:
+        raise Incorrect(
+            f"rank {rank} called the attention kernel {calls.forward} times forward and {calls.backward} backward; the "
+            f"method's blocks make it {expected and expected.forward} and {expected and expected.backward}"
+        )
+    if others := sorted(work.attention_dtypes - {dtype}):
+        raise Incorrect(f"rank {rank} called the attention kernel in {' and '.join(others)}, not in dtype={dtype}")
+    if work.other_ops:
+        raise Incorrect(f"rank {rank} computed attention outside the kernel: {shown(work.other_ops)}")
+
+
+def shown(counts: Mapping[str, int]) -> str:
+    """Names with their counts, for messages."""
+    return ", ".join(f"{number} x {name}" for name, number in sorted(counts.items())) or "nothing"

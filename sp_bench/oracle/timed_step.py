@@ -1,0 +1,261 @@
+"""Proves whole training steps at the timed length and full depth, where no reference fits.
+
+Under a causal mask a token's loss depends on the tokens before it alone. So the tokens' losses of the first step, which
+has the initial weights, must be those of the same engine on the same text cut short:
+
+- at the reduced length, at which the step has been proven against one process. A fault of long sequences shows there.
+- where ranks share a sequence, also at nearly the timed length, unless a step takes minutes (`workload.single_step`).
+  The ranks' shards then end at other tokens, so wrong positions, labels or tokens at a shard's edge show, whichever
+  rank they are on.
+
+In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
+
+In timed steps the loss is finite, the gradient is not zero, and the optimizer changes the weights of every rank.
+
+m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence; P ranks
+share a sequence.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sp_bench import engines, methods
+from sp_bench.config.trial import TrialConfig, WorkloadConfig
+from sp_bench.engines.requirements import float32_twin
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.timing import release_memory
+from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, proof_seq_len
+from sp_bench.training.train import StepResult
+
+# Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
+# the worst token is the worst of many more at the timed length.
+LOSS_FACTOR, WORST_FACTOR = 2.0, 4.0
+MAX_ROUNDING = 4  # eps of the dtype
+GRAD_NORM_FACTOR = 1.5  # between gradients of texts that differ in length by half a shard
+
+
+class Run(NamedTuple):
+    """The first step of the engine on a text of `seq_len` tokens."""
+
+    seq_len: int
+    losses: Tensor  # [m*D*B,S], fp64, nats, of the tokens that have a label
+    grad_norm: float
+
+
+class Errors(NamedTuple):
+    """How far the losses of a run's tokens are from those of another, over their root mean square."""
+
+    loss: float
+    worst: float  # of any token
+    token: int  # its position
+
+
+class Shorter(NamedTuple):
+    """The text cut short, and what runs in the trial's dtype may differ by."""
+
+    runs: Sequence[Run]  # of `shorter_lengths`
+    loss_budget: float
+    worst_budget: float
+
+
+def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Shorter:
+    """Take the first step on `sequences` [m*D*B,S+1] cut short. Every rank of the world calls it.
+
+    Raises:
+        Incorrect: half precision is further off fp32 than rounding explains.
+    """
+    runs = [_run(config, sequences[:, : length + 1], mesh, device) for length in shorter_lengths(config)]
+    if config.dtype in TOLERANCES:
+        return Shorter(runs, TOLERANCES[config.dtype], TOLERANCES[config.dtype])
+    twin, _ = float32_twin(config)
+    with full_precision():
+        exact = _run(twin, sequences[:, : proof_seq_len(config) + 1], mesh, device)
+    rounding = _errors(runs[0], exact)
+    if not rounding.loss <= (limit := MAX_ROUNDING * torch.finfo(getattr(torch, config.dtype)).eps):
+        raise Incorrect(
+            f"losses at seq_len={exact.seq_len} in {config.dtype} differ from those in float32 by {rounding.loss:.3g} "
+            f"(relative), budget {limit:.3g}"
+        )
+    return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst)
+
+
+def shorter_lengths(config: TrialConfig) -> list[int]:
+    """The reduced length, and the longest at which every shard ends at another token: half a shard less than the timed
+    length. Both need as many padded tokens as the timed length does."""
+    lengths = [proof_seq_len(config)]
+    if config.sp_size > 1 and not config.workload.single_step:
+        multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
+        longer = config.seq_len - config.seq_len // (2 * config.sp_size)
+        lengths.append(longer - (longer - config.seq_len) % multiple)
+    return [length for length in dict.fromkeys(lengths) if length > 1]
+
+
+def _run(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Run:
+    engine = engines.get(config.engine.name)
+    (result,) = engine.run(config, [sequences], mesh, device, lambda: None, token_losses=1)
+    run = first_step(config, result, sequences.shape[1] - 1, mesh)
+    release_memory(device)
+    return run
+
+
+def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: DeviceMesh) -> Run:
+    """The losses of all ranks' tokens, from the result of a first step.
+
+    Raises:
+        Incorrect: the engine gives no token's loss, or reports another loss than their mean.
+    """
+    if result.token_losses is None:
+        raise Incorrect(f"engine {config.engine.name} gives no loss of a token: nothing proves its losses")
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
+    num_labels = seq_len - engines.get(config.engine.name).UNLABELLED
+    positions = torch.tensor(layout.global_positions(sequence_rank, layout.padded(seq_len)))
+    mine = (positions < num_labels).nonzero().flatten()
+    # [m,D,B,S]: in this order the sequences of all ranks and micro-batches are one batch
+    sizes = (config.workload.num_micro_batches, mesh.size() // layout.sp_size, config.batch_size)
+    losses = torch.zeros(*sizes, num_labels, dtype=torch.float64, device=result.token_losses.device)
+    got = result.token_losses.double().unflatten(0, (sizes[0], sizes[2]))
+    losses.select(1, data_rank)[..., positions[mine].to(losses.device)] = got[..., mine.to(losses.device)]
+    dist.all_reduce(losses)
+    mean, said = float(losses.mean()), float(result.loss)
+    if not abs(said - mean) <= 1e-3 * abs(mean):
+        raise Incorrect(
+            f"the loss of the first step at seq_len={seq_len} is {said:.6g}, and its tokens' mean {mean:.6g}"
+        )
+    return Run(seq_len, losses.flatten(0, 2), float(result.grad_norm))
+
+
+def _errors(run: Run, other: Run) -> Errors:
+    """Over the tokens that both have."""
+    length = min(run.losses.shape[1], other.losses.shape[1])
+    off, want = run.losses[:, :length] - other.losses[:, :length], other.losses[:, :length]
+    worst, size = off.abs().amax(0).max(0), float(want.square().mean().sqrt())
+    return Errors(float(off.norm() / want.norm()), float(worst.values) / size, int(worst.indices))
+
+
+def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:
+    """Compare the first step at the timed length with those on the text cut short. Returns row columns.
+
+    Raises:
+        Incorrect: a loss or the gradient norm differs too much; the message is the same on every rank.
+    """
+    found = [_errors(first, run) for run in shorter.runs]
+    for run, errors in zip(shorter.runs, found, strict=True):
+        differ = f"at seq_len={first.seq_len} differ from those at seq_len={run.seq_len}"
+        for what, error, budget in (
+            (f"the first {run.losses.shape[1]} tokens", errors.loss, shorter.loss_budget),
+            (f"token {errors.token}", errors.worst, shorter.worst_budget),
+        ):
+            if not error <= budget:
+                raise Incorrect(
+                    f"the losses of {what} {differ} by {error:.3g} (relative), budget {budget:.3g}, although both "
+                    "texts begin with the same tokens"
+                )
+    for longer in shorter.runs[1:]:
+        if not 1 / GRAD_NORM_FACTOR <= first.grad_norm / longer.grad_norm <= GRAD_NORM_FACTOR:
+            raise Incorrect(
+                f"the gradient norm of the first step is {first.grad_norm:.6g} at seq_len={first.seq_len} and "
+                f"{longer.grad_norm:.6g} at seq_len={longer.seq_len}: over a factor of {GRAD_NORM_FACTOR} apart"
+            )
+    return {
+        "timed_loss_error": max(each.loss for each in found),
+        "timed_max_loss_error": max(each.worst for each in found),
+    }
+
+
+def check_timed_steps(results: Sequence[StepResult]) -> dict[str, list[float]]:
+    """Row columns: the loss and the gradient norm of each timed step.
+
+    Raises:
+        Incorrect: a value is infinite or not a number, or a gradient is zero.
+    """
+    loss, grad_norm = [float(result.loss) for result in results], [float(result.grad_norm) for result in results]
+    for step, values in enumerate(zip(loss, grad_norm, strict=True)):
+        if not all(map(math.isfinite, values)):
+            raise Incorrect(f"step {step}: loss {values[0]} and gradient norm {values[1]} must be finite")
+        if values[1] <= 0:
+            raise Incorrect(f"step {step}: the gradient norm is {values[1]}: there was no backward")
+    return {"loss": loss, "grad_norm": grad_norm}
+
+
+def require_new_results(loss: Sequence[float], grad_norm: Sequence[float]) -> None:
+    """
+    Raises:
+        Incorrect: all timed steps have the same values, although the weights changed.
+    """
+    if len(loss) > 1 and len(set(zip(loss, grad_norm, strict=True))) == 1:
+        raise Incorrect(
+            f"all {len(loss)} timed steps have loss {loss[0]} and gradient norm {grad_norm[0]}: one was repeated"
+        )
+
+
+class Weights:
+    """What the optimizers of this rank update, as sums of elements: before the timed steps and after them.
+
+    They are read outside the timed window. Without warm-up steps, those before are read at the first update, in the
+    first timed step.
+    """
+
+    def __init__(self, workload: WorkloadConfig) -> None:
+        self._ends = (workload.warmup_steps, workload.warmup_steps + workload.timed_steps)
+        self._tensors: dict[int, Tensor] = {}  # by their ids
+        self._before: dict[int, float] = {}
+        self._after: dict[int, float] = {}
+        self._num_ticks = 0
+
+    @contextmanager
+    def watched(self, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        """Yields what the engine is to call instead of `tick`."""
+        hook = register_optimizer_step_pre_hook(self._before_update)
+
+        def ticking() -> None:
+            first, last = self._ends
+            if self._num_ticks == first and self._tensors:
+                hook.remove()
+                self._before = self._sums()
+            tick()
+            if self._num_ticks == last:
+                self._after = self._sums()
+            self._num_ticks += 1
+
+        try:
+            yield ticking
+        finally:
+            hook.remove()
+            self._tensors.clear()
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for tensor in (each for group in optimizer.param_groups for each in group["params"]):
+            if id(tensor) not in self._tensors:
+                self._tensors[id(tensor)] = tensor
+                self._before[id(tensor)] = _sum(tensor)
+
+    def _sums(self) -> dict[int, float]:
+        return {key: _sum(tensor) for key, tensor in self._tensors.items()}
+
+    def require_changed(self) -> None:
+        """
+        Raises:
+            Incorrect: all weights of a rank are as they were before the timed steps. Raised on every rank.
+        """
+        frozen: list[bool] = [False] * dist.get_world_size()
+        dist.all_gather_object(frozen, self._before == self._after)
+        if any(frozen):
+            ranks = ", ".join(str(rank) for rank, is_frozen in enumerate(frozen) if is_frozen)
+            raise Incorrect(f"the optimizer changed no weight of ranks {ranks} in the timed steps")
+
+
+def _sum(tensor: Tensor) -> float:
+    """Of this rank's elements, in fp64."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    chunks = local.detach().flatten().split(CHUNK)
+    return float(torch.stack([chunk.sum(dtype=torch.float64) for chunk in chunks]).sum())

@@ -1,0 +1,366 @@
+"""The first screen in words: of each setting which method is faster, how fast, how long before memory runs out and how
+many bytes; then what a reader must not miss, a line each."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.device_sets import several
+from sp_bench.report.formats import GIB, MISSING, counted, number, whole
+from sp_bench.report.losses import sentences as first_losses
+from sp_bench.report.provenance import mixing
+from sp_bench.report.ratios import ranked
+from sp_bench.report.rivals import SAME, counterparts
+from sp_bench.report.settings import AHEAD, QUESTION, TIE, UNPROVEN, Difference, Place, Setting
+from sp_bench.report.signs import counts
+from sp_bench.report.words import listed_words, method, the_method
+
+MAX_COUNTS = 3
+MAX_ALSO = 5  # further lines of a card; the tables hold all
+
+
+@dataclass(frozen=True)
+class Card:
+    """`verdict` is bold only where `proven`."""
+
+    title: str
+    where: str
+    verdict: str
+    proven: bool
+    numbers: str
+    memory: str
+    also: tuple[str, ...]
+    cells: tuple[Cell, ...]
+
+
+def card(setting: Setting) -> Card:
+    place = setting.main
+    if place is None and any(cell.ok for cell in setting.cells):
+        return _of_kernels(setting)
+    if place is None:
+        failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
+        why = ", ".join(f"{n} {status}" for status, n in failed.items())
+        return Card(
+            setting.title, "", f"Nothing was measured ({why}).", False, "", memory_words(setting), (), setting.cells
+        )
+    first = place.first
+    where = [
+        words.place(first),
+        words.fabric(first.asked["fabric"]) if first.asked["sp_size"] > 1 else "",
+        words.kernel(first),
+    ]
+    if not place.contested:
+        lone = f"Only {the_method(place.leader)} was measured here."
+        also = _also(setting, place)
+        told = numbers(setting, (place.leader,))
+        return Card(
+            setting.title, ", ".join(filter(None, where)), lone, False, told, memory_words(setting), also, place.cells
+        )
+    pair = (place.leader, place.rival) if place.rival else (place.leader,)
+    proven = any(d.outcome == AHEAD for d in place.differences)
+    told = numbers(setting, [cell for cell in pair if cell])
+    also = _also(setting, place)
+    return Card(
+        setting.title,
+        ", ".join(filter(None, where)),
+        verdict(place),
+        proven,
+        told,
+        memory_words(setting),
+        also,
+        place.cells,
+    )
+
+
+def _of_kernels(setting: Setting) -> Card:
+    """Kernels alone, at the longest length."""
+    known = [cell for cell in setting.cells if cell.ok]
+    longest = max(cell.asked["seq_len"] or 0 for cell in known)
+    ranked_cells = ranked([cell for cell in known if (cell.asked["seq_len"] or 0) == longest])
+    differences = [Difference(ranked_cells[0], cell, setting.smallest) for cell in ranked_cells[1:]]
+    ratios = listed_words([f"{d.words} as fast as {method(d.slow)}" for d in differences])
+    told = (
+        f"{_capital(method(ranked_cells[0]))} is {ratios}."
+        if ratios
+        else f"Only {method(ranked_cells[0])} was measured."
+    )
+    sure = bool(differences) and all(d.outcome == AHEAD for d in differences)
+    where = words.place(ranked_cells[0])
+    return Card(
+        setting.title, where, told, sure, numbers(setting, ranked_cells[:2]), memory_words(setting), (), setting.cells
+    )
+
+
+def verdict(place: Place) -> str:
+    """Ulysses is 1.03x [1.01, 1.04] as fast as the zigzag ring and ties with USP."""
+    of: dict[str, list[Difference]] = {AHEAD: [], TIE: [], UNPROVEN: []}
+    for difference in place.differences:
+        of[difference.outcome].append(difference)
+    leader = _capital(the_method(place.leader))
+    ties = listed_words([the_method(d.slow) for d in of[TIE]])
+    if len(of[TIE]) == len(place.differences):
+        sure = "" if any(d.paired for d in place.differences) else " by medians, without intervals"
+        between = " and " if len(of[TIE]) == 1 else ", "
+        return f"A tie{sure}: {the_method(place.leader)}{between}{ties}.{_of_the_others(place)}"
+    ahead = listed_words([f"{d.words} as fast as {the_method(d.slow)}" for d in of[AHEAD]])
+    medians = listed_words([f"{d.words} as fast as {the_method(d.slow)}" for d in of[UNPROVEN]])
+    tied = f" and ties with {ties}" if ties else ""
+    if not ahead:
+        return f"{leader} has the lowest median{tied}: {medians} (no interval)."
+    return f"{leader} is {ahead}{tied}{f'; by medians {medians}' if medians else ''}."
+
+
+def _of_the_others(place: Place) -> str:
+    """Of Ulysses and the ring, where both tie with a third method: that one is proven faster than the other."""
+    asked = [cell for cell in place.contenders[1:] if cell.asked["method"] in QUESTION]
+    if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest)).outcome != AHEAD:
+        return ""
+    return f" {_capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
+
+
+def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
+    """160.7k against 155.6k tokens/s a GPU, 604 against 585 TFLOP/s (0.97 and 0.94 of the kernel alone), ..."""
+    ranks = cells[0].processor
+    shares = [share.ratio if (share := setting.share(cell)) else None for cell in cells]
+    known = [f"{value:.2f}" for value in shares if value is not None]
+    of_kernel = f" ({' and '.join(known)} of the kernel alone)" if len(known) == len(cells) else ""
+    flops = _against(cells, tflops, number, "TFLOP/s")
+    host = all(cell.memory_column == "max_peak_host_bytes" for cell in cells)
+    parts = [
+        _against(cells, lambda c: tokens(c), thousands, f"tokens/s a {ranks}"),
+        flops and flops + of_kernel,
+        _against(cells, mfu, lambda v: f"{v:.0%}", "MFU") if not flops else "",
+        _against(cells, memory_gib, gib, "GiB of host memory" if host else "GiB"),
+        _against(cells, sent_gib, gib, f"GiB sent a {ranks}"),
+    ]
+    return _sentence(", ".join(filter(None, parts)))
+
+
+def memory_words(setting: Setting) -> str:
+    """Where memory ran out first, and what ran; or that it did not."""
+    failed = setting.out_of_memory
+    lengths = [cell.asked["seq_len"] for cell in setting.cells if cell.ok and cell.asked["seq_len"]]
+    if not failed:
+        return f"Nothing ran out of memory up to {whole(max(lengths))} tokens." if lengths else ""
+    brackets = []
+    for limit in setting.limits:
+        if (oom := limit.smallest_oom) is not None:
+            ran = f"{whole(limit.largest_ok.asked['seq_len'])} ran" if limit.largest_ok else "nothing ran"
+            brackets.append(
+                f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({ran})"
+            )
+    return f"Out of memory: {'; '.join(brackets[:3])}{f'; and {len(brackets) - 3} more' if len(brackets) > 3 else ''}."
+
+
+def _also(setting: Setting, main: Place) -> tuple[str, ...]:
+    """What other places say, grouped; then libraries and kernels at the main one."""
+    told: dict[str, list[str]] = {}
+    for place in reversed(setting.contests):
+        if place is not main:
+            told.setdefault(_outcome(place), []).append(_apart(place, main))
+    # What is equal at several places is said once.
+    lines = [f"{outcome}: {'; '.join(wheres[:3])}{f' and {len(wheres) - 3} more' if len(wheres) > 3 else ''}."
+             for outcome, wheres in told.items()]  # fmt: skip
+    libraries = [_library(their, ours) for their, ours in _libraries(setting)]
+    lines = [*libraries[:3], *lines]
+    more = len(lines) - MAX_ALSO
+    return (*lines[:MAX_ALSO], *((f"{counted(more, 'further finding')} in the table.",) if more > 0 else ()))
+
+
+def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
+    """Libraries and our method of their kind on their kernel, at the longest length that both ran."""
+    found: dict[str, tuple[Cell, Cell]] = {}
+    cells = [c for c in setting.cells if c.ok and c.asked["fabric"] == setting.fabrics[0]]
+    for their in sorted(
+        (c for c in cells if c.is_library), key=lambda c: (-(c.asked["sp_size"]), -(c.asked["seq_len"]))
+    ):
+        ours = dict(counterparts(their, cells)).get(SAME)
+        if ours is not None:
+            found.setdefault(f"{method(their)} {their.asked['kernel']}", (their, ours))
+    return list(found.values())
+
+
+def _library(their: Cell, ours: Cell) -> str:
+    slow, fast = (their, ours) if (their.median_step_ms or 0) >= (ours.median_step_ms or 0) else (ours, their)
+    difference = Difference(fast, slow)
+    where = f"on {words.kernel(their)}, {words.place(their)}"
+    if difference.outcome == TIE:
+        return f"{the_method(their)} ties with our {method(ours)} {where}."
+    sure = "" if difference.outcome == AHEAD else " (no interval)"
+    if fast is their:
+        return f"{method(their)} is {difference.words} as fast as our {method(ours)} {where}{sure}."
+    return f"Our {method(ours)} is {difference.words} as fast as {method(their)} {where}{sure}."
+
+
+def _outcome(place: Place) -> str:
+    """The answer of a further place in a few words; lengths with one answer share a line."""
+    difference = place.difference
+    if difference is None or difference.outcome == TIE:
+        names = listed_words([method(cell) for cell in (place.leader, place.rival) if cell])
+        return f"{_capital(names)} tie"
+    sure = "" if difference.outcome == AHEAD else ", no interval"
+    return f"{_capital(method(place.leader))} ahead of {the_method(difference.slow)}{sure}"
+
+
+def _apart(place: Place, main: Place) -> str:
+    """What tells a place from the main one, with the ratio unless it is a tie."""
+    here, there = place.first.asked, main.first.asked
+    parts = []
+    if here["seq_len"] != there["seq_len"]:
+        parts.append(f"{whole(here['seq_len'])} tokens")
+    if (here["sp_size"], here["world_size"]) != (there["sp_size"], there["world_size"]):
+        parts.append(words.processors(place.first))
+    if here["fabric"] != there["fabric"]:
+        parts.append(words.fabric(here["fabric"]))
+    if here["kernel"] != there["kernel"]:
+        parts.append(words.kernel(place.first))
+    difference = place.difference
+    ratio = f" {difference.words}" if difference and difference.outcome != TIE else ""
+    return f"{', '.join(parts)}{ratio}"
+
+
+def caveats(cells: Sequence[Cell], settings: Sequence[Setting], plan: Sequence[str]) -> list[str]:
+    """A line each: what ran, on what, and what is in doubt. `plan`: what of it ran."""
+    measured = [cell for cell in cells if cell.ok]
+    lines = [f"{count.where}: {count.words}." for count in counts(settings)[:MAX_COUNTS]]
+    lines += [*plan, *_machines(cells), *_replicates(measured), *_flags(measured), *_bytes(measured)]
+    lines += [*first_losses(cells), *_unsampled(measured), *_code(cells)]
+    if mixed := mixing(cells):
+        lines.append(_capital(mixed) + ".")
+    if any(cell.options.get("isolation") == "group" for cell in measured):
+        lines.append("Trials share warm processes (isolation=group).")
+    if any(cell.processor != "GPU" for cell in measured):
+        lines.append("CPU timings show that the path works: compare them with nothing.")
+    return lines
+
+
+def statuses(cells: Sequence[Cell]) -> str:
+    """75 trials: 74 ok, 1 oom."""
+    found = Counter(str(row["status"]) for cell in cells for row in cell.rows)
+    ordered = sorted(found.items(), key=lambda item: (item[0] != "ok", -item[1]))
+    return f"{counted(found.total(), 'trial')}: {', '.join(f'{n:,} {status}' for status, n in ordered)}."
+
+
+def _machines(cells: Sequence[Cell]) -> list[str]:
+    told = several(number for cell in cells for number in cell.ran_on)
+    if not told:
+        return []
+    spread = machine_spread(cells)
+    apart = (
+        f"; equal cells differ by {spread:.1%} between them (the median of their largest differences)" if spread else ""
+    )
+    return [f"Ran on {told}{apart}. Compare within one machine."]
+
+
+def machine_spread(cells: Sequence[Cell]) -> float | None:
+    """How far medians of equal cells on separate devices are apart, relative to the smallest; the median over cells."""
+    found: dict[object, dict[int, list[float]]] = {}
+    for cell in cells:
+        if cell.is_of_a_length:
+            for key, ms in cell.step_ms.items():
+                if (where := cell.device_sets[key]) is not None:
+                    found.setdefault(cell.but(), {}).setdefault(where, []).append(ms)
+    middles = [[median(ms) for ms in sets.values()] for sets in found.values() if len(sets) > 1]
+    return median(max(each) / min(each) - 1 for each in middles) if middles else None
+
+
+def _replicates(measured: Sequence[Cell]) -> list[str]:
+    few = [cell for cell in measured if cell.is_of_a_length and cell.interval_ms is None]
+    total = sum(cell.is_of_a_length for cell in measured)
+    if not few:
+        return []
+    return [
+        f"{len(few)} of {counted(total, 'cell')} have no interval: fewer than 6 replicates, or on several machines."
+    ]
+
+
+def _flags(measured: Sequence[Cell]) -> list[str]:
+    rows = Counter(flag for cell in measured for flag in cell.flags)
+    told = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
+    return [f"Doubts, of {counted(len(measured), 'cell')}: {'; '.join(told)}."] if told else []
+
+
+def _bytes(measured: Sequence[Cell]) -> list[str]:
+    sums = [cell for cell in measured if cell.communication.equal is not None and cell.communication.predicted_bytes]
+    different = [cell for cell in sums if not cell.communication.equal]
+    if not sums:
+        return []
+    if different:
+        return [f"Counted bytes differ from the closed form in {len(different)} of {counted(len(sums), 'cell')}."]
+    every = "all " if len(sums) > 1 else ""
+    return [f"Counted bytes equal the closed form in {every}{counted(len(sums), 'cell')} that send."]
+
+
+def _unsampled(measured: Sequence[Cell]) -> list[str]:
+    number = sum(cell.num_unsampled for cell in measured)
+    return [f"Gradients were not checked at the timed length in {counted(number, 'older row')}."] if number else []
+
+
+def _code(cells: Sequence[Cell]) -> list[str]:
+    rows = [row for cell in cells for row in cell.rows]
+    shas = sorted({row["git_sha"][:7] for row in rows if isinstance(row["git_sha"], str)})
+    unknown = sum(not isinstance(row["git_sha"], str) for row in rows)
+    if not shas:
+        return ["The rows do not say which commit they are of."] if rows else []
+    more = f"; {counted(unknown, 'row')} do not say" if unknown else ""
+    return [f"Code: {', '.join(shas)}{more}."]
+
+
+def tokens(cell: Cell) -> float | None:
+    return cell.rate(cell.median_step_ms, per_rank=True) if cell.median_step_ms else None
+
+
+def tflops(cell: Cell) -> float | None:
+    """Of attention alone, or of the model in a training step."""
+    if not cell.median_step_ms:
+        return None
+    if (found := cell.attention_tflops(cell.median_step_ms)) is not None:
+        return found
+    flops, size = cell.middle("model_flops"), cell.asked["world_size"]
+    known = cell.asked["workload"] == "train_step" and cell.processor == "GPU" and flops and size
+    return (flops or 0.0) / cell.median_step_ms / size / 1e9 if known else None
+
+
+def mfu(cell: Cell) -> float | None:
+    return cell.mfu
+
+
+def memory_gib(cell: Cell) -> float | None:
+    held = cell.median_memory_bytes
+    return None if held is None else held / GIB
+
+
+def sent_gib(cell: Cell) -> float | None:
+    counted_bytes = cell.communication.counted_bytes
+    return counted_bytes / GIB if counted_bytes else None
+
+
+def thousands(value: float) -> str:
+    """160.7k."""
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k" if value >= 1e4 else number(value)
+
+
+def gib(value: float) -> str:
+    return f"{value:.2f}" if 0.01 <= value < 2 else f"{value:.1f}" if value >= 2 else f"{value:.1g}"
+
+
+def _against(
+    cells: Sequence[Cell], read: Callable[[Cell], float | None], shown: Callable[[float], str], unit: str
+) -> str:
+    """604 against 585 TFLOP/s; one number where both are equal; nothing where one is not known."""
+    values = [value for cell in cells if (value := read(cell)) is not None]
+    if len(values) < len(cells):
+        return ""
+    texts = list(dict.fromkeys(map(shown, values)))
+    return f"{' against '.join(texts)} {unit}" if texts != [MISSING] else ""
+
+
+def _sentence(text: str) -> str:
+    return f"{text}." if text else ""
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,108 @@
+"""Paired ratios as a forest plot: a line a place and campaign, and over machines the count of signs."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from sp_bench.report import words
+from sp_bench.report.figures.panels import ROW_IN
+from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens, wrapped
+from sp_bench.report.ratios import decimals
+from sp_bench.report.settings import Setting
+from sp_bench.report.signs import RIVALS, Sign, counts, signs
+
+MOST_LINES = 44  # of one figure: those with intervals and of large places go first
+
+
+def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    places: dict[int, tuple[str, dict[str, Sign]]] = {}
+    for rival in RIVALS:
+        for sign in signs(settings, rival):
+            places.setdefault(id(sign.place), (_label(sign, settings), {}))[1][rival] = sign
+    ordered = sorted(places.values(), key=lambda each: not any(s.paired for s in each[1].values()))[:MOST_LINES]
+    if not ordered:
+        return []
+    smallest = settings[0].smallest
+    width = 70 if look.width_in > 5 else 25
+    labels = [wrapped(label, width) for label, _ in reversed(ordered)]
+    tallest = max(label.count("\n") + 1 for label in labels)
+    figure = look.figure(max(ROW_IN, 0.115 * tallest + 0.03) * max(4, len(ordered)) + 1.05)
+    axis = figure.subplots()
+    handles: dict[str, Line2D] = {}
+    data = []
+    axis.axvspan(1 - smallest, 1 + smallest, color="#ececec", lw=0)
+    axis.axvline(1, color="#555555", lw=0.8)
+    for place, (label, rivals) in enumerate(reversed(ordered)):
+        for i, (rival, sign) in enumerate(rivals.items()):
+            y = place + 0.22 * ((len(rivals) - 1) / 2 - i)
+            paired = sign.paired
+            style = mark(sign.rival, hollow=paired is None)
+            if paired is not None:
+                axis.plot([paired.interval.low, paired.interval.high], [y, y], color=style["color"], lw=1.3)
+            axis.plot([sign.ratio], [y], **{**style, "ms": 4})
+            handles.setdefault(f"{words.METHODS[rival]} / Ulysses", Line2D([], [], **mark(sign.rival)))
+            low, high = (paired.interval.low, paired.interval.high) if paired else (None, None)
+            data.append({"place": label, "method": words.method(sign.rival), "over": words.method(sign.ulysses),
+                         "ratio": sign.ratio, "low": low, "high": high})  # fmt: skip
+    lead = [next(iter(rivals.values())).ratio for _, rivals in reversed(ordered)]
+    shown = [v for line in data for v in (line["ratio"], line["low"], line["high"]) if v is not None]
+    low, high = min(*shown, 1 - smallest), max(*shown, 1 + smallest)
+    _ratio_axis(axis, low, high, look)
+    for place, ratio in enumerate(lead):
+        axis.annotate(f"{ratio:.{decimals(ratio)}f}", (1, place), (-1, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", ha="right", va="center", fontsize=6.5)  # fmt: skip
+    axis.set_yticks(range(len(ordered)), labels, fontsize=6.5)
+    axis.set_ylim(-0.7, len(ordered) - 0.3)
+    axis.grid(axis="y", visible=False)
+    axis.set_xlabel(
+        wrapped(
+            f"step time over that of Ulysses (right: Ulysses is faster; grey: within {smallest:.0%})",
+            int(look.width_in * 9),
+        )
+    )
+    handles["without an interval"] = Line2D([], [], marker="o", mfc="white", mec=GREY, ls="none")
+    legend(figure, handles, look)
+    told = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
+    caption = (
+        "Paired ratios of step times, each method's fastest variant on one kernel; numbers: the first mark of a line."
+    )
+    return [Plot("ratios", "", figure, "".join([caption, *told]), pd.DataFrame(data))]
+
+
+def _ratio_axis(axis: Axes, low: float, high: float, look: Look) -> None:
+    """Logarithmic, so that twice and half are as far from 1; room for the numbers at its right."""
+    axis.set_xscale("log")
+    axis.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** (0.16 if look.column == 2 else 0.3))
+    steps = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 6)
+    wide = [t for t in steps if low / 1.01 <= t <= high * 1.01]
+    kept: list[float] = [1]
+    apart = 0.075 if look.column == 2 else 0.16
+    for tick in sorted(wide, key=lambda t: abs(math.log(t))):  # from 1 outwards, as far as labels have room
+        if all(abs(math.log(tick / other)) > apart * math.log(high / low) for other in kept):
+            kept.append(tick)
+    axis.xaxis.set_major_locator(FixedLocator(kept))
+    axis.xaxis.set_minor_locator(NullLocator())
+    axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def _label(sign: Sign, settings: Sequence[Setting]) -> str:
+    """The place, as far as places differ, and the campaign."""
+    first = sign.place.first
+    heads = {(c.asked["num_heads"], c.asked["num_kv_heads"]) for s in settings for p in s.contests for c in p.cells}
+    sizes = {c.asked["sp_size"] for s in settings for p in s.contests for c in p.cells}
+    parts = ["training step" if first.asked["workload"] == "train_step" else ""]
+    parts += ["forward" if first.asked["pass_kind"] == "forward" else "", "CUDA graph" if first.launch_note else ""]
+    parts.append(f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads" if len(heads) > 1 else "")
+    parts += [
+        f"{tokens(first.asked['seq_len'])} tokens",
+        words.processors(first) if len(sizes) > 1 else "",
+        words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
+        words.kernel(first),
+    ]
+    campaigns = sorted({str(row["folder"]) for row in sign.ulysses.rows})
+    several = len({str(row["folder"]) for s in settings for c in s.cells for row in c.rows}) > 1
+    return ", ".join(filter(None, parts)) + (f" ({', '.join(campaigns)})" if several else "")

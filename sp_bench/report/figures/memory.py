@@ -1,0 +1,127 @@
+"""How long before memory runs out: memory over the length with the device's capacity, and the bracket of the longest
+sequence that fits."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from sp_bench.report import words
+from sp_bench.report.cards import memory_gib
+from sp_bench.report.cells import Cell, listed
+from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
+from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
+from sp_bench.report.formats import GIB
+from sp_bench.report.limits import Limit
+from sp_bench.report.settings import Setting
+
+CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
+
+
+def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    on_device = [s for s in settings if any(c.memory_column == "max_peak_allocated_bytes" for c in s.cells)]
+    if not on_device:
+        return _brackets(settings, look)
+    shared = shared_title(on_device)
+    found = [_with_capacity(panel) for panel in panels(on_device, memory_gib)]
+    label = "GiB a GPU"
+    caption = "Peak memory of the rank that needs most; the line across is the device's capacity or its cap."
+    plots = over_length("memory", found, memory_gib, f"allocated, {label}", look, shared + caption)
+    marks = [("allocated", memory_gib), ("reserved", reserved_gib), ("in use", in_use_gib)]
+    without_line = [replace(panel, limit=None) for panel in found]
+    of_dots = (
+        "Peak memory of the rank that needs most: allocated by tensors / reserved by torch / in use on the device."
+    )
+    plots += dots("memory", without_line, marks, label, look, shared + of_dots)
+    return plots + _brackets(settings, look)
+
+
+def largest(cell: Cell, column: str) -> float | None:
+    """GiB of the rank that needs most, the median over the replicates."""
+    known = [max(values) for row in cell.measured if (values := [v for v in listed(row.get(column)) if v is not None])]
+    return median(known) / GIB if known else None
+
+
+def reserved_gib(cell: Cell) -> float | None:
+    return largest(cell, "peak_reserved_bytes")
+
+
+def in_use_gib(cell: Cell) -> float | None:
+    return largest(cell, "device_used_bytes")
+
+
+def capacity_gib(cell: Cell) -> float | None:
+    """The cap, or the whole device; None of a device that is not known."""
+    if (cap := cell.asked["device_memory_gib"]) is not None:
+        return cap
+    names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
+    return next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
+
+
+def _with_capacity(panel: Panel) -> Panel:
+    """Only where a sequence came near it: elsewhere the line would press all others to the ground."""
+    limit = capacity_gib(panel.cells[0])
+    most = max((memory_gib(c) or 0.0 for c in panel.cells), default=0.0)
+    return replace(panel, limit=limit if limit is not None and most > limit / 8 else None)
+
+
+def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    """A line a method and number of GPUs, of the settings in which anything ran out of memory."""
+    rows = [(s, limit) for s in settings if s.out_of_memory for limit in s.limits]
+    if not rows:
+        return []
+    shown = list({s.title: s for s, _ in rows}.values())
+    width = 58 if look.width_in > 5 else 28
+    names = [wrapped(_name(s, limit, shown), width) for s, limit in reversed(rows)]
+    tallest = max(name.count("\n") for name in names)
+    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(rows) + 0.85)
+    axis = figure.subplots()
+    data = []
+    lengths = [c.asked["seq_len"] for _, limit in rows for c in limit.cells]
+    for place, (_, limit) in enumerate(reversed(rows)):
+        ran, failed = limit.largest_ok, limit.smallest_oom
+        ends = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
+        axis.plot(ends, [place] * len(ends), color="#999999", lw=1.2)
+        if ran is not None:
+            axis.plot([ran.asked["seq_len"]], [place], **mark(ran))
+        if failed is not None:
+            axis.plot([failed.asked["seq_len"]], [place], marker="x", color=BLACK, ls="none", mew=1.4)
+        data.append(_data(limit))
+    axis.set_yticks(range(len(rows)), names, fontsize=6.5)
+    axis.set_ylim(-0.7, len(rows) - 0.3)
+    length_axis(axis, lengths, look.width_in / 2)
+    axis.set_xlabel("tokens")
+    figure.legend(
+        [
+            Line2D([], [], marker="o", color=BLACK, ls="none"),
+            Line2D([], [], marker="x", color=BLACK, ls="none", mew=1.4),
+        ],
+        ["the longest that ran", "the shortest that ran out of memory"],
+        loc="outside lower center",
+        ncols=2 if look.width_in > 5 else 1,
+    )
+    return [
+        Plot(
+            "memory",
+            "longest",
+            figure,
+            shared_title(shown) + "The longest sequence that fits, as a bracket.",
+            pd.DataFrame(data),
+        )
+    ]
+
+
+def _name(setting: Setting, limit: Limit, shown: Sequence[Setting]) -> str:
+    cell = limit.cells[0]
+    told = f"{words.method(cell)}, {words.processors(cell)}"
+    apart = setting.apart(shown)
+    return f"{told}: {apart}" if apart else told
+
+
+def _data(limit: Limit) -> dict[str, object]:
+    cell, ran, failed = limit.cells[0], limit.largest_ok, limit.smallest_oom
+    lengths = {"longest_ok": ran and ran.asked["seq_len"], "shortest_oom": failed and failed.asked["seq_len"]}
+    return {"method": words.method(cell), "sp_size": limit.sp_size, **lengths, "trial_ids": trial_ids(cell)}

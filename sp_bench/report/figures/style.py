@@ -1,0 +1,231 @@
+"""How figures look and how they are saved. A colour is what travels (Ulysses, ring, all-gather, USP) and a marker is a
+method, in every figure; a library has the colour of its kind and a hollow marker of its own."""
+
+import io
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from PIL import Image
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.pattern_bytes import kind
+
+BLACK, GREY = "#000000", "#8a8a8a"
+# Okabe & Ito 2008
+COLOURS = {"single": BLACK, "ulysses": "#0072B2", "ring": "#D55E00", "all_gather": "#009E73", "usp": "#CC79A7"}
+OUTSIDE = ("#E69F00", "#56B4E9", "#332288", "#882255")  # of methods from outside, by name
+MARKERS = {
+    "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "deepspeed_ulysses": "s",
+    "deepspeed_ulysses_hf": "h", "ring_flash_attn": "v", "ring_flash_attn_llama3": "<", "yunchang": "X",
+    "torch_context_parallel": ">", "transformer_engine": "p",
+}  # fmt: skip
+DPI, PNG_COLOURS = 150, 64
+TICK_IN = 0.36  # least distance of two labels of an axis
+WIDTHS = {1: 3.25, 2: 6.75}  # inches of one column and of two, in the format of ICML and MLSys
+VENUES = {  # one column, two columns; where the text has one column only, half of it and all of it
+    "icml": (3.25, 6.75),
+    "mlsys": (3.25, 6.75),
+    "neurips": (2.7, 5.5),
+    "iclr": (2.7, 5.5),
+    "acm": (3.33, 7.0),  # acmart, sigconf
+    "ieee": (3.5, 7.16),  # IEEE's guide to graphics: 21 and 43 picas
+}
+RC: Mapping[str, Any] = {
+    "font.family": ["DejaVu Sans"],
+    "font.size": 7.5,
+    "axes.labelsize": 7.5,
+    "axes.titlesize": 7.5,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": "#e2e2e2",
+    "grid.linewidth": 0.5,
+    "lines.linewidth": 1.1,
+    "lines.markersize": 4.5,
+    "figure.facecolor": "white",
+    "text.usetex": False,
+    "text.parse_math": False,  # names are text: a dollar sign stays one
+    "hatch.linewidth": 0.5,
+    "pdf.fonttype": 42,  # TrueType: venues refuse Type 3
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How figures are to come out."""
+
+    column: int = 2
+    height_in: float | None = None  # of every figure; None: as its content asks
+    venue: str | None = None
+
+    @property
+    def width_in(self) -> float:
+        return VENUES[self.venue][self.column - 1] if self.venue else WIDTHS[self.column]
+
+    @property
+    def rc(self) -> dict[Any, Any]:
+        """Venues set their text in Times or a relative of it."""
+        return dict(RC) | ({"font.family": ["STIXGeneral", "DejaVu Sans"]} if self.venue else {})
+
+    def figure(self, height_in: float) -> Figure:
+        return Figure(figsize=(self.width_in, self.height_in or height_in), layout="constrained")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure and the data behind it, a line a mark. `name`: of the figure; `part` tells several of one name apart."""
+
+    name: str
+    part: str
+    figure: Figure
+    caption: str
+    data: pd.DataFrame
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure of the page. `files`: png, pdf, csv -> content; the file's name is `stem` and that suffix."""
+
+    name: str
+    stem: str
+    caption: str
+    width: int  # CSS pixels at print size
+    files: Mapping[str, bytes]
+
+
+def colour(cell: Cell) -> str:
+    of = kind(cell) or str(cell.asked["method"])
+    return COLOURS.get(of) or OUTSIDE[sum(map(ord, of)) % len(OUTSIDE)]
+
+
+def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
+    """The marker of its method; hollow for a library, and where no interval is known."""
+    ink = colour(cell)
+    empty = hollow or cell.is_library
+    shape = MARKERS.get(str(cell.asked["method"]), "d")
+    return {"marker": shape, "color": ink, "mfc": "white" if empty else ink, "mec": ink, "mew": 0.9, "ls": "none"}
+
+
+def is_plain(cell: Cell) -> bool:
+    """Its method in one exchange or group, and in a layout that balances the mask: the others are drawn thinner."""
+    options = cell.options
+    parts = options.get("method.head_chunks") not in (None, 1) or options.get("method.head_stride") not in (None, "all")
+    unbalanced = cell.asked["method"] in ("ring", "all_gather") and cell.asked["layout"] == "contiguous"
+    return not parts and not unbalanced and options.get("method.exchange") != "copy_engines"
+
+
+def line(cell: Cell) -> dict[str, Any]:
+    style = "-" if is_plain(cell) and not cell.is_library else "--"
+    return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
+
+
+def legend(figure: Figure, handles: Mapping[str, Line2D], look: Look) -> None:
+    """Below the panels, as many abreast as the width holds."""
+    if not handles:
+        return
+    longest = max(map(len, handles))
+    abreast = max(1, min(len(handles), int(look.width_in / (0.052 * longest + 0.42))))
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=abreast, handlelength=2,
+                  columnspacing=1.2, labelspacing=0.3)  # fmt: skip
+
+
+def length_axis(axes: Axes, lengths: Iterable[int], width_in: float) -> None:
+    """Powers of two, the longest first and then as far as labels have room: 32K, 128K."""
+    known = sorted(set(lengths))
+    kept = known[-1:]
+    for length in reversed(known):
+        span = math.log(1.6 * known[-1] / known[0])
+        if all(abs(math.log(length / other)) / span * width_in > TICK_IN for other in kept):
+            kept.append(length)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(kept))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tokens(round(value))))
+    axes.set_xlim(known[0] / 1.25, known[-1] * 1.25)
+
+
+def tokens(number: int) -> str:
+    return f"{number // 1024}K" if number >= 1024 and number % 1024 == 0 else f"{number:,}"
+
+
+def rank_axis(axes: Axes, sizes: Sequence[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+
+
+def plain_log(axes: Axes, values: Sequence[float]) -> None:
+    """A logarithmic y axis with a few numbers that a reader knows."""
+    axes.set_yscale("log")
+    low, high = min(values) * 0.85, max(values) * 1.18
+    steps = [m * 10.0**e for e in range(-3, 7) for m in (1, 2, 3, 5, 7)]
+    ticks = [tick for tick in steps if low <= tick <= high]
+    axes.set_ylim(low, high)
+    axes.yaxis.set_major_locator(FixedLocator(ticks[:: max(1, len(ticks) // 6)]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def wrapped(text: str, width: int) -> str:
+    """Lines of at most `width` characters, broken at blanks."""
+    lines = [""]
+    for word in text.split():
+        if lines[-1] and len(lines[-1]) + len(word) + 1 > width:
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    return "\n".join(lines)
+
+
+def about(cell: Cell) -> dict[str, Any]:
+    """The leading columns of a figure's data."""
+    asked = {name: cell.asked[name] for name in ("kernel", "fabric", "sp_size", "seq_len")}
+    return {"method": words.method(cell), **asked}
+
+
+def trial_ids(cell: Cell) -> str:
+    return " ".join(str(row["trial_id"]) for row in cell.measured or cell.rows)
+
+
+def finish(plot: Plot, stem: str, look: Look) -> Drawing:
+    """Saved in every format, equal for equal rows. Under the same rc as it was drawn with."""
+    png = _png(plot.figure)
+    files = {"png": png, "pdf": _pdf(plot.figure), "csv": plot.data.to_csv(index=False, lineterminator="\n").encode()}
+    return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)
+
+
+def _png(figure: Figure) -> bytes:
+    figure.set_dpi(DPI)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    figure.set_layout_engine("none")
+    drawn = Image.frombytes("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")
+    few = drawn.quantize(PNG_COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    buffer = io.BytesIO()
+    few.save(buffer, "png", dpi=(DPI, DPI), optimize=True)
+    return buffer.getvalue()
+
+
+def _pdf(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    FigureCanvasPdf(figure).print_pdf(buffer, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
+    return buffer.getvalue()
+
+
+Draw = Callable[..., list[Plot]]

@@ -1,0 +1,54 @@
+"""How fast: attention TFLOP/s, or tokens/s of a training step, a GPU."""
+
+from collections.abc import Callable, Sequence
+
+from sp_bench.report.cards import tokens
+from sp_bench.report.cells import Cell
+from sp_bench.report.figures.panels import dots, over_length, panels, shared_title
+from sp_bench.report.figures.style import Look, Plot
+from sp_bench.report.settings import Setting
+
+CAPTION = (
+    "Throughput a {ranks}. Colour: what travels; marker: the method; hollow: another library; star: the kernel alone."
+)
+OF_DOTS = " Bars: intervals over 6 replicates or more. The axis does not begin at zero."
+
+
+def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    plots = []
+    for trains in (False, True):
+        group = [s for s in settings if (s.cells[0].asked["workload"] == "train_step") is trains]
+        if not group:
+            continue
+        value = _thousand_tokens if trains else _tflops
+        ranks = group[0].cells[0].processor
+        label = f"1,000 tokens/s a {ranks}" if trains else f"TFLOP/s a {ranks}"
+        found, caption = panels(group, value), shared_title(group) + CAPTION.format(ranks=ranks)
+        made = over_length("throughput", found, value, label, look, caption)
+        made += dots(
+            "throughput", found, [(label, value)], label, look, caption + OF_DOTS, lambda c, v=value: _interval(c, v)
+        )
+        suffix = "train_step" if trains else "attention"
+        plots += [Plot(p.name, f"{suffix}-{p.part}", p.figure, p.caption, p.data) for p in made]
+    return plots
+
+
+def _tflops(cell: Cell) -> float | None:
+    """None on a CPU, whose FLOP/s say nothing."""
+    if cell.median_step_ms is None or cell.processor != "GPU":
+        return None
+    return cell.attention_tflops(cell.median_step_ms)
+
+
+def _thousand_tokens(cell: Cell) -> float | None:
+    rate = tokens(cell)
+    return None if rate is None or cell.processor != "GPU" else rate / 1e3
+
+
+def _interval(cell: Cell, value: Callable[[Cell], float | None]) -> tuple[float, float] | None:
+    """Of a rate: from that of the longest to that of the shortest time."""
+    middle = value(cell)
+    if cell.interval_ms is None or middle is None or cell.median_step_ms is None:
+        return None
+    work = middle * cell.median_step_ms
+    return work / cell.interval_ms.high, work / cell.interval_ms.low

@@ -1,0 +1,102 @@
+"""How many bytes: what a GPU sends for attention over the number of ranks, by head shape. Lines are the closed form,
+marks are counted, crosses are NVLink's counters."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pandas as pd
+from matplotlib.lines import Line2D
+
+from sp_bench.config.trial import AttentionShape
+from sp_bench.costs import patterns
+from sp_bench.costs.patterns import Degrees
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, wrapped_title
+from sp_bench.report.figures.style import BLACK, COLOURS, Look, Plot, about, legend, mark, rank_axis, trial_ids
+from sp_bench.report.formats import GIB
+from sp_bench.report.settings import Setting
+
+RANKS = (2, 4, 8, 16)
+OWN = ("ulysses", "ring", "all_gather")
+CAPTION = (
+    "Bytes a GPU sends for attention, by head shape. Lines: closed form (dashed: all-gather); marks: counted from the "
+    "collectives; crosses: NVLink's counters."
+)
+
+
+def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    found: dict[tuple[object, ...], list[Cell]] = {}
+    for setting in settings:
+        for cell in setting.cells:
+            if cell.ok and cell.asked["workload"] == "attention" and cell.communication.counted_bytes:
+                key = tuple(cell.asked[n] for n in ("num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind"))
+                found.setdefault(key, []).append(cell)
+    both = {key[:-1] for key in found if key[-1] != "forward"}  # a forward alone would say the same again
+    shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
+    if not shown:
+        return []
+    figure, axes = grid(look, len(shown), 1.75, 2.2)
+    handles: dict[str, Line2D] = {}
+    data = []
+    for (_, cells), axis in zip(shown, axes, strict=True):
+        length = max(c.asked["seq_len"] for c in cells)
+        here = [c for c in cells if c.asked["seq_len"] == length]
+        for pattern in OWN:
+            curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, here[0], size)) is not None]
+            axis.plot(
+                *zip(*curve, strict=True), color=COLOURS[pattern], lw=1, ls="--" if pattern == "all_gather" else "-"
+            )
+            data += [
+                {
+                    "method": words.METHODS[pattern],
+                    "sp_size": size,
+                    "seq_len": length,
+                    "what": "closed form",
+                    "gib": sent,
+                }
+                for size, sent in curve
+            ]
+        drawn_cells = _one_a_method(here)
+        for place, cell in enumerate(drawn_cells):
+            x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
+            counted = (cell.communication.counted_bytes or 0.0) / GIB
+            (drawn,) = axis.plot([x], [counted], **mark(cell))
+            handles.setdefault(words.plain_method(cell), drawn)
+            data.append({**about(cell), "what": "counted", "gib": counted, "trial_ids": trial_ids(cell)})
+            if (wire := cell.middle("comm_wire_bytes")) is not None:
+                (drawn,) = axis.plot([x], [wire / GIB], marker="x", color=BLACK, ms=3.5, ls="none")
+                handles.setdefault("NVLink's counters", drawn)
+                data.append({**about(cell), "what": "wire", "gib": wire / GIB, "trial_ids": trial_ids(cell)})
+        rank_axis(axis, RANKS)
+        axis.set_ylim(0)
+        asked = here[0].asked
+        shape = f"{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.whole(length)} tokens"
+        title = f"{shape}\n{words.workload(here[0])}"
+        axis.set_title(wrapped_title(title, look, len(axes)), loc="left")
+        axis.set_xlabel("ranks")
+        if is_first(axis):
+            axis.set_ylabel("GiB sent a GPU")
+    legend(figure, handles, look)
+    return [Plot("bytes", "", figure, CAPTION, pd.DataFrame(data))]
+
+
+def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
+    """Kernels and transports send as many bytes."""
+    return list(
+        {
+            (c.asked["method"], c.asked["variant"], c.asked["sp_size"], c.communication.counted_bytes): c for c in cells
+        }.values()
+    )
+
+
+def _closed(pattern: patterns.Kind, cell: Cell, size: int) -> float | None:
+    """GiB; None where the heads do not allow it."""
+    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape)}
+    shape = AttentionShape(**known)
+    if pattern == "ulysses" and shape.num_heads % size:
+        return None
+    degrees = Degrees(size, 1) if pattern == "ulysses" else Degrees(1, size)
+    sent = patterns.closed_form(pattern, shape, degrees)
+    forward_only = cell.asked["pass_kind"] == "forward"
+    return float(sent["forward"] + (0 if forward_only else sent["backward"])) / GIB

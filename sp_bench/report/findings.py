@@ -1,0 +1,157 @@
+"""What the rows of campaigns say, as Markdown: a line, its evidence and its campaigns. None of it is by hand."""
+
+from collections.abc import Sequence
+
+from sp_bench.report import words
+from sp_bench.report.cards import numbers, statuses, tflops, verdict
+from sp_bench.report.cells import Cell
+from sp_bench.report.formats import counted, number
+from sp_bench.report.page.appendix import device, offload, parity
+from sp_bench.report.published import beside
+from sp_bench.report.rivals import SAME, counterparts
+from sp_bench.report.settings import TIE, UNPROVEN, Difference, Place, Setting, is_baseline
+from sp_bench.report.signs import counts
+from sp_bench.report.table import tables
+
+LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
+INTRODUCTION = """# Results
+
+`sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
+where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
+GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the interval holds 1, or the
+difference is below {smallest:.0%}. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
+Compare within one campaign: machines and code differ between them.
+"""
+
+
+def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
+    """The whole file, without cells of CPUs: their times say nothing."""
+    on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
+    smallest = settings[0].smallest if settings else 0.0
+    parts = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
+    rows = [(count.where, f"{count.words}.", ", ".join(sorted(count.ratios))) for count in counts(on_gpus)]
+    parts += _section("Over campaigns", ("where", "count", "campaigns"), rows)
+    for setting in on_gpus:
+        rows = [_of_place(setting, place) for place in reversed(setting.contests)]
+        parts += _section(setting.title, ("where", "answer", "numbers", "evidence", "campaigns"), rows)
+    rows = [row for setting in on_gpus for row in _libraries(setting)]
+    parts += _section(
+        "Libraries beside our method of their kind, on the same kernel",
+        ("library", "where", "its step time over ours", "evidence", "campaigns"),
+        rows,
+    )
+    parts += _kernels(settings)
+    rows = [
+        (words.method(cell), setting.title, words.place(cell), _among([cell]))
+        for setting in on_gpus for cell in setting.out_of_memory
+    ]  # fmt: skip
+    parts += _section("Out of memory", ("what", "setting", "where", "campaigns"), rows)
+    parts += _section("Bytes", ("what", "campaigns"), _bytes(cells))
+    shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
+    shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
+    of_devices = [cell for cell in shown.values() if (cell.asked["seq_len"] or 0) >= LONG]
+    for title, about, heads, lines in (device(of_devices), offload(cells), parity(cells), beside(cells)):
+        parts += _section(title, heads, lines, about)
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _kernels(settings: Sequence[Setting]) -> list[str]:
+    """Campaigns of kernels alone: settings in which no method meets another."""
+    rows = []
+    for table in tables([s for s in settings if all(is_baseline(cell) for cell in s.cells)]):
+        for group in table.groups:
+            for line in group.lines:
+                told = f"{number(tflops(line.cell))} TFLOP/s, {number(line.cell.median_step_ms)} ms"
+                rows.append(
+                    (line.texts[0], table.setting.title, group.title, told, _evidence([line.cell]), _among([line.cell]))
+                )
+    return _section("Kernels alone", ("kernel", "setting", "where", "numbers", "evidence", "campaigns"), rows)
+
+
+def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    """Counted against the closed form and against NVLink's counters, over attention on GPUs."""
+    sent = [c for c in cells if c.ok and c.communication.equal is not None and c.communication.predicted_bytes]
+    different = [c for c in sent if not c.communication.equal]
+    told = [
+        (
+            f"Counted bytes equal the closed form in {len(sent) - len(different)} of {counted(len(sent), 'cell')}.",
+            _campaigns(sent),
+        )
+    ]
+    off = []
+    for cell in sent:
+        wire, bytes_counted = cell.middle("comm_wire_bytes"), cell.communication.counted_bytes
+        if wire is not None and bytes_counted and bytes_counted >= 64 * 2**20 and cell.asked["workload"] == "attention":
+            off.append((wire / bytes_counted - 1, cell))
+    if off:
+        low, high = min(each[0] for each in off), max(each[0] for each in off)
+        what = f"NVLink's counters are {low:+.3%} to {high:+.3%} off the counted bytes, of 64 MiB or more a step"
+        told.append((f"{what} ({counted(len(off), 'cell')} of attention).", _campaigns([cell for _, cell in off])))
+    return told
+
+
+def _of_place(setting: Setting, place: Place) -> tuple[str, ...]:
+    first = place.first
+    where = [words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)]
+    pair = [cell for cell in (place.leader, place.rival) if cell]
+    return (
+        ", ".join(filter(None, where)),
+        verdict(place),
+        numbers(setting, pair),
+        _evidence(place.cells),
+        _among(place.cells),
+    )
+
+
+def _libraries(setting: Setting) -> list[tuple[str, ...]]:
+    made = []
+    for their in setting.cells:
+        if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None:
+            ratio = Difference(ours, their, setting.smallest)
+            where = ", ".join([words.place(their), words.kernel(their), *(["CUDA graph"] if their.launch_note else [])])
+            outcome = f"{ratio.words} ({_outcome(ratio)})"
+            made.append(
+                (
+                    f"{words.method(their)} / {words.method(ours)}",
+                    where,
+                    outcome,
+                    _evidence([their, ours]),
+                    _among([their]),
+                )
+            )
+    return made
+
+
+def _outcome(ratio: Difference) -> str:
+    """Either side may be the faster one."""
+    if abs(ratio.ratio - 1) < ratio.smallest:
+        return TIE
+    if ratio.paired is None:
+        return UNPROVEN
+    return TIE if not ratio.paired.excludes_1 else "slower" if ratio.ratio > 1 else "faster"
+
+
+def _evidence(cells: Sequence[Cell]) -> str:
+    sizes = sorted({len(cell.step_ms) for cell in cells})
+    spread = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
+    shas = sorted({row["git_sha"][:7] for c in cells for row in c.rows if isinstance(row["git_sha"], str)})
+    flags = sorted({flag for cell in cells for flag in cell.flags})
+    return ", ".join(
+        [spread, *([f"code {' '.join(shas)}"] if shas else []), *([f"flagged {' '.join(flags)}"] if flags else [])]
+    )
+
+
+def _campaigns(cells: Sequence[Cell]) -> str:
+    return counted(len({row["folder"] for cell in cells for row in cell.rows}), "campaign")
+
+
+def _among(cells: Sequence[Cell]) -> str:
+    return ", ".join(sorted({str(row["folder"]) for cell in cells for row in cell.rows}))
+
+
+def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], about: str = "") -> list[str]:
+    if not rows:
+        return []
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(' '.join(text.split()).replace('|', chr(92) + '|') for text in row)} |" for row in rows]
+    return [f"## {title}\n", *([f"{about}\n"] if about else []), "\n".join(lines) + "\n"]

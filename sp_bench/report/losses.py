@@ -1,0 +1,95 @@
+"""First losses of training steps: cells that differ only in the method train alike, or one of them is wrong."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell, listed
+from sp_bench.report.formats import counted, whole
+from sp_bench.rows.names import config_leaves
+
+# Largest relative difference of the first timed step's loss. Those of half precision come from the rounding of the
+# steps before it; those of fp32 and fp64 are the budgets of the correctness check.
+BUDGETS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 0.02, "float16": 0.02}
+
+
+class First(NamedTuple):
+    """The loss of the first timed step of a launch."""
+
+    cell: Cell
+    loss: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Cells that differ only in the method, and the two of their launches whose first losses are furthest apart."""
+
+    cells: tuple[Cell, ...]
+    low: First
+    high: First
+
+    @property
+    def difference(self) -> float:
+        """Relative."""
+        return self.high.loss / self.low.loss - 1
+
+    @property
+    def budget(self) -> float:
+        return BUDGETS[self.low.cell.asked["dtype"]]
+
+    @property
+    def agrees(self) -> bool:
+        return self.difference <= self.budget
+
+
+def compared(cells: Sequence[Cell]) -> list[Compared]:
+    """All training steps that ran with two methods or more, the furthest apart of their budget first."""
+    groups: dict[object, list[First]] = {}
+    for cell in cells:
+        if cell.asked["workload"] != "train_step":
+            continue
+        for row in cell.measured:
+            before = (row["warmup_steps"], config_leaves(row["config"]).get("seed"))  # part of no cell's name
+            if losses := listed(row["loss"]):
+                groups.setdefault((cell.pool, cell.but("method"), *before), []).append(First(cell, losses[0]))
+    found = []
+    for firsts in groups.values():
+        ordered = sorted(firsts, key=lambda first: first.loss)
+        pairs = [(low, high) for low, high in combinations(ordered, 2) if low.cell.cell_id != high.cell.cell_id]
+        if pairs:
+            low, high = max(pairs, key=lambda pair: pair[1].loss / pair[0].loss)
+            of_all = {first.cell.cell_id: first.cell for first in firsts}
+            found.append(Compared(tuple(of_all.values()), low, high))
+    return sorted(found, key=lambda each: each.difference / each.budget, reverse=True)
+
+
+def sentences(cells: Sequence[Cell]) -> list[str]:
+    """That they agree, or a sentence for each two that do not; nothing where no training step ran with two methods."""
+    found = compared(cells)
+    if wrong := [each for each in found if not each.agrees]:
+        return [_disagreement(each) for each in wrong]
+    if not found:
+        return []
+    number = sum(len(each.cells) for each in found)
+    furthest = max(each.difference for each in found)
+    dtypes = sorted({each.low.cell.asked["dtype"] for each in found})
+    budgets = " and ".join(f"{BUDGETS[dtype]:.2g} in {words.DTYPES[dtype]}" for dtype in dtypes)
+    return [
+        f"First losses of {counted(number, 'cell')} agree between methods, within {furthest:.1e} (allowed: {budgets})."
+    ]
+
+
+def _disagreement(each: Compared) -> str:
+    low, high = each.low, each.high
+    place = f"At {whole(low.cell.asked['seq_len'])} tokens on {words.processors(low.cell)}"
+    losses = f"{_loss(low)} and {_loss(high)} nats a token"
+    allowed = f"{each.budget:.2g} in {words.DTYPES[low.cell.asked['dtype']]}"
+    return (
+        f"{place} first losses differ: {losses}, by {each.difference:.1e} (allowed: {allowed}). One of them is wrong."
+    )
+
+
+def _loss(first: First) -> str:
+    return f"{words.the_method(first.cell)} with {words.kernel(first.cell)} has {first.loss:#.6g}"

@@ -1,0 +1,256 @@
+"""Cells by setting, and what each setting answers: which method is faster, by how much, and whether that is proven.
+
+A setting is all that figures and tables have in common but fabric and kernel. Methods are compared at one length,
+number of ranks, fabric and kernel: a place. Whatever the interval, a difference below the smallest effect of interest
+is none.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.fabric_model import bandwidths
+from sp_bench.report.limits import Limit, limits, out_of_memory
+from sp_bench.report.pattern_bytes import kind
+from sp_bench.report.ratios import PairedRatio, by_speed, fastest, paired_ratio, ranked, ratio_of_medians, times
+from sp_bench.report.series import shared_values
+from sp_bench.report.time_parts import kernel_alone
+
+SMALLEST = 0.02  # the smallest effect of interest: equal machines differ by as much
+AHEAD, TIE, UNPROVEN = "ahead", "a tie", "no interval"
+QUESTION = ("ulysses", "ring")  # what this benchmark asks about
+NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Step time of `slow` over that of `fast`, which has the smaller median."""
+
+    fast: Cell
+    slow: Cell
+    smallest: float = SMALLEST
+
+    @cached_property
+    def paired(self) -> PairedRatio | None:
+        return paired_ratio(self.slow, self.fast)
+
+    @property
+    def ratio(self) -> float:
+        return self.paired.ratio if self.paired else ratio_of_medians(self.slow, self.fast)
+
+    @property
+    def outcome(self) -> str:
+        """A tie: the interval holds 1, or the ratio is within the smallest effect. Not proven: no interval."""
+        if abs(self.ratio - 1) < self.smallest:
+            return TIE
+        if self.paired is None:
+            return UNPROVEN
+        return AHEAD if self.paired.interval.low > 1 else TIE
+
+    @property
+    def words(self) -> str:
+        """1.03x [1.01, 1.04]."""
+        return self.paired.words if self.paired else times(self.ratio)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Cells of one setting, fabric, length, number of ranks and kernel that ran on several ranks."""
+
+    cells: tuple[Cell, ...]
+    smallest: float
+
+    @property
+    def first(self) -> Cell:
+        return self.cells[0]
+
+    @cached_property
+    def best(self) -> tuple[Cell, ...]:
+        """The fastest cell of each method, fastest first."""
+        methods: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            methods.setdefault(f"{cell.asked['method']} {cell.asked['variant']}", []).append(cell)
+        return tuple(ranked([fastest(each) for each in methods.values()]))
+
+    @property
+    def contested(self) -> bool:
+        return len(self.best) > 1
+
+    @cached_property
+    def own(self) -> tuple[Cell, ...]:
+        """Of `best` our methods; libraries are compared with the own method of their kind."""
+        return tuple(cell for cell in self.best if not cell.is_library)
+
+    @cached_property
+    def contenders(self) -> tuple[Cell, ...]:
+        return self.own if len(self.own) > 1 else self.best
+
+    @property
+    def leader(self) -> Cell:
+        return self.contenders[0]
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """Of the leader to each other contender."""
+        return tuple(Difference(self.leader, other, self.smallest) for other in self.contenders[1:])
+
+    @property
+    def rival(self) -> Cell | None:
+        """Whom the leader's numbers stand beside: the other side of the question, else the next by time."""
+        others = self.contenders[1:]
+        asked = [c for c in others if kind(c) in QUESTION and kind(c) != kind(self.leader)]
+        return next(iter(asked or others), None)
+
+    @property
+    def difference(self) -> Difference | None:
+        return None if self.rival is None else Difference(self.leader, self.rival, self.smallest)
+
+    def of_kind(self, name: str) -> Cell | None:
+        """Our fastest cell of a method."""
+        return next((c for c in self.own if c.asked["method"] == name), None)
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """The largest place last, the fastest kernel after the others."""
+        asked = self.first.asked
+        return (
+            asked["world_size"] or 0,
+            asked["sp_size"] or 0,
+            asked["seq_len"] or 0,
+            -(self.best[0].median_step_ms or 0),
+        )
+
+
+@dataclass(frozen=True)
+class Setting:
+    parts: tuple[str, ...]  # of its title; no two settings of a page have the same
+    cells: tuple[Cell, ...]
+    alone: Mapping[str, Cell]  # cell_id -> the kernel alone on a share of the heads
+    fabrics: tuple[str, ...]  # the fastest first
+    smallest: float
+
+    @property
+    def title(self) -> str:
+        return ", ".join(self.parts)
+
+    def apart(self, others: Sequence["Setting"]) -> str:
+        """Of its title what not all others say."""
+        return ", ".join(part for part in self.parts if not all(part in other.parts for other in others))
+
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """Where something ran, the largest and fastest last, those of slower fabrics first."""
+        grouped: dict[tuple[Any, ...], list[Cell]] = {}
+        for cell in self.cells:
+            if cell.ok and cell.is_of_a_length and not is_baseline(cell):
+                grouped.setdefault(place_key(cell), []).append(cell)
+        found = [Place(tuple(sorted(group, key=by_speed)), self.smallest) for group in grouped.values()]
+        return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))
+
+    @property
+    def contests(self) -> tuple[Place, ...]:
+        return tuple(place for place in self.places if place.contested)
+
+    @property
+    def main(self) -> Place | None:
+        """The place that the setting is about: the largest on the fastest fabric and kernel where methods meet."""
+        return next(reversed(self.contests or self.places), None)
+
+    @cached_property
+    def limits(self) -> list[Limit]:
+        return limits([c for c in self.cells if not is_baseline(c)])
+
+    @property
+    def out_of_memory(self) -> list[Cell]:
+        return [cell for cell in self.cells if out_of_memory(cell)]
+
+    @property
+    def campaigns(self) -> list[str]:
+        return sorted({str(row["folder"]) for cell in self.cells for row in cell.rows})
+
+    def share(self, cell: Cell) -> Difference | None:
+        """Of the kernel alone: its step time over the cell's is the share of its speed that is left."""
+        alone = self.alone.get(cell.cell_id)
+        return None if alone is None else Difference(cell, alone, self.smallest)
+
+
+def place_key(cell: Cell) -> tuple[Any, ...]:
+    return tuple(cell.asked[name] for name in ("fabric", "world_size", "sp_size", "seq_len", "kernel"))
+
+
+def is_baseline(cell: Cell) -> bool:
+    """One device that computes attention by itself."""
+    return cell.asked["method"] == "single" and cell.asked["workload"] == "attention"
+
+
+def settings(cells: Sequence[Cell], smallest: float = SMALLEST) -> list[Setting]:
+    """Training steps first, then the settings with intervals, more devices and longer sequences. Cells of the kernel
+    alone belong to the setting that they are the baseline of."""
+    singles = [cell for cell in cells if is_baseline(cell) and cell.ok]
+    alone: dict[str, Cell] = {}
+    for cell in cells:
+        of_several = cell.ok and cell.asked["workload"] == "attention" and (cell.asked["sp_size"] or 1) > 1
+        if of_several and (found := kernel_alone(cell, singles)) is not None:
+            alone[cell.cell_id] = found
+    taken = {cell.cell_id for cell in alone.values()}
+    grouped: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.asked["workload"] not in NO_METHOD and cell.cell_id not in taken:
+            grouped.setdefault(cell.over_fabrics, []).append(cell)
+    speeds = _bandwidth_by_fabric(cells)
+    titles = _titles(list(grouped.values()))
+    made = [
+        Setting(parts, tuple(group), {c.cell_id: alone[c.cell_id] for c in group if c.cell_id in alone},
+                _fabrics(group, speeds), smallest)
+        for parts, group in zip(titles, grouped.values(), strict=True)
+    ]  # fmt: skip
+    return sorted(made, key=_order)
+
+
+def _order(setting: Setting) -> tuple[Any, ...]:
+    main = setting.main
+    if main is None:
+        return (3, setting.title)
+    proven = any(d.paired for d in main.differences)
+    trains = setting.cells[0].asked["workload"] == "train_step"
+    return (not main.contested, not trains, not proven, *(-size for size in main.order[:3]), setting.title)
+
+
+def _bandwidth_by_fabric(cells: Sequence[Cell]) -> dict[str, float]:
+    """The largest that any primitive reached."""
+    found: dict[str, float] = {}
+    for (_, name, *_), bandwidth in bandwidths(cells).items():
+        found[str(name)] = max(found.get(str(name), 0.0), bandwidth.bytes_per_s)
+    return found
+
+
+def _fabrics(cells: Sequence[Cell], speeds: Mapping[str, float]) -> tuple[str, ...]:
+    """The fastest first; of unknown speed NVLink, then by name."""
+    names = {str(cell.asked["fabric"]) for cell in cells}
+    return tuple(sorted(names, key=lambda name: (-speeds.get(name, 0.0), name != "nvlink", name)))
+
+
+def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
+    """No two equal: those that would be say the options that they differ in, and their campaigns."""
+    plain = [words.setting(group[0], group[0].name.values) for group in groups]
+    made = []
+    for i, (title, group) in enumerate(zip(plain, groups, strict=True)):
+        alike = [other for other, name in zip(groups, plain, strict=True) if name == title]
+        extra = []
+        if len(alike) > 1:
+            values = [each[0].name.values for each in alike]
+            same = shared_values(values)
+            own = group[0].name.values
+            extra = [
+                words.option(path, own[path])
+                for path in own
+                if path not in same and path != "pool" and not path.startswith("fabric.")
+            ]
+            if len({value.get("pool") for value in values}) > 1:
+                extra.append(", ".join(sorted({str(row["folder"]) for cell in group for row in cell.rows})))
+        name = (*title, *extra)
+        made.append(name if name not in made else (*name, f"no. {i + 1}"))
+    return made

@@ -1,0 +1,119 @@
+"""Ulysses against the other methods over campaigns and machines: the count of signs, which no interval of one machine
+can stand for."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
+from sp_bench.report.settings import Place, Setting
+
+RIVALS = ("ring", "all_gather", "usp")
+
+
+@dataclass(frozen=True)
+class Sign:
+    """Step time of a method over that of Ulysses at one place, fastest variants: above 1, Ulysses is faster."""
+
+    setting: Setting
+    place: Place
+    ulysses: Cell
+    rival: Cell
+
+    @property
+    def paired(self) -> PairedRatio | None:
+        return paired_ratio(self.rival, self.ulysses)
+
+    @property
+    def ratio(self) -> float:
+        return self.paired.ratio if self.paired else ratio_of_medians(self.rival, self.ulysses)
+
+    @property
+    def by_campaign(self) -> dict[str, float]:
+        """Of each campaign that has both, by its own fastest variants; of a single campaign the paired ratio."""
+        over, under = (_medians(self.place, str(cell.asked["method"])) for cell in (self.rival, self.ulysses))
+        if len(over.keys() | under.keys()) == 1:
+            return dict.fromkeys(over, self.ratio)
+        return {name: over[name] / under[name] for name in sorted(over.keys() & under.keys())}
+
+
+@dataclass(frozen=True)
+class Count:
+    """Of one place that several campaigns measured: in how many Ulysses was ahead, by ratios without regard to their
+    intervals."""
+
+    rival: str
+    first: Cell
+    ratios: dict[str, float]  # by campaign
+    machines: int
+
+    @property
+    def where(self) -> str:
+        asked = self.first.asked
+        parts = [
+            words.workload(self.first),
+            f"{asked['num_heads']}/{asked['num_kv_heads']} heads",
+            words.place(self.first),
+        ]
+        parts += [
+            words.fabric(asked["fabric"]),
+            words.kernel(self.first),
+            "CUDA graph" if self.first.launch_note else "",
+        ]
+        return ", ".join(filter(None, parts))
+
+    @property
+    def words(self) -> str:
+        """Ulysses ahead of the ring in 8 of 8 campaigns on 7 machines, 1.026x to 1.053x."""
+        ahead = sum(ratio > 1 for ratio in self.ratios.values())
+        article = "the " if self.rival in words.WITH_ARTICLE else ""
+        on = f" on {self.machines} machines" if self.machines > 1 else ""
+        span = f"{min(self.ratios.values()):.3f}x to {max(self.ratios.values()):.3f}x"
+        rival = f"{article}{words.METHODS[self.rival]}"
+        return f"Ulysses ahead of {rival} in {ahead} of {len(self.ratios)} campaigns{on}, {span}"
+
+
+def signs(settings: Sequence[Setting], rival: str) -> list[Sign]:
+    """One a place where both ran, on GPUs; the largest places of a setting first."""
+    found = []
+    for setting in settings:
+        for place in reversed(setting.places):
+            ulysses, other = place.of_kind("ulysses"), place.of_kind(rival)
+            if ulysses is not None and other is not None and ulysses.processor == "GPU":
+                found.append(Sign(setting, place, ulysses, other))
+    return found
+
+
+def counts(settings: Sequence[Setting]) -> list[Count]:
+    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ."""
+    found: dict[tuple[object, ...], list[Sign]] = {}
+    names = ("workload", "pass_kind", "num_heads", "num_kv_heads", "dtype", "fabric", "sp_size", "seq_len", "kernel")
+    for rival in RIVALS:
+        for sign in signs(settings, rival):
+            first = sign.place.first
+            model = first.asked["model"] if first.asked["workload"] == "train_step" else None
+            engine = (first.asked["engine"], first.asked["device_memory_gib"], first.micro_batches, first.launch_note)
+            found.setdefault((rival, model, *engine, *(first.asked[n] for n in names)), []).append(sign)
+    made = []
+    for (rival, *_), each in found.items():
+        ratios: dict[str, float] = {}
+        for sign in sorted(each, key=lambda s: len(s.ulysses.step_ms)):  # of several, that of most replicates
+            ratios |= sign.by_campaign
+        if len(ratios) > 1:
+            machines = {n for sign in each for n in sign.ulysses.ran_on}
+            made.append(Count(str(rival), each[0].place.first, ratios, len(machines)))
+    return sorted(made, key=lambda count: -len(count.ratios))
+
+
+def _medians(place: Place, method: str) -> dict[str, float]:
+    """Campaign -> the smallest median of a cell of this method."""
+    found: dict[str, float] = {}
+    for cell in place.cells:
+        of_campaign: dict[str, list[float]] = {}
+        for row in cell.measured if cell.asked["method"] == method else ():
+            of_campaign.setdefault(str(row["folder"]), []).append(row["median_step_ms"])
+        for name, each in of_campaign.items():
+            found[name] = min(found.get(name, median(each)), median(each))
+    return found

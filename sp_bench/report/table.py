@@ -1,0 +1,267 @@
+"""The one table of a setting: a line a cell, grouped by place, as values, CSV, JSON, Markdown and LaTeX."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from sp_bench.report import words
+from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
+from sp_bench.report.cells import Cell
+from sp_bench.report.formats import MISSING, number
+from sp_bench.report.latex_text import escape
+from sp_bench.report.ratios import by_speed
+from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
+
+HEADS = (
+    "Method",
+    "ms",
+    "tokens/s/{ranks}",
+    "TFLOP/s/{ranks}",
+    "MFU",
+    "of the kernel",
+    "peak GiB",
+    "GiB sent",
+    "ratio to the first",
+)
+CAPTION = (
+    "Medians over replicates. Ratio: step time over that of the first line of its group, with an interval from 6 "
+    "replicates on."
+)
+FAILED = {"oom": "out of memory"}
+
+
+@dataclass(frozen=True)
+class Line:
+    cell: Cell
+    texts: tuple[str, ...]  # one a column
+    ratio: Difference | None  # of the step time to that of the first of its group
+    share: Difference | None  # the kernel alone's step time over the cell's
+    bold: bool = False  # proven faster than every other method of its group
+    doubts: str = ""
+
+
+@dataclass(frozen=True)
+class Group:
+    title: str
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class SettingTable:
+    setting: Setting
+    heads: tuple[str, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def num_lines(self) -> int:
+        return sum(len(group.lines) for group in self.groups)
+
+
+def tables(settings: Sequence[Setting]) -> list[SettingTable]:
+    """One a setting; columns of which no line knows anything are left out. None of a single line."""
+    return [table for setting in settings if (table := _table(setting)).num_lines > 1]
+
+
+def _table(setting: Setting) -> SettingTable:
+    grouped: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in setting.cells:
+        # the kernels alone of a campaign of kernels are compared with each other
+        key = place_key(cell)[:-1] if is_baseline(cell) else place_key(cell)
+        grouped.setdefault(tuple(str(part) for part in key), []).append(cell)
+    for cell in setting.cells:
+        if (alone := setting.alone.get(cell.cell_id)) is not None:
+            group = grouped[tuple(str(part) for part in place_key(cell))]
+            group += [] if alone in group else [alone]
+    of_place = {id(place.first): n for n, place in enumerate(reversed(setting.places))}
+    ordered = sorted(grouped.values(), key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
+    groups = [_group(setting, cells) for cells in ordered]
+    ranks = "GPU" if any(c.processor == "GPU" for c in setting.cells) else "rank"
+    heads = [head.format(ranks=ranks) for head in HEADS]
+    lines = [line for group in groups for line in group.lines]
+    kept = [i for i in range(len(heads)) if i < 2 or any(line.texts[i] not in ("", MISSING) for line in lines)]
+    for k, group in enumerate(groups):
+        shown = tuple(
+            Line(li.cell, tuple(li.texts[i] for i in kept), li.ratio, li.share, li.bold, li.doubts)
+            for li in group.lines
+        )
+        groups[k] = Group(group.title, shown)
+    return SettingTable(setting, tuple(heads[i] for i in kept), tuple(groups))
+
+
+def _group(setting: Setting, cells: Sequence[Cell]) -> Group:
+    """The fastest first, the kernel alone and what failed last."""
+    own = [
+        c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
+    ]
+    alone = [c for c in cells if c.ok and c not in own]
+    ranked = sorted(own, key=by_speed)
+    first = next(iter(ranked), None)
+    lines = []
+    for cell in [*ranked, *sorted(alone, key=by_speed)]:
+        ratio = (
+            Difference(first, cell, setting.smallest)
+            if first is not None and cell in ranked and cell is not first
+            else None
+        )
+        lines.append(_line(setting, cell, ratio))
+    rivals = [
+        line.ratio for line in lines if line.ratio and line.cell.asked["method"] != (first and first.asked["method"])
+    ]
+    if rivals and all(r.paired is not None and r.outcome == "ahead" for r in rivals):
+        lines[0] = Line(first or lines[0].cell, lines[0].texts, None, lines[0].share, True, lines[0].doubts)
+    lines += [_failed(cell) for cell in cells if not cell.ok]
+    place = next(c for c in [*ranked, *cells])
+    parts = [words.place(place)]
+    parts.append(words.fabric(place.asked["fabric"]) if (place.asked["world_size"] or 1) > 1 else "")
+    parts.append("" if is_baseline(place) else words.kernel(place))
+    return Group(", ".join(filter(None, parts)), tuple(lines))
+
+
+def _line(setting: Setting, cell: Cell, ratio: Difference | None) -> Line:
+    share = setting.share(cell)
+    doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
+    peak, sent, rate, flops = memory_gib(cell), sent_gib(cell), tokens(cell), tflops(cell)
+    texts = (
+        words.method(cell),
+        number(cell.median_step_ms),
+        MISSING if rate is None else f"{rate:,.0f}" if rate >= 1000 else number(rate),
+        number(flops),
+        MISSING if cell.mfu is None else f"{cell.mfu:.1%}",
+        MISSING if share is None else f"{share.ratio:.3f}",
+        MISSING if peak is None else gib(peak),
+        MISSING if sent is None else gib(sent),
+        "" if ratio is None else ratio.words,
+    )
+    return Line(cell, texts, ratio, share, False, doubts)
+
+
+def _failed(cell: Cell) -> Line:
+    why = ", ".join(FAILED.get(status, status) for status in cell.statuses)
+    return Line(cell, (words.method(cell), why, *[""] * (len(HEADS) - 2)), None, None)
+
+
+def records(tables: Sequence[SettingTable]) -> list[dict[str, Any]]:
+    """The lines as values, with identifiers: what CSV and JSON hold."""
+    made = []
+    for table in tables:
+        for group in table.groups:
+            for line in group.lines:
+                made.append(_record(table.setting, line))
+    return made
+
+
+def _record(setting: Setting, line: Line) -> dict[str, Any]:
+    cell, ratio, share = line.cell, line.ratio, line.share
+    asked = cell.asked
+    of_asked = (
+        *(
+            "workload",
+            "pass_kind",
+            "model",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+            "dtype",
+            "method",
+            "layout",
+            "variant",
+        ),
+        *("exchange", "kernel", "fabric", "hardware", "seq_len", "sp_size", "world_size"),
+    )
+    return {
+        "setting": setting.title,
+        "campaigns": " ".join(sorted({str(row["folder"]) for row in cell.rows})),
+        "name": words.method(cell),
+        **{name: asked[name] for name in of_asked},
+        "status": " ".join(cell.statuses),
+        "replicates": len(cell.step_ms),
+        "median_step_ms": cell.median_step_ms,
+        **_bounds("step_ms", cell.interval_ms),
+        "tokens_per_s_per_gpu": tokens(cell),
+        "tflops_per_gpu": tflops(cell),
+        "mfu": cell.mfu,
+        "share_of_kernel": share.ratio if share else None,
+        **_bounds("share_of_kernel", share.paired.interval if share and share.paired else None),
+        "peak_gib": memory_gib(cell),
+        "sent_gib": sent_gib(cell),
+        "ratio_to_first": ratio.ratio if ratio else None,
+        **_bounds("ratio_to_first", ratio.paired.interval if ratio and ratio.paired else None),
+        "flags": " ".join(cell.flags),
+        "cell_id": cell.cell_id,
+    }
+
+
+def _bounds(name: str, interval: Any) -> dict[str, float | None]:
+    return {f"{name}_low": interval.low if interval else None, f"{name}_high": interval.high if interval else None}
+
+
+def as_csv(tables: Sequence[SettingTable]) -> str:
+    """All tables under one head; empty where a value is not known."""
+    found = records(tables)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(found[0]) if found else ["setting"], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(found)
+    return text.getvalue()
+
+
+def as_json(tables: Sequence[SettingTable]) -> str:
+    return json.dumps(records(tables), indent=1, allow_nan=False) + "\n"
+
+
+EXPORTS = {"csv": as_csv, "json": as_json}
+
+
+def markdown(tables: Sequence[SettingTable]) -> str:
+    parts = []
+    for table in tables:
+        lines = []
+        for group in table.groups:
+            lines.append([f"*{_cell(group.title)}*", *[""] * (len(table.heads) - 1)])
+            lines += [
+                [f"**{_cell(t)}**" if line.bold and i < 2 else _cell(t) for i, t in enumerate(line.texts)]
+                for line in group.lines
+            ]
+        grid = tabulate(
+            lines,
+            table.heads,
+            tablefmt="pipe",
+            disable_numparse=True,
+            colalign=("left", *["right"] * (len(table.heads) - 1)),
+        )
+        parts.append(f"**{_cell(table.setting.title)}.** {CAPTION}\n\n{grid}\n")
+    return "\n".join(parts)
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+
+
+def latex(tables: Sequence[SettingTable]) -> str:
+    """A longtable each, with \\usepackage{booktabs,longtable}: LaTeX breaks it over pages."""
+    return "% Needs \\usepackage{booktabs,longtable}.\n" + "\n".join(map(_longtable, tables))
+
+
+def _longtable(table: SettingTable) -> str:
+    width = len(table.heads)
+    head = " & ".join(map(escape, table.heads)) + r" \\"
+    lines = [
+        r"{\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\begin{{longtable}}{{@{{}}l{'r' * (width - 1)}@{{}}}}",
+        rf"\caption{{{escape(f'{table.setting.title}. {CAPTION}')}}}\\",
+        rf"\toprule {head} \midrule \endfirsthead",
+        rf"\toprule {head} \midrule \endhead",
+        r"\bottomrule \endfoot",
+    ]
+    for k, group in enumerate(table.groups):
+        gap = r"\addlinespace " if k else ""
+        lines.append(rf"{gap}\multicolumn{{{width}}}{{@{{}}l}}{{\emph{{{escape(group.title)}}}}} \\")
+        for line in group.lines:
+            texts = [rf"\textbf{{{escape(t)}}}" if line.bold and i < 2 else escape(t) for i, t in enumerate(line.texts)]
+            lines.append(" & ".join(texts) + r" \\")
+    return "\n".join([*lines, r"\end{longtable}}"]) + "\n"

@@ -1,0 +1,514 @@
+"""Lies that tests plant in a rank: each makes the trial compute, send or report something else than it says.
+
+A lie is planted as a fault is struck: SP_BENCH_FAULT=<lie>:<rank|all>:<phase> replaces functions of this process. What
+proves a trial must then end it with the right status. Never set in a measurement.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import nan
+from typing import Any
+
+
+def _kernel_returns_zeros() -> None:
+    """The attention kernel returns zeros, forward and backward."""
+    from torch import zeros_like
+
+    from sp_bench import kernels
+
+    for kernel in map(kernels.get, ("cpu_flash", "math")):
+
+        def forward(*args: Any, honest: Any = kernel.forward, **options: Any) -> Any:
+            return tuple(map(zeros_like, honest(*args, **options)))
+
+        kernel.forward = forward
+
+
+def _of_record(change: Callable[[dict[str, Any]], object]) -> Callable[[], None]:
+    """A lie of rank 0: it changes the record before it hands it over."""
+
+    def plant() -> None:
+        from sp_bench import handover
+
+        honest = handover.write_record
+
+        def write(folder, record):
+            change(record)
+            honest(folder, record)
+
+        handover.write_record = write
+
+    return plant
+
+
+def _one_step_less(record: dict[str, Any]) -> None:
+    last = [step_ms.pop() for step_ms in record["rank_step_ms"]]
+    record["window_ms"] = [ms - less for ms, less in zip(record["window_ms"], last, strict=True)]
+
+
+def _half_the_time(record: dict[str, Any]) -> None:
+    record["rank_step_ms"] = [[ms / 2 for ms in step_ms] for step_ms in record["rank_step_ms"]]
+
+
+def _no_bytes(record: dict[str, Any]) -> None:
+    record.update(comm=[], comm_counted_bytes=0.0)
+
+
+# The proofs have 48 tokens and the timed steps 96. A lie about the timed length alone begins above this many.
+REDUCED = 64
+
+
+def _forward_cached() -> None:
+    """At the timed length each kernel returns what it computed first, whatever its inputs are."""
+    from sp_bench import kernels
+
+    kept: dict[Any, Any] = {}
+    for name in kernels.NAMES:
+        kernel = kernels.get(name)
+
+        def forward(q: Any, *args: Any, honest: Any = kernel.forward, **options: Any) -> Any:
+            if q.shape[1] <= REDUCED:
+                return honest(q, *args, **options)
+            if q.shape not in kept:
+                kept[q.shape] = honest(q, *args, **options)
+            return kept[q.shape]
+
+        kernel.forward = forward
+
+
+def _rows_wrong_beyond_a_length() -> None:
+    """The kernel's output of 16 rows is zero, in sequences beyond a length."""
+    from sp_bench.kernels import math
+
+    honest = math.forward
+
+    def forward(q: Any, *args: Any, **options: Any) -> Any:
+        out, lse = honest(q, *args, **options)
+        if q.shape[1] > REDUCED:
+            out[:, REDUCED : REDUCED + 16] = 0
+        return out, lse
+
+    math.forward = forward
+
+
+def _dv_of_a_kv_head_dropped() -> None:
+    """The kernel's backward leaves out dv of one KV head, in sequences beyond a length."""
+    from sp_bench.kernels import math
+
+    honest = math.backward
+
+    def backward(dout: Any, *args: Any, **options: Any) -> Any:
+        dq, dk, dv = honest(dout, *args, **options)
+        if dout.shape[1] > REDUCED:
+            dv[:, :, 0] = 0
+        return dq, dk, dv
+
+    math.backward = backward
+
+
+def _gradients_of_the_sample_only() -> None:
+    """The kernel's backward notices that most of dout is zero, and is right then. In all other steps beyond a length it
+    leaves out what a third of the queries add to dk and dv."""
+    from sp_bench.kernels import math
+
+    honest = math.backward
+
+    def backward(dout: Any, q: Any, *args: Any, **options: Any) -> Any:
+        dq, dk, dv = honest(dout, q, *args, **options)
+        is_timed = dout.shape[1] > REDUCED and dout.count_nonzero() > 0.9 * dout.numel()
+        if is_timed:
+            dout = dout.clone()
+            dout[:, -32:] = 0
+            _, dk, dv = honest(dout, q, *args, **options)
+        return dq, dk, dv
+
+    math.backward = backward
+
+
+def _optimizer_step_left_out() -> None:
+    """AdamW's step does nothing."""
+    from torch.optim import AdamW
+
+    AdamW.step = lambda self, closure=None: None
+
+
+def _parameters_rounded() -> None:
+    """After each step AdamW rounds the parameters that it updates to bfloat16."""
+    from torch import bfloat16, no_grad
+    from torch.optim import AdamW
+
+    honest: Any = AdamW.step
+
+    def step(self: Any, closure: Any = None) -> None:
+        honest(self, closure)
+        with no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.copy_(parameter.to(bfloat16))
+
+    AdamW.step = step
+
+
+def _sgd() -> None:
+    """The optimizer is SGD, whatever was asked for."""
+    from torch.optim import SGD
+
+    from sp_bench.training import train
+
+    def sgd(decoder: Any, workload: Any) -> Any:
+        return SGD(decoder.parameters(), lr=workload.learning_rate, momentum=0.9)
+
+    train.make_optimizer = sgd
+
+
+def _tenfold_learning_rate() -> None:
+    """The optimizer's learning rate is ten times that of the config."""
+    from sp_bench.training import train
+
+    honest = train.make_optimizer
+
+    def make(decoder: Any, workload: Any) -> Any:
+        return honest(decoder, replace(workload, learning_rate=10 * workload.learning_rate))
+
+    train.make_optimizer = make
+
+
+def _not_clipped() -> None:
+    """Gradients are not clipped."""
+    from sp_bench.training import train
+
+    honest = train.update
+    train.update = lambda decoder, optimizer, max_grad_norm: honest(decoder, optimizer, None)
+
+
+def _loss_times(factor: float) -> Callable[[], None]:
+    """The backward of the training step begins at `factor` times the loss that is reported."""
+
+    def plant() -> None:
+        from sp_bench.engines.fsdp2 import Training
+
+        honest = Training._forward
+
+        def forward(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+            loss, losses = honest(self, batch, num_valid_tokens)
+            return factor * loss, losses
+
+        Training._forward = forward
+
+    return plant
+
+
+def _norm_gradient_halved() -> None:
+    """The gradient of the last norm's weight is halved; what the norm computes is right."""
+    from torch.nn.functional import rms_norm
+
+    from sp_bench.engines import fsdp2
+
+    honest = fsdp2.start
+
+    def start(*args: Any, **options: Any) -> Any:
+        training = honest(*args, **options)
+        norm = training.decoder.norm
+        norm.forward = lambda x: rms_norm(x, norm.normalized_shape, (norm.weight + norm.weight.detach()) / 2, norm.eps)
+        return training
+
+    fsdp2.start = start
+
+
+def _norm_gradients_missing() -> None:
+    """What this rank adds to the gradients of the norms' weights is zero."""
+    from torch.nn import RMSNorm
+    from torch.nn.functional import rms_norm
+
+    def forward(self: Any, x: Any) -> Any:
+        return rms_norm(x, self.normalized_shape, self.weight.detach() + 0 * self.weight, self.eps)
+
+    RMSNorm.forward = forward
+
+
+def _labels_wrong_at_edges() -> None:
+    """Each rank shifts its own tokens: the label of its last one is its first one."""
+    from sp_bench.training import train
+
+    honest = train.shard_batch
+
+    def shard_batch(*args: Any) -> Any:
+        batch = honest(*args)
+        return replace(batch, labels=batch.tokens.roll(-1, dims=1))
+
+    train.shard_batch = shard_batch
+
+
+def _positions_lost() -> None:
+    """At the timed length each rank counts its tokens from 0."""
+    from dataclasses import replace
+
+    from sp_bench.training import train
+
+    honest = train.shard_batch
+
+    def shard_batch(sequences: Any, *args: Any) -> Any:
+        batch = honest(sequences, *args)
+        is_timed = sequences.shape[1] > REDUCED
+        return replace(batch, positions=batch.positions - batch.positions[0]) if is_timed else batch
+
+    train.shard_batch = shard_batch
+
+
+def _label_wrong_at_an_edge() -> None:
+    """At the timed length the last token of rank 0 has itself as its label."""
+    from sp_bench.training import train
+
+    honest = train.shift_and_pad
+
+    def shift_and_pad(sequences: Any, padded_len: int) -> Any:
+        tokens, labels = honest(sequences, padded_len)
+        if padded_len > REDUCED:
+            edge = padded_len // 2 - 1
+            labels[:, edge] = tokens[:, edge]
+        return tokens, labels
+
+    train.shift_and_pad = shift_and_pad
+
+
+def _loss_scaled() -> None:
+    """At the timed length FSDP2's losses are a hundredth too large."""
+    from sp_bench.engines import fsdp2
+
+    honest = fsdp2.Training._forward
+
+    def _forward(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+        loss, losses = honest(self, batch, num_valid_tokens)
+        factor = 1.01 if num_valid_tokens > REDUCED else 1.0
+        return factor * loss, factor * losses
+
+    fsdp2.Training._forward = _forward
+
+
+def _no_backward() -> None:
+    """FSDP2's steps have no backward."""
+    from sp_bench.engines import fsdp2
+
+    def _accumulate(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+        return self._forward(batch, num_valid_tokens)[1].detach()
+
+    fsdp2.Training._accumulate = _accumulate
+
+
+def _step_repeated() -> None:
+    """Of more steps than the proof has, the warm-up step and the first timed one are taken, and its result is given for
+    all that follow."""
+    from sp_bench.training import train
+
+    honest = train.run_steps
+
+    def run_steps(step: Any, batches: Any, tick: Any) -> Any:
+        taken: list[Any] = []
+
+        def first_two(batch: Any) -> Any:
+            if len(taken) < 2:
+                taken.append(step(batch))
+            return taken[-1]
+
+        return honest(first_two if len(batches) > 3 else step, batches, tick)
+
+    train.run_steps = run_steps
+
+
+def _attention_recomputed() -> None:
+    """A layer that is said to keep its attention runs all of itself again."""
+    from sp_bench.training import model
+
+    honest = model.Block.forward
+
+    def forward(self: Any, x: Any, rope: Any) -> Any:
+        return honest(self, x, rope) if self.checkpointing == "none" else model.again(self._whole, x, rope)
+
+    model.Block.forward = forward
+
+
+def _kept_output_is_zero() -> None:
+    """A layer that keeps the output of its attention finds zeros when it needs it again."""
+    from torch import zeros_like
+
+    from sp_bench.attention.autograd import Kept
+
+    honest = Kept.take
+
+    def take(self: Kept) -> Any:
+        tensors = honest(self)
+        return (zeros_like(tensors[0]), *tensors[1:]) if tensors else tensors
+
+    Kept.take = take
+
+
+def _last_tile_left_out() -> None:
+    """Of an MLP in tiles, the last tile is not computed."""
+    import torch
+
+    from sp_bench.training import model
+
+    honest = model.Block._in_tiles
+
+    def in_tiles(self: Any, x: Any) -> Any:
+        *_, last = x.split(self.mlp_tile_tokens, dim=1)
+        return torch.cat((honest(self, x)[:, : -last.shape[1]], last), dim=1)
+
+    model.Block._in_tiles = in_tiles
+
+
+def _gradients_reduced_each_time() -> None:
+    """Gradients that are said to be reduced in the last micro-batch alone are reduced in each."""
+    from torch.distributed.fsdp import FSDPModule
+
+    FSDPModule.set_requires_gradient_sync = lambda *args, **options: None
+
+
+def _layers_left_out() -> None:
+    """The decoder has two layers at most, as many as the proof has."""
+    from sp_bench.engines import fsdp2
+
+    honest = fsdp2.start
+
+    def start(config: Any, *args: Any, **options: Any) -> Any:
+        model = replace(config.model, num_layers=min(2, config.model.num_layers))
+        return honest(replace(config, model=model), *args, **options)
+
+    fsdp2.start = start
+
+
+def _fp32_under_another_name() -> None:
+    """The decoder computes in fp32, whatever the trial's dtype is."""
+    import torch
+
+    from sp_bench.engines import fsdp2
+
+    honest: Any = fsdp2.MixedPrecisionPolicy
+    fsdp2.MixedPrecisionPolicy = lambda dtype, **options: honest(torch.float32, **options)  # pyright: ignore
+
+
+def _half_the_text() -> None:
+    """A training step trains on the first half of each rank's tokens, and says of the others what it says of these."""
+    from sp_bench.engines import fsdp2
+
+    training: Any = fsdp2.Training
+    honest = training._accumulate
+
+    def accumulate(self: Any, batch: Any, *args: Any) -> Any:
+        half = batch.positions.shape[0] // 2
+        tokens, labels, positions = batch.tokens[:, :half], batch.labels[:, :half], batch.positions[:half]
+        return honest(self, replace(batch, tokens=tokens, labels=labels, positions=positions), *args).repeat(1, 2)
+
+    training._accumulate = accumulate
+
+
+def _last_layer_not_updated() -> None:
+    """The optimizer gets no gradient of the last layer."""
+    from sp_bench.training import train
+
+    honest = train.update
+
+    def update(decoder: Any, *args: Any, **options: Any) -> Any:
+        for parameter in decoder.blocks[-1].parameters():
+            parameter.grad = None
+        return honest(decoder, *args, **options)
+
+    train.update = update
+
+
+def _fallback_kernel_in_every_second_layer() -> None:
+    """Every second forward of a kernel is another kernel's."""
+    from itertools import cycle
+
+    from sp_bench import kernels
+
+    pairs = {"cpu_flash": "math", "sdpa_flash": "cudnn", "cudnn": "sdpa_flash", "flash_attn": "cudnn"}
+    forwards = {name: kernels.get(name).forward for name in kernels.NAMES}
+    for name, other in {**pairs, "flash_attn_4": "cudnn"}.items():
+        taking_turns = cycle((forwards[name], forwards[other]))
+        forward = lambda *args, turns=taking_turns, **options: next(turns)(*args, **options)  # noqa: E731
+        kernels.get(name).forward = forward
+
+
+def _kernel_computes_twice() -> None:
+    """The kernel computes each forward twice, and returns the second result."""
+    from sp_bench import kernels
+
+    for name in kernels.NAMES:
+        kernel = kernels.get(name)
+
+        def forward(*args: Any, honest: Any = kernel.forward, **options: Any) -> Any:
+            honest(*args, **options)
+            return honest(*args, **options)
+
+        kernel.forward = forward
+
+
+def _kernel_called_twice() -> None:
+    """The method calls the kernel twice in the forward, and uses the second result."""
+    from sp_bench.attention import autograd
+
+    function: Any = autograd._Differentiable
+    honest = function.forward
+
+    def forward(ctx: Any, attention: Any, causal: bool, scale: float, kept: Any, *qkv: Any) -> Any:
+        attention.forward(*qkv, causal=causal, scale=scale)
+        return honest(ctx, attention, causal, scale, kept, *qkv)
+
+    function.forward = staticmethod(forward)
+
+
+def _kernel_left_out_in_a_hop() -> None:
+    """The ring leaves out the blocks against the KV of earlier ranks."""
+    from sp_bench.attention import ring
+
+    honest = ring.visible_block
+
+    def visible_block(kind: Any, q_rank: int, kv_rank: int, *args: Any, **options: Any) -> Any:
+        return None if q_rank > kv_rank else honest(kind, q_rank, kv_rank, *args, **options)
+
+    ring.visible_block = visible_block
+
+
+LIES: Mapping[str, Callable[[], None]] = {
+    "kernel_returns_zeros": _kernel_returns_zeros,
+    "record_has_a_step_less": _of_record(_one_step_less),
+    "record_halves_times": _of_record(_half_the_time),
+    "record_has_another_length": _of_record(lambda record: record.update(seq_len=4096)),
+    "record_has_nan_median": _of_record(lambda record: record.update(median_step_ms=nan)),
+    "record_has_null_median": _of_record(lambda record: record.update(median_step_ms=None)),
+    "record_has_negative_rate": _of_record(lambda record: record.update(tokens_per_s=-1)),
+    "record_has_flops_of_another_shape": _of_record(lambda record: record.update(model_flops=1e18)),
+    "record_has_no_bytes": _of_record(_no_bytes),
+    "forward_cached": _forward_cached,
+    "rows_wrong_beyond_a_length": _rows_wrong_beyond_a_length,
+    "dv_of_a_kv_head_dropped": _dv_of_a_kv_head_dropped,
+    "gradients_of_the_sample_only": _gradients_of_the_sample_only,
+    "optimizer_step_left_out": _optimizer_step_left_out,
+    "parameters_rounded": _parameters_rounded,
+    "sgd": _sgd,
+    "tenfold_learning_rate": _tenfold_learning_rate,
+    "not_clipped": _not_clipped,
+    "gradients_negated": _loss_times(-1),
+    "gradients_doubled": _loss_times(2),
+    "norm_gradient_halved": _norm_gradient_halved,
+    "norm_gradients_missing": _norm_gradients_missing,
+    "labels_wrong_at_edges": _labels_wrong_at_edges,
+    "positions_lost": _positions_lost,
+    "label_wrong_at_an_edge": _label_wrong_at_an_edge,
+    "loss_scaled": _loss_scaled,
+    "no_backward": _no_backward,
+    "step_repeated": _step_repeated,
+    "attention_recomputed": _attention_recomputed,
+    "kept_output_is_zero": _kept_output_is_zero,
+    "last_tile_left_out": _last_tile_left_out,
+    "gradients_reduced_each_time": _gradients_reduced_each_time,
+    "layers_left_out": _layers_left_out,
+    "fp32_under_another_name": _fp32_under_another_name,
+    "half_the_text": _half_the_text,
+    "last_layer_not_updated": _last_layer_not_updated,
+    "fallback_kernel_in_every_second_layer": _fallback_kernel_in_every_second_layer,
+    "kernel_computes_twice": _kernel_computes_twice,
+    "kernel_called_twice": _kernel_called_twice,
+    "kernel_left_out_in_a_hop": _kernel_left_out_in_a_hop,
+}

@@ -1,0 +1,140 @@
+"""Options of a training step, with every method of ours: each takes the same step as one process, and sends what is
+predicted."""
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from ranks import run
+from test_train_step import check_counted_bytes, check_parameters_after_a_step
+from trials import TINY, TRAIN, row, trial
+
+from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.training.model_code import compiling
+
+SIX = replace(TINY, num_heads=6, num_kv_heads=3)  # heads that three ranks can split
+CHECKPOINTING = ("selective", "selective_output", "selective_mlp")
+METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
+    1: [(MethodConfig("single"), {})],
+    2: [
+        (MethodConfig("ulysses"), {}),
+        (MethodConfig("ulysses", head_chunks=4), {}),  # two chunks share each KV head
+        (MethodConfig("ring", "zigzag", dkv_dtype="input"), {}),
+        (MethodConfig("all_gather", "zigzag", dkv_dtype="input", head_stride=1), {}),
+    ],
+    3: [
+        (MethodConfig("ulysses"), {"model": SIX}),
+        (MethodConfig("ring", "striped", dkv_dtype="float32"), {}),
+        (MethodConfig("all_gather", dkv_dtype="input"), {}),
+    ],
+    4: [
+        (MethodConfig("ulysses"), {}),  # KV heads are replicated
+        (MethodConfig("usp", "zigzag", None, 2, "ulysses_inner", "input"), {}),
+    ],
+}
+
+
+def trials(world_size: int, **options: Any) -> Iterator[TrialConfig]:
+    """A trial of each method with these options of the workload, at a length that must be padded."""
+    for method, fields in METHODS[world_size]:
+        yield trial(method, world_size, seq_len=45, workload=replace(TRAIN, **options), **fields)
+
+
+def check_tiles(rank: int, world_size: int) -> None:
+    for checkpointing in ("full", "selective_output"):
+        for config in trials(world_size, activation_checkpointing=checkpointing, mlp_tile_tokens=7):
+            check_counted_bytes(config)
+            check_parameters_after_a_step(config)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_tiles_of_an_mlp_change_no_step(world_size: int) -> None:
+    run(world_size, check_tiles, world_size)
+
+
+def check_checkpointing(rank: int, world_size: int) -> None:
+    for checkpointing in CHECKPOINTING:
+        for config in trials(world_size, activation_checkpointing=checkpointing):
+            check_counted_bytes(config)
+            check_parameters_after_a_step(config)
+
+
+@pytest.mark.parametrize("world_size", METHODS)
+def test_what_is_recomputed_changes_no_step(world_size: int) -> None:
+    run(world_size, check_checkpointing, world_size)
+
+
+def check_compiled(rank: int, world_size: int) -> None:
+    """Of one local length and one model, so that all methods share what is compiled."""
+    compiled = {"model_code": "compiled", "warmup_steps": 1}
+    configs, model = trials(world_size, **compiled), SIX if world_size == 3 else TINY
+    for config, checkpointing in zip(configs, ("selective_output", "full", "selective", "none"), strict=False):
+        workload = replace(config.workload, activation_checkpointing=checkpointing)
+        measurement = check_counted_bytes(replace(config, seq_len=48, model=model, workload=workload))
+        assert measurement.columns["compile_s"] >= 0
+    single = replace(TRAIN, model_code="compiled", single_step=True, timed_steps=1)  # one layer compiles for all
+    config = trial(MethodConfig("ring", dkv_dtype="input"), world_size, seq_len=54, workload=single)
+    assert check_counted_bytes(config).columns["compile_s"] > 0
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])  # each compiles for minutes
+def test_a_compiled_model_takes_the_same_step(world_size: int) -> None:
+    run(world_size, check_compiled, world_size)
+
+
+def check_compiled_gradients(rank: int) -> None:
+    """Of one layer of each shape something is compiled: the second one finds it."""
+    workload = replace(TRAIN, model_code="compiled", warmup_steps=1, activation_checkpointing="selective_mlp")
+    before = compiling.seconds
+    check_parameters_after_a_step(trial(MethodConfig("ulysses"), 2, seq_len=45, workload=workload))
+    assert compiling.seconds > before
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
+def test_a_compiled_model_has_the_same_gradients() -> None:
+    run(2, check_compiled_gradients)
+
+
+def check_single_step(rank: int) -> None:
+    """The timed step is the counted one, and the first of the training: its loss is that of untrained parameters."""
+    several = next(trials(2, warmup_steps=0))
+    single = replace(several, workload=replace(several.workload, single_step=True, timed_steps=1))
+    measurement, expected = check_counted_bytes(single), check_counted_bytes(several)
+    assert measurement.columns["loss"] == expected.columns["loss"][:1]
+    assert len(measurement.step_ms) == 1
+    columns = row(single)
+    assert columns["flags"][-1:] == ["single_step"]
+    assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"] > 0
+
+
+def test_a_single_step_is_timed_and_counted_at_once() -> None:
+    run(2, check_single_step)
+
+
+def check_sharding_options(rank: int, world_size: int) -> None:
+    """Parameters that are kept are gathered once, and gradients that are kept are reduced once."""
+    kept = EngineConfig(reshard_after_forward=False, reduce_gradients="last_micro_batch", forward_prefetch=1)
+    ahead = EngineConfig(forward_prefetch=2, backward_prefetch=3)
+    for several in trials(world_size, micro_batches=3, activation_checkpointing="selective"):
+        plain, once, prefetched = (replace(several, engine=engine) for engine in (several.engine, kept, ahead))
+        expected, found, unchanged = (check_counted_bytes(each).counts for each in (plain, once, prefetched))
+        assert unchanged == expected
+        gradients = ("gradients", "reduce_scatter")
+        assert 3 * found[gradients][0] == expected[gradients][0]
+        assert found["parameters", "all_gather"][1] < expected["parameters", "all_gather"][1]
+        check_parameters_after_a_step(once)
+        check_parameters_after_a_step(prefetched)
+    if world_size == 2:  # replicas too are reduced once
+        replicated = trial(
+            METHODS[1][0][0], 1, dp_replicate_size=2, workload=replace(TRAIN, micro_batches=2), engine=kept
+        )
+        check_counted_bytes(replicated)
+        check_parameters_after_a_step(replicated)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ways_of_sharding_change_no_step(world_size: int) -> None:
+    run(world_size, check_sharding_options, world_size)

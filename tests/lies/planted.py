@@ -1,0 +1,335 @@
+"""Every lie that is planted in a trial, and what the trial must end in."""
+
+from dataclasses import dataclass
+
+ATTENTION = ("workload=attention", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
+
+
+TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
+
+
+SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2")
+
+
+@dataclass(frozen=True)
+class Lie:
+    name: str  # in sp_bench/testing/lies.py
+    group: str  # heading in the table of docs/RELIABILITY.md
+    what: str  # in plain words, for that table
+    trial: tuple[str, ...]  # overrides of the command line
+    reason: str  # regular expression that the row's reason matches
+    status: str = "incorrect"
+    ranks: str = "all"
+    phase: str = "init"
+    dtypes: tuple[str, ...] = ("float32", "bfloat16")
+    needs: tuple[str, ...] = ()  # packages without which it is skipped
+    quick: bool = False  # one of each group runs in the ordinary tests, all with `-m faults`
+
+
+ALONE = ("workload=train_step", "method=single", "sp_size=1", "seq_len=96")
+
+LIES = [
+    Lie(
+        "kernel_returns_zeros",
+        "Attention",
+        "the kernel returns zeros",
+        ATTENTION,
+        "kernel math on one device: relative error of output",
+        quick=True,
+    ),
+    *(
+        Lie(
+            name,
+            "The record",
+            what,
+            TRAIN_STEP if name == "record_halves_times" else ATTENTION,
+            f"the record is broken: {reason}",
+            status="error",
+            ranks="0",
+            quick=name == "record_has_nan_median",
+        )
+        for name, what, reason in (
+            (
+                "record_has_a_step_less",
+                "fewer steps than were asked for",
+                "rank_step_ms of rank 0 has 1 steps; expected timed_steps=2",
+            ),
+            (
+                "record_halves_times",
+                "each step's time halved",
+                r"rank_step_ms of rank 0 adds up to .*; expected its window_ms=",
+            ),
+            ("record_has_another_length", "another `seq_len`", "seq_len=4096; .* since 96 was asked for"),
+            ("record_has_nan_median", "a median that is not a number", "median_step_ms=nan; .* since the driver has"),
+            ("record_has_null_median", "no median", "median_step_ms=null; .* since the driver has"),
+            ("record_has_negative_rate", "tokens/s of -1", "tokens_per_s=-1; .* since the driver has"),
+            ("record_has_flops_of_another_shape", "FLOPs of another shape", r"model_flops=1e\+18; .* the driver has"),
+            ("record_has_no_bytes", "no communication", "predicted_bytes of comm add up to 0.0; expected"),
+        )
+    ),
+    Lie(
+        "forward_cached",
+        "At the timed length",
+        "the kernel returns the output of its first call, whatever its inputs are",
+        ATTENTION,
+        "sampled rows at seq_len=96: relative error of output",
+        quick=True,
+    ),
+    Lie(
+        "forward_cached",
+        "At the timed length",
+        "the same in a training step",
+        TRAIN_STEP,
+        "sampled rows at seq_len=96: relative error of output",
+    ),
+    Lie(
+        "rows_wrong_beyond_a_length",
+        "At the timed length",
+        "a window of 16 rows is zero beyond a length",
+        ATTENTION,
+        "sampled rows at seq_len=96: relative error of output",
+    ),
+    Lie(
+        "dv_of_a_kv_head_dropped",
+        "At the timed length",
+        "the kernel drops dv of one KV head beyond a length",
+        ATTENTION,
+        "sampled rows at seq_len=96: relative error of dv",
+    ),
+    Lie(
+        "gradients_of_the_sample_only",
+        "At the timed length",
+        "dk and dv lack a third of the queries, but where the check asks for a sample of rows they are right",
+        ATTENTION,
+        "all rows at seq_len=96: sum dv = sum dout does not hold in KV head 0",
+    ),
+    Lie(
+        "positions_lost",
+        "At the timed length",
+        "each rank of a training step counts its tokens from 0 at the timed length",
+        TRAIN_STEP,
+        "the losses of the first 72 tokens at seq_len=96 differ from those at seq_len=72",
+        quick=True,
+    ),
+    Lie(
+        "positions_lost",
+        "At the timed length",
+        "the same in the zigzag layout",
+        tuple(each.replace("method=ulysses", "method=ring") for each in TRAIN_STEP),
+        "the losses of the first 48 tokens at seq_len=96 differ from those at seq_len=48",
+    ),
+    Lie(
+        "label_wrong_at_an_edge",
+        "At the timed length",
+        "the last token of rank 0 has a wrong label at the timed length",
+        TRAIN_STEP,
+        "losses of .* at seq_len=96 differ from those at seq_len=(48|72)",
+    ),
+    Lie(
+        "loss_scaled",
+        "At the timed length",
+        "the losses of a training step are 1% too large at the timed length",
+        TRAIN_STEP,
+        "the losses of the first 48 tokens at seq_len=96 differ from those at seq_len=48",
+    ),
+    Lie(
+        "no_backward",
+        "At the timed length",
+        "timed steps have no backward",
+        TRAIN_STEP,
+        "the gradient norm is 0.0: there was no backward",
+        phase="measure",
+    ),
+    Lie(
+        "optimizer_step_left_out",
+        "At the timed length",
+        "the optimizer updates nothing in timed steps",
+        TRAIN_STEP,
+        "the optimizer changed no weight of ranks 0, 1 in the timed steps",
+        phase="measure",
+    ),
+    Lie(
+        "optimizer_step_left_out",
+        "At the timed length",
+        "the same on one rank of two",
+        TRAIN_STEP,
+        "the optimizer changed no weight of ranks 1 in the timed steps",
+        phase="measure",
+        ranks="1",
+    ),
+    Lie(
+        "step_repeated",
+        "At the timed length",
+        "one timed step is taken, and its result given for the others",
+        TRAIN_STEP,
+        "all 2 timed steps have loss .*: one was repeated",
+    ),
+    *(
+        Lie(
+            name,
+            "Training step: the update",
+            what + " (ZeRO-3)" * (engine == "deepspeed"),
+            (*TRAIN_STEP, f"engine={engine}"),
+            reason,
+            ranks="1" if name == "norm_gradients_missing" else "all",
+            needs=("deepspeed",) if engine == "deepspeed" else (),
+            quick=engine == "fsdp2" and name in ("optimizer_step_left_out", "norm_gradient_halved"),
+        )
+        for name, what, reason, *engines in (
+            (
+                "optimizer_step_left_out",
+                "the optimizer's step does nothing",
+                "AdamW leaves .* as it was in step .*, and keeps no exp_avg or exp_avg_sq",
+                *("fsdp2", "deepspeed"),
+            ),
+            (
+                "parameters_rounded",
+                "the optimizer's own parameters are rounded to bfloat16",
+                "parameter of .* after step . is .* roundings off what adamw with lr=",
+                *("fsdp2", "deepspeed"),
+            ),
+            ("sgd", "SGD instead of AdamW", "SGD updates .*, but is no adamw in step .", "fsdp2", "deepspeed"),
+            (
+                "tenfold_learning_rate",
+                "a learning rate ten times too high",
+                "parameter of .* after step . is .* roundings off what adamw with lr=",
+                *("fsdp2", "deepspeed"),
+            ),
+            (
+                "not_clipped",
+                "no clipping",
+                r"the gradient of .* that the optimizer gets in step . differs from the clipped one by",
+                "fsdp2",
+            ),
+            (
+                "gradients_negated",
+                "gradients negated, their norm as it was",
+                r"the gradient of .* in step 1, before clipping, differs from one process by 2 \(relative\)",
+                "fsdp2",
+            ),
+            (
+                "gradients_doubled",
+                "the backward of twice the loss",
+                "the gradient of .* in step 1, before clipping, differs from one process by",
+                "fsdp2",
+            ),
+            (
+                "norm_gradient_halved",
+                "the gradient of one norm's weight halved",
+                "the gradient of norm.weight in step 1, before clipping, differs from one process by 0.5",
+                "fsdp2",
+            ),
+            (
+                "norm_gradients_missing",
+                "the norms' gradients of one rank missing",
+                "the gradient of .*norm.weight in step 1, before clipping, differs from one process by",
+                *("fsdp2", "deepspeed"),
+            ),
+            (
+                "labels_wrong_at_edges",
+                "a wrong label at the edge of each shard",
+                "loss.* of step 1 differs from one process by",
+                *("fsdp2", "deepspeed"),
+            ),
+        )
+        for engine in engines
+    ),
+    *(
+        Lie(
+            name,
+            "Options of a training step",
+            what,
+            (*TRAIN_STEP, *options),
+            reason,
+            quick=name == "kept_output_is_zero",
+        )
+        for name, what, options, reason in (
+            (
+                "attention_recomputed",
+                "attention is run again, and `selective` is said",
+                ("workload.activation_checkpointing=selective",),
+                "recompute all_to_all",
+            ),
+            (
+                "kept_output_is_zero",
+                "`selective_output` finds zeros as the output that it kept",
+                ("workload.activation_checkpointing=selective_output",),
+                r"the gradient of blocks\.\d\.attention\.\S+ in step 1, before clipping, differs from one process",
+            ),
+            (
+                "last_tile_left_out",
+                "the last tile of an MLP is not computed",
+                ("workload.activation_checkpointing=full", "workload.mlp_tile_tokens=20"),
+                "loss of (step 1|one token of step 1) differs from one process",
+            ),
+            (
+                "gradients_reduced_each_time",
+                "gradients are reduced in each micro-batch, and `last_micro_batch` is said",
+                ("workload.micro_batches=2", "engine.reduce_gradients=last_micro_batch"),
+                "gradients reduce_scatter",
+            ),
+        )
+    ),
+    Lie(
+        "layers_left_out",
+        "One rank, too",
+        "the timed decoder has two of its three layers, as the proof's has",
+        (*ALONE, "model.num_layers=3"),
+        "FLOPs of matrix products outside attention, on all ranks: in .* counted .*, predicted ",
+    ),
+    Lie(
+        "fp32_under_another_name",
+        "One rank, too",
+        "the decoder computes in fp32 under the name of bf16",
+        ALONE,
+        "in bfloat16 counted 0, predicted .*; in float32 counted .*, predicted 0",
+        dtypes=("bfloat16",),
+        quick=True,
+    ),
+    Lie(
+        "half_the_text",
+        "One rank, too",
+        "the timed steps train on half of the text",
+        ALONE,
+        "FLOPs of matrix products outside attention, on all ranks: in .* counted .*, predicted ",
+        phase="warmup",
+    ),
+    Lie(
+        "last_layer_not_updated",
+        "One rank, too",
+        "the timed steps do not update the last layer",
+        ALONE,
+        "parameters: the optimizers updated .* elements on all ranks, predicted ",
+        phase="warmup",
+    ),
+    Lie(
+        "fallback_kernel_in_every_second_layer",
+        "Launched kernels",
+        "one layer of two has another kernel than asked for",
+        (*ALONE, "kernel=cpu_flash"),
+        "rank 0 called kernel cpu_flash 2 times forward and 2 backward, .*; what ran: 1 x aten::_scaled",
+        quick=True,
+    ),
+    Lie(
+        "kernel_computes_twice",
+        "Launched kernels",
+        "the kernel computes each forward twice",
+        ATTENTION,
+        "rank 0 called kernel math 1 times forward and 1 backward, .*; what ran: .* 2 x aten::logsumexp",
+    ),
+    Lie(
+        "kernel_called_twice",
+        "Launched kernels",
+        "the method calls the kernel once too often",
+        (*ALONE, "kernel=math"),
+        "rank 0 called the attention kernel 4 times forward and 2 backward; the method's blocks make it 2 and 2",
+    ),
+    Lie(
+        "kernel_left_out_in_a_hop",
+        "Launched kernels",
+        "in the timed steps the ring leaves out the kernel of a hop",
+        ("workload=train_step", "method=ring", "method.layout=zigzag", "sp_size=2", "seq_len=96", "kernel=math"),
+        "rank 1 called the attention kernel 2 times forward and 4 backward; the method's blocks make it 4 and 6",
+        phase="warmup",
+    ),
+]

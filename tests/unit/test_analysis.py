@@ -1,0 +1,100 @@
+"""Rows read by pandas, DuckDB and polars: the lines of README.md, over all committed campaigns."""
+
+import warnings
+from glob import glob
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import sp_bench
+from sp_bench.rows import store
+
+from .rows import commit, row
+
+ROOT = Path(__file__).parents[2]
+
+
+def result(begins: str, **names: Any) -> Any:
+    """What the line of README.md that begins so gives, in the root of the tree."""
+    found = [line.strip() for line in (ROOT / "README.md").read_text().splitlines() if line.strip().startswith(begins)]
+    assert len(found) == 1, f"README.md has {len(found)} lines that begin with {begins}"
+    return eval(found[0], names | {"glob": glob})  # noqa: S307
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_the_root() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        yield
+
+
+@pytest.fixture(scope="module")
+def medians() -> dict[str, float]:
+    """The median step time of each method over all committed rows, as this package reads them."""
+    folders = [Path(folder) for folder in glob("results/*/")]
+    table = pa.concat_tables([store.read(folder, ("method", "median_step_ms"))[0] for folder in folders])
+    known = table.to_pandas().groupby("method").median_step_ms.median().dropna()
+    return {str(method): ms for method, ms in known.items()}
+
+
+def test_pandas_reads_all_campaigns(medians):
+    found = result("sp_bench.load", sp_bench=sp_bench).dropna()
+    assert dict(found.items()) == pytest.approx(medians)
+
+
+def test_duckdb_reads_all_campaigns(medians):
+    duckdb = pytest.importorskip("duckdb")
+    found = result("duckdb.sql", duckdb=duckdb).fetchall()
+    assert {method: ms for method, ms in found if ms is not None} == pytest.approx(medians)
+
+
+def test_polars_reads_all_campaigns(medians):
+    polars = pytest.importorskip("polars")
+    found = result("pl.concat", pl=polars).rows()
+    assert {method: ms for method, ms in found if ms is not None} == pytest.approx(medians)
+
+
+def test_a_row_has_the_name_of_its_folder_and_the_one_that_it_was_run_under():
+    rows = sp_bench.load("results/h200x2_isolation")
+    assert set(rows["campaign"]) == {"h200x2_isolation"}
+    assert set(rows["campaign_as_run"]) == {"isolation"}
+    assert list(rows.columns[:8])[-2:] == ["campaign", "campaign_as_run"]
+    assert rows["timed_steps"].dtype == pd.Int64Dtype()
+
+
+def test_campaigns_of_old_and_of_new_rows_are_one_frame(tmp_path):
+    """An old row has no throughput of its window; it follows from others."""
+    new = commit([row(window_tokens_per_s=5.0)], tmp_path / "new")
+    old = commit([row(median_ms=10.0, window_ms=[60.0, 80.0])], tmp_path / "old")
+    rows = sp_bench.load([new, old])
+    assert list(rows["campaign"]) == ["new", "old"]
+    assert list(rows["campaign_as_run"]) == ["made_up", "made_up"]
+    assert list(rows["window_tokens_per_s"]) == [5.0, pytest.approx(1e3 * 1024 * 5 / 80)]
+
+
+def test_the_window_of_an_old_row_is_read_only_where_it_is_asked_for(tmp_path):
+    folder = commit([row(median_ms=10.0)], tmp_path / "old")
+    table, _ = store.read(folder, ("window_tokens_per_s",))
+    assert table.to_pylist() == [{"window_tokens_per_s": pytest.approx(1e3 * 1024 / 10)}]
+    failed = commit([row(status="oom")], tmp_path / "failed")
+    assert store.read(failed, ("window_tokens_per_s",))[0].to_pylist() == [{"window_tokens_per_s": None}]
+
+
+def test_what_is_no_row_is_left_out_with_a_warning(tmp_path):
+    folder = commit([row()], tmp_path / "c")
+    (folder / "notes.txt").write_text("mine")
+    with pytest.warns(UserWarning, match=r"notes\.txt: not a row"):
+        assert len(sp_bench.load(folder)) == 1
+    (folder / "notes.txt").unlink()
+    with warnings.catch_warnings(action="error"):
+        assert len(sp_bench.load(str(folder))) == 1
+
+
+def test_without_a_folder_nothing_is_loaded(tmp_path):
+    with pytest.raises(ValueError, match="at least one campaign folder, such as results/smoke"):
+        sp_bench.load([])
+    with pytest.raises(FileNotFoundError):
+        sp_bench.load(tmp_path / "nowhere")

@@ -1,0 +1,115 @@
+"""Doubts about the times of a row, from its steps and its window; and what the committed rows are flagged with."""
+
+import statistics
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench.costs.flags import flags_of_loss, flags_of_times, is_bimodal, is_transient, window_disagrees
+from sp_bench.rows import store
+
+RESULTS = Path(__file__).parents[2] / "results"
+FAST, SLOW = [100.0, 101.0, 99.0, 100.5], [110.0, 111.0, 109.0, 110.5]
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "bimodal"),
+    [
+        (FAST + SLOW, True),
+        ([*FAST, *FAST, *FAST, *SLOW], True),  # a quarter of the steps
+        ([*FAST, *FAST, *FAST, *FAST, *SLOW], False),  # less than a quarter
+        (FAST[:3] + SLOW, False),  # three steps are no mode
+        ([*FAST, *SLOW, 500.0], False),  # a step far outside: most of the spread is its own
+        ([*FAST, *SLOW] * 50, True),
+        ([*FAST, *(ms - 6 for ms in SLOW)], False),  # 4% apart
+        ([100.0 + i for i in range(40)], False),  # no gap anywhere
+        ([100.0] * 8, False),
+        ([], False),
+    ],
+)
+def test_two_modes_are_two_tight_groups_over_5_percent_apart(step_ms: list[float], bimodal: bool) -> None:
+    assert is_bimodal(step_ms) == bimodal
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "transient"),
+    [
+        ([200.0, 212.0, 201.0, 200.0, 201.0], True),  # the second of five, as in the headline campaign
+        ([200.0, 209.0, 201.0, 200.0, 201.0], False),  # less than 5%
+        ([200.0, 188.0, 201.0, 200.0, 201.0], True),  # a fast step is one too
+        ([100.0 + 0.6 * i for i in range(10)], True),  # a trend
+        ([100.0 + 0.4 * i for i in range(10)], False),
+        ([100.0] * 99 + [200.0], False),  # one in a hundred: the median does not notice
+        ([100.0] * 19 + [200.0], True),
+        ([100.0, 200.0], False),  # nothing to tell which is off
+    ],
+)
+def test_a_step_off_its_neighbours_or_a_trend_is_a_transient(step_ms: list[float], transient: bool) -> None:
+    assert is_transient(step_ms) == transient
+
+
+@given(st.lists(st.floats(1.0, 1e4), min_size=8, max_size=30))
+def test_modes_are_found_where_trying_every_split_finds_them(step_ms: list[float]) -> None:
+    def deviation(steps: list[float]) -> float:
+        return sum(abs(ms - statistics.median(steps)) for ms in steps)
+
+    ordered, smallest = sorted(step_ms), max(4, -(-len(step_ms) // 4))
+    cuts = range(smallest, len(ordered) - smallest + 1)
+    spread, at = min((deviation(ordered[:i]) + deviation(ordered[i:]), i) for i in cuts)
+    apart = statistics.median(ordered[at:]) / statistics.median(ordered[:at]) - 1
+    limit = deviation(ordered) / 3
+    if abs(spread - limit) > 1e-6 * limit and abs(apart - 0.05) > 1e-6:  # else rounding decides
+        close = [i for i in cuts if deviation(ordered[:i]) + deviation(ordered[i:]) < spread * (1 + 1e-9) + 1e-9]
+        if len(close) == 1:
+            assert is_bimodal(step_ms) == (spread < limit and apart > 0.05)
+
+
+def test_ranks_that_are_late_in_turn_make_the_slowest_ranks_steps_longer_than_their_window() -> None:
+    """Each of two ranks waits in every other step: the window has 75 ms a step, and the max over ranks 100."""
+    late = [[100.0, 50.0] * 4, [50.0, 100.0] * 4]
+    step_ms, window_ms = [max(step) for step in zip(*late, strict=True)], [sum(steps) for steps in late]
+    assert window_disagrees(step_ms, window_ms)
+    assert flags_of_times(step_ms, window_ms) == ["window_disagrees"]
+
+
+@pytest.mark.parametrize(("longest_ms", "disagrees"), [(1000, False), (1019, False), (1021, True), (979, True)])
+def test_the_longest_window_counts_within_2_percent(longest_ms: float, disagrees: bool) -> None:
+    assert window_disagrees([100.0] * 10, [900.0, longest_ms]) == disagrees
+
+
+def test_a_few_slow_steps_that_the_median_does_not_see_are_flagged() -> None:
+    step_ms = [100.0] * 18 + [150.0] * 2
+    assert flags_of_times(step_ms, [sum(step_ms)]) == ["transient", "window_disagrees"]
+
+
+def test_committed_rows_whose_steps_add_up_to_more_than_their_window_are_flagged() -> None:
+    """28 of GPUs, by 2 to 6.5%, when the flag came."""
+    columns = ("status", "step_ms", "window_ms", "environment")
+    above = Counter()
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        for row in store.read(folder, columns)[0].to_pylist():
+            if row["status"] != "ok":
+                continue
+            device = "GPU" if row["environment"]["device_names"] else "CPU"
+            if sum(row["step_ms"]) > 1.02 * max(row["window_ms"]):
+                above[device] += 1
+                assert "window_disagrees" in flags_of_times(row["step_ms"], row["window_ms"])
+    assert above["GPU"] >= 28
+
+
+@pytest.mark.parametrize(
+    ("loss", "flags"),
+    [
+        ([5.5, 5.4, 5.3], []),
+        ([5.5, 5.6, 5.4], []),
+        ([17.7, 8.2, 19.5, 18.1], ["loss_not_falling"]),
+        ([5.5, 5.5], ["loss_not_falling"]),
+        ([5.5], []),
+        ([], []),
+    ],
+)
+def test_a_loss_that_does_not_fall_from_the_first_timed_step_to_the_last_is_flagged(loss, flags):
+    assert flags_of_loss(loss) == flags

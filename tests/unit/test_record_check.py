@@ -1,0 +1,183 @@
+"""What a driver believes of a record: the honest one of each workload, and none that was tampered with."""
+
+import json
+import math
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import plan
+from sp_bench.driver.derived import DERIVED
+from sp_bench.driver.record_check import checked
+from sp_bench.rows import store
+from sp_bench.rows.row import Outcome, asked_for
+from sp_bench.rows.schema import SCHEMA
+
+from .records import record_of
+
+WORKLOADS = ("attention", "train_step", "parity", "collective")
+Tamper = Callable[[dict[str, Any]], object]
+
+
+def outcome_of(config: TrialConfig, tamper: Tamper = lambda record: None) -> Outcome:
+    record = record_of(config)
+    tamper(record)
+    return checked(Outcome("ok", "done", measured=json.loads(json.dumps(record))), config)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("sp_size", [2, 4])
+def test_an_honest_record_becomes_a_row_with_what_follows_from_it(make_config, tmp_path, workload, sp_size):
+    config = make_config(workload=workload, sp_size=sp_size, seq_len=256)
+    outcome = outcome_of(config)
+    assert outcome.status == "ok", outcome.reason
+    columns = outcome.columns() | asked_for(config, plan.resolve(config))
+    assert columns["median_step_ms"] == 1.5
+    assert columns["step_ms"] == [1.5] * config.workload.timed_steps
+    if workload != "collective":
+        tokens = config.num_sequences * 256
+        assert columns["tokens_per_s"] == columns["window_tokens_per_s"] == pytest.approx(tokens / 1.5e-3)
+        assert columns["hardware_flops"] > columns["model_flops"] > 0
+    store.write(columns | {"trial_id": "0" * 12, "env_id": "0" * 8, "attempt": 0}, tmp_path)
+
+
+@pytest.mark.parametrize("method", ["ring", "all_gather", "usp", "single", "yunchang", "deepspeed_ulysses"])
+@pytest.mark.parametrize("workload", ["attention", "train_step"])
+def test_the_closed_form_of_every_method_is_known_to_the_driver(make_config, method, workload):
+    options = {"usp": {"method__ulysses_degree": 2}, "yunchang": {"method__ulysses_degree": 2}}.get(method, {})
+    config = make_config(method=method, workload=workload, sp_size=1 if method == "single" else 4, **options)
+    sent = outcome_of(config).columns()["comm_predicted_bytes"]
+    assert (sent == 0) == (method == "single")
+
+
+def set_to(**columns: Any) -> Tamper:
+    return lambda record: record.update(columns)
+
+
+def scaled(name: str, factor: float) -> Tamper:
+    return lambda record: record.update({name: [[factor * ms for ms in steps] for steps in record[name]]})
+
+
+def shorter(name: str) -> Tamper:
+    return lambda record: record.update({name: [steps[:-1] for steps in record[name]]})
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (set_to(seq_len=1024), "seq_len=1024; expected no seq_len from a rank, since 2048 was asked for"),
+        (set_to(config="{}"), r"config=\{\}; expected no config from a rank"),
+        (set_to(padded_seq_len=1), "padded_seq_len=1; .* 2048 was asked for"),
+        (set_to(timed_steps=1), "timed_steps=1; expected no timed_steps from a rank"),
+        (set_to(median_step_ms=math.nan), "median_step_ms=nan; .* since the driver has 1.5"),
+        (set_to(median_step_ms=None), "median_step_ms=null; .* since the driver has 1.5"),
+        (set_to(tokens_per_s=-1), "tokens_per_s=-1; .* since the driver has 1365333.3"),
+        (set_to(model_flops=1.0), "model_flops=1.0; .* since the driver has 3222798336"),
+        (set_to(mfu=0.9), "mfu=0.9; .* since the driver has null"),
+        (set_to(comm_predicted_bytes=0.0), "comm_predicted_bytes=0.0; .* since the driver has "),
+        (set_to(status="ok"), "status=ok; expected no status from a rank, since the driver has its own"),
+        (set_to(cell_id="f00"), "cell_id=f00; expected no cell_id from a rank"),
+        (set_to(schema_version=1), "schema_version=1; expected no schema_version from a rank"),
+        (set_to(**{"speed\x1b": 1}), r"speed\\x1b=1; expected no such column"),
+        (shorter("rank_step_ms"), "rank_step_ms of rank 0 has 4 steps; expected timed_steps=5"),
+        (lambda r: r["rank_step_ms"].pop(), "rank_step_ms has 1 entries; expected 2, one for each of the ranks"),
+        (scaled("rank_step_ms", 0.5), "rank_step_ms of rank 0 adds up to 3.750; expected its window_ms=7.500"),
+        (scaled("rank_step_ms", 2), "rank_step_ms of rank 0 adds up to 15.000; expected its window_ms=7.500"),
+        (scaled("rank_step_ms", -1), r"rank_step_ms=\[\[-1.5.*; expected times above 0"),
+        (scaled("rank_step_ms", math.inf), r"rank_step_ms=\[\[inf.*; expected finite numbers"),
+        (set_to(rank_step_ms=[[1.5] * 5, None]), "rank_step_ms=.*; expected list"),
+        (set_to(rank_step_ms=[[1.5] * 5, [None] * 5]), "rank_step_ms=.*; expected times above 0"),
+        (set_to(rank_step_ms="fast"), "rank_step_ms=fast; expected list"),
+        (set_to(window_ms=None), "window_ms=null; expected a value, as every attention trial has"),
+        (set_to(peak_host_bytes=[None, 5]), "peak_host_bytes=.*; expected list"),
+        (set_to(host_launch_us=[1.0]), "host_launch_us has 1 entries; expected 2"),
+        (set_to(sampled_rel_error=math.nan), "sampled_rel_error=nan; expected finite numbers"),
+        (set_to(sampled_grad_error=None), "sampled_grad_error=null; expected a value"),
+        (set_to(comm_counted_bytes=0.0), "comm_counted_bytes=0.0; expected 1310720.0, the sum of comm"),
+        (set_to(comm=[], comm_counted_bytes=0.0), "predicted_bytes of comm add up to 0.0; expected 1310720.0"),
+        (set_to(counted_attention_flops=1.0), "counted_attention_flops=1.0; expected 3759931392.0, the closed form"),
+        (set_to(counted_matmul_flops=None), "counted_matmul_flops=null; expected 0.0, the closed form"),
+        (set_to(counted_parameters=5), "counted_parameters=5; expected null, the closed form"),
+        (set_to(compute_only_step_ms=[1.0] * 5), "compute_only_rank_ms, comm_only_step_ms=null; expected all arms"),
+        (set_to(environment=[1]), r"environment=\[1\]; expected struct"),
+    ],
+)
+def test_a_broken_record_is_an_error_that_names_column_value_and_what_was_expected(make_config, tamper, reason):
+    config = make_config(workload__timed_steps=5)
+    outcome = outcome_of(config, tamper)
+    assert (outcome.status, outcome.measured) == ("error", {})
+    assert re.search(f"^the record is broken: {reason}", str(outcome.reason)), outcome.reason
+
+
+@pytest.mark.parametrize("record", ["not JSON", [1, 2], 5])
+def test_what_is_no_record_at_all_is_an_error(make_config, record):
+    outcome = checked(Outcome("ok", "done", measured=record), make_config())
+    assert outcome.status == "error"
+    assert "expected columns" in str(outcome.reason)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (lambda r: r["curve"].pop(), "curve=.*; expected messages of"),
+        (lambda r: r["curve"][0].update(ms=0), "curve=.*; expected times above 0"),
+        (lambda r: r["curve"][-1].update(ms=0.7), "curve ends with 0.7 ms; expected 1.5, the median"),
+        (set_to(latency_us=1.0), "latency_us=1.0; expected no latency_us from a rank"),
+    ],
+)
+def test_a_broken_curve_is_an_error(make_config, tamper, reason):
+    outcome = outcome_of(make_config(workload="collective"), tamper)
+    assert outcome.status == "error"
+    assert re.search(reason, str(outcome.reason)), outcome.reason
+
+
+def test_a_loss_is_of_each_step_that_the_workload_records(make_config):
+    train_step, parity = (make_config(workload=name, workload__warmup_steps=3) for name in ("train_step", "parity"))
+    for config in (train_step, parity):
+        assert outcome_of(config).status == "ok"
+        reason = str(outcome_of(config, lambda record: record["loss"].pop()).reason)
+        assert "one for each of the steps" in reason
+
+
+def test_steps_may_leave_the_host_some_time_to_launch_the_first_of_them(make_config):
+    config = make_config()
+    steps = config.workload.timed_steps
+    assert outcome_of(config, set_to(window_ms=[1.5 * steps + 1] * 2)).status == "ok"
+    assert outcome_of(config, set_to(window_ms=[1.5 * steps * 1.2 + 1] * 2)).status == "error"
+
+
+def test_a_rate_above_the_peak_is_incorrect(make_config):
+    """66.9 TFLOP/s in fp32 on each of two H200s."""
+    config = make_config(seq_len=131072, kernel="math")
+    environment = {"device_names": ["NVIDIA H200"] * 2}
+    outcome = outcome_of(config, set_to(environment=environment))
+    assert (outcome.status, outcome.measured) == ("incorrect", {})
+    assert "TFLOP/s a device is above its peak of 67: the step did not do the work" in str(outcome.reason)
+    slow = 1e3 * outcome_of(config).measured["hardware_flops"] / 2 / 60e12
+    steps = config.workload.timed_steps
+    times = {"rank_step_ms": [[slow] * steps] * 2, "window_ms": [slow * steps] * 2}
+    columns = outcome_of(config, set_to(environment=environment, **times)).columns()
+    assert columns["hfu"] == pytest.approx(60 / 66.9)
+
+
+def test_what_a_rank_flags_stays_beside_what_the_driver_flags(make_config):
+    config = make_config()
+    assert outcome_of(config, set_to(flags=["fault_injected"])).measured["flags"] == ["short_window", "fault_injected"]
+
+
+def test_a_failure_has_no_record_to_check(make_config):
+    failed = Outcome("oom", "warmup", "no memory", "torch")
+    assert checked(failed, make_config()) == failed
+
+
+def test_no_column_is_both_a_ranks_and_the_drivers(make_config):
+    config = make_config()
+    others = {*DERIVED, *asked_for(config, plan.resolve(config)), "flags"}
+    assert {*record_of(config)} - {*SCHEMA.names} == set()
+    assert {*record_of(config)} & others == {"flags"}
+    assert {*DERIVED} <= {*SCHEMA.names}
+    assert replace(outcome_of(config), measured={}).status == "ok"

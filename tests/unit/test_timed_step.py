@@ -1,0 +1,121 @@
+"""Training steps at the timed length: which shorter runs they are compared with, what is refused, what weights did."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.methods import get
+from sp_bench.oracle import timed_step
+from sp_bench.oracle.timed_step import Run, Shorter, Weights, check_first_step, check_timed_steps, shorter_lengths
+from sp_bench.training.train import StepResult
+
+
+@given(
+    seq_len=st.integers(8, 5000),
+    sp_size=st.integers(1, 8),
+    method=st.sampled_from([("ulysses", "contiguous"), ("ring", "zigzag"), ("ring", "striped")]),
+)
+def test_shorter_runs_need_as_many_padded_tokens_and_cut_shards_elsewhere(make_config, seq_len, sp_size, method):
+    config = make_config(
+        workload="train_step", method=method[0], method__layout=method[1], seq_len=seq_len, sp_size=sp_size
+    )
+    layout = get(config.method.name).layout(config.method, sp_size)
+    lengths = shorter_lengths(config)
+    assert lengths[0] <= min(seq_len, 512)
+    for length in lengths:
+        assert 1 < length <= seq_len
+        assert layout.padded(length) - length == layout.padded(seq_len) - seq_len
+    if sp_size > 1 and seq_len >= 4 * sp_size * layout.multiple:
+        shard, shorter = (layout.padded(length) // sp_size for length in (seq_len, lengths[-1]))
+        assert shard * (1 - 0.5 / sp_size) - layout.multiple <= shorter < shard
+
+
+def run_of(losses: list[float], seq_len: int, grad_norm: float = 1.0) -> Run:
+    return Run(seq_len, torch.tensor([losses], dtype=torch.float64), grad_norm)
+
+
+@pytest.mark.parametrize(
+    ("losses", "grad_norm", "reason"),
+    [
+        ([5.0, 5.0, 5.001, 4.0], 1.0, "the losses of the first 3 tokens at seq_len=4 .* at seq_len=3 by 0.000115 "),
+        ([5.0, float("nan"), 5.0, 4.0], 1.0, "the losses of the first 2 tokens .* by nan"),
+        ([5.0, 5.0, 5.00005, 4.0], 1.0, "the losses of token 2 at seq_len=4 differ from those at seq_len=3"),
+        ([5.0, 5.0, 5.0, 4.0], 2.0, "the gradient norm of the first step is 2 at seq_len=4 and 1 at seq_len=3"),
+        ([5.0, 5.0, 5.0, 4.0], 0.5, "over a factor of 1.5 apart"),
+    ],
+)
+def test_a_first_step_that_differs_from_the_text_cut_short_is_refused(losses, grad_norm, reason):
+    shorter = Shorter([run_of([5.0, 5.0], 2, grad_norm=9.0), run_of([5.0, 5.0, 5.0], 3)], 1e-5, 9e-6)
+    found = check_first_step(run_of([5.0, 5.0, 5.0, 9.0], 4, 1.2), shorter)
+    assert found == {"timed_loss_error": 0.0, "timed_max_loss_error": 0.0}
+    with pytest.raises(Incorrect, match=reason):
+        check_first_step(run_of(losses, 4, grad_norm), shorter)
+
+
+def results_of(*steps: tuple[float, float]) -> list[StepResult]:
+    return [StepResult(torch.tensor(loss), torch.tensor(norm), None) for loss, norm in steps]
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([(5.0, 1.0), (float("inf"), 1.0)], "step 1: loss inf and gradient norm 1.0 must be finite"),
+        ([(5.0, float("nan"))], "step 0: loss 5.0 and gradient norm nan must be finite"),
+        ([(5.0, 1.0), (4.9, 0.0)], "step 1: the gradient norm is 0.0: there was no backward"),
+    ],
+)
+def test_timed_steps_without_a_loss_or_a_gradient_are_refused(steps, reason):
+    assert check_timed_steps(results_of((5.0, 1.0))) == {"loss": [5.0], "grad_norm": [1.0]}
+    with pytest.raises(Incorrect, match=reason):
+        check_timed_steps(results_of(*steps))
+
+
+def test_a_repeated_result_is_refused():
+    timed_step.require_new_results([5.0], [1.0])
+    timed_step.require_new_results([5.0, 5.0], [1.0, 1.1])
+    with pytest.raises(Incorrect, match=r"all 2 timed steps have loss 5\.0 and gradient norm 1\.0: one was repeated"):
+        timed_step.require_new_results([5.0, 5.0], [1.0, 1.0])
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 2])
+@pytest.mark.parametrize(
+    ("frozen_from", "frozen_until", "is_refused"),
+    [(9, 9, False), (0, 9, True), (0, 2, False), (2, 9, True), (3, 9, False), (4, 9, False)],
+)
+def test_weights_must_change_in_the_timed_steps(
+    make_config, monkeypatch, warmup_steps, frozen_from, frozen_until, is_refused
+):
+    """Two timed steps and the ledger's, in which the optimizer may do nothing."""
+    monkeypatch.setattr(timed_step.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(timed_step.dist, "all_gather_object", lambda every, mine: every.__setitem__(0, mine))
+    workload = make_config(workload="train_step", workload__warmup_steps=warmup_steps, workload__timed_steps=2).workload
+    model, weights, ticks = nn.Linear(3, 2), Weights(workload), []
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with weights.watched(lambda: ticks.append(1)) as tick:
+        tick()
+        for step in range(warmup_steps + 3):
+            model(torch.ones(3)).sum().backward()
+            timed = step - warmup_steps + 2  # 2 and 3 are timed
+            optimizer.param_groups[0]["lr"] = 0.0 if frozen_from <= timed < frozen_until else 1e-3
+            optimizer.step()
+            tick()
+    assert len(ticks) == warmup_steps + 4
+    if is_refused:
+        with pytest.raises(Incorrect, match="the optimizer changed no weight of ranks 0 in the timed steps"):
+            weights.require_changed()
+    else:
+        weights.require_changed()
+
+
+def test_an_optimizer_that_never_steps_changes_no_weight(make_config, monkeypatch):
+    monkeypatch.setattr(timed_step.dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(timed_step.dist, "all_gather_object", lambda every, mine: every.__setitem__(0, mine))
+    weights = Weights(make_config(workload="train_step").workload)
+    with weights.watched(lambda: None) as tick:
+        for _ in range(9):
+            tick()
+    with pytest.raises(Incorrect, match="changed no weight"):
+        weights.require_changed()
