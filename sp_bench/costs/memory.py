@@ -1,7 +1,11 @@
-"""What a trial must hold, whatever its method does: a lower bound, so that above the machine's memory it cannot run."""
+"""What a trial must hold, whatever its method does: a lower bound, so that above the machine's memory it cannot run.
+And an estimate of the peak of a training step."""
 
-from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs.training import num_parameters
+from math import prod
+from typing import NamedTuple
+
+from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
+from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 
 
 def held_bytes_per_token(config: TrialConfig) -> int:
@@ -41,3 +45,50 @@ def _stored_bytes(config: TrialConfig) -> int:
 
 def _copies(config: TrialConfig) -> int:
     return config.dp_replicate_size if config.engine.name == "fsdp2" else 1  # other engines shard over all ranks
+
+
+class Peak(NamedTuple):
+    """Bytes of one rank at the three moments at which a training step may need most."""
+
+    loss: float  # at the end of the forward: all that is kept, and one tile of logits
+    backward: float  # of the last layer: all that is kept, and what that layer computes again
+    update: float  # parameters, gradients and moments
+
+    @property
+    def bytes(self) -> float:
+        return max(self)
+
+
+def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
+    """The estimated peak of a training step of our decoder on fsdp2.
+
+    copies: fp32 values of a parameter while the optimizer updates it: itself, its gradient and Adam's two moments. An
+    optimizer that is not fused makes one more, as that of rows older than column `batch_loading` did.
+
+    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. Of the rows of
+    h200x2_train_step and h200x4_train_step, which recompute layers fully, each peak is within 3%.
+    """
+    model, element = config.model, ELEMENT_BYTES[config.dtype]
+    hidden, mlp, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    tokens = config.batch_size * config.seq_len / config.sp_size  # of one micro-batch on one rank
+    block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
+    state = _stored_bytes(config) / (config.sp_size * config.dp_shard_size)
+    computed = 6 * hidden + 3 * q + 4 * kv + 6 * mlp  # elements of a layer a token: activations and their gradients
+    kept = {  # elements of a layer a token, from its forward to its backward
+        "full": hidden,
+        "selective": 2 * hidden + 2 * q + 2 * kv,
+        "selective_output": 2 * hidden + q,
+        "selective_mlp": 3 * hidden + 2 * q + 2 * kv + 2 * mlp,
+    }.get(config.workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
+    if config.workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
+        computed -= 6 * mlp * (1 - min(config.workload.mlp_tile_tokens / tokens, 1))
+    held = 3 * state + model.num_layers * tokens * kept * element + root * element  # parameters and moments
+    tile = min(config.workload.loss_tile_tokens or tokens, tokens)
+    logits = tile * vocab * (2 * element + 8)  # and their gradients, both in fp32 too
+    head_gradient = vocab * hidden * element
+    return Peak(
+        held + logits + head_gradient + 4 * vocab * hidden + 5 * tokens * hidden * element,
+        held + head_gradient + block * (2 * element + 4) + tokens * computed * element,
+        copies * state,
+    )

@@ -53,13 +53,13 @@ def default_out(folders: Sequence[Path]) -> Path:
     return Path(folders[0]) / store.WORK / "report"
 
 
-def read(folders: Sequence[Path]) -> list[Cell]:
+def read(folders: Sequence[Path], executor: Executor | None = None) -> list[Cell]:
     """The cells of campaigns, as a report shows them: what `settings` and `draw` take.
 
     Raises:
         OSError: a campaign cannot be read.
     """
-    return cells(of_equal_steps(select(folders).rows))
+    return cells(of_equal_steps(select(folders, executor=executor).rows))
 
 
 def build(

@@ -4,12 +4,14 @@ A cell ran if any of its replicates is ok: one that was also out of memory ran a
 without an ok row and with an oom one was out of memory; other failures say nothing about memory.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sp_bench.report.cells import Cell
+from sp_bench.report.cells import Cell, listed
 
 OOM = "oom"
+CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,14 @@ class Limit:
     @property
     def cells(self) -> tuple[Cell, ...]:
         return tuple(cell for cell in (self.largest_ok, self.smallest_oom) if cell is not None)
+
+
+def capacity_gib(cell: Cell) -> float | None:
+    """Of a device: the cap, or all that it has; None of a device that is not known."""
+    if (cap := cell.asked["device_memory_gib"]) is not None:
+        return cap
+    names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
+    return next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
 
 
 def out_of_memory(cell: Cell) -> bool:

@@ -1,7 +1,6 @@
 """How long before memory runs out: memory over the length with the device's capacity, and the bracket of the longest
 sequence that fits."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -15,10 +14,8 @@ from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
-from sp_bench.report.limits import Limit
+from sp_bench.report.limits import Limit, capacity_gib
 from sp_bench.report.settings import Setting
-
-CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
@@ -51,14 +48,6 @@ def reserved_gib(cell: Cell) -> float | None:
 
 def in_use_gib(cell: Cell) -> float | None:
     return largest(cell, "device_used_bytes")
-
-
-def capacity_gib(cell: Cell) -> float | None:
-    """The cap, or the whole device; None of a device that is not known."""
-    if (cap := cell.asked["device_memory_gib"]) is not None:
-        return cap
-    names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
-    return next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
 
 
 def _with_capacity(panel: Panel) -> Panel:

@@ -1,0 +1,281 @@
+"""What to train with: the methods and memory options of a model on so many GPUs, by predicted step time and peak.
+
+The predictions are projection.py's and costs/memory.py's. What they assume stands in ASSUMPTIONS, which every answer
+shows with their errors.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tabulate import tabulate
+
+from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
+from sp_bench.costs import memory, training
+from sp_bench.costs.attention import head_split_reason
+from sp_bench.report import words
+from sp_bench.report.formats import GIB, number, whole
+from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work, step_ms
+
+# What keeps most first: it computes least again.
+CHECKPOINTING = ("none", "selective_mlp", "selective", "selective_output", "full")
+MEASURED = ("full",)  # of them, those of rows that the rates are fitted to
+SPARE = 0.95  # of a device's memory: the context, NCCL and what an allocator cannot use take the rest
+ASSUMPTIONS = (
+    "Each group of P GPUs trains on one sequence of its own, and all GPUs share the parameters (fsdp2). Ulysses groups "
+    "are adjacent GPUs. Each GPU has a network card of its own: a ring's hop to another node uses one of them, "
+    "collectives use all of a node's. Parameters travel beside the computing."
+)
+
+
+class NothingFits(NotProjectable):
+    """No way to train needs as little memory as there is."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to train, as it is predicted."""
+
+    config: TrialConfig
+    degrees: tuple[int, int]  # (ulysses, ring)
+    ms: float
+    peak_bytes: float
+    band: float  # relative error of `ms` to reckon with
+    extrapolated: bool  # more ranks than were measured, or over a network
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        tokens = self.config.num_sequences * self.config.seq_len
+        return 1e3 * tokens / self.ms / self.config.world_size
+
+    @property
+    def method(self) -> str:
+        name, (ulysses, ring) = self.config.method.name, self.degrees
+        if name == "single":
+            return "one GPU a sequence"
+        split = f" ({ulysses} x {ring})" if name == "usp" else ""
+        return f"{words.METHODS[name]} over {ulysses * ring}{split}"
+
+    @property
+    def overrides(self) -> list[str]:
+        """The words of the command line that measure it."""
+        config = self.config
+        made = [
+            f"workload={config.workload.name}",
+            f"model={config.model.name}",
+            f"kernel={config.kernel.name}",
+            f"hardware={config.hardware.name}",
+            f"fabric={config.fabric.name}",
+            f"method={config.method.name}",
+            f"sp_size={config.sp_size}",
+            f"dp_shard_size={config.dp_shard_size}",
+            f"seq_len={config.seq_len}",
+            f"workload.activation_checkpointing={config.workload.activation_checkpointing}",
+            f"workload.loss_tile_tokens={config.workload.loss_tile_tokens}",
+        ]
+        return [*made, *([f"method.ulysses_degree={self.degrees[0]}"] if config.method.name == "usp" else [])]
+
+    def as_json(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            "model": config.model.name,
+            "gpus": config.world_size,
+            "seq_len": config.seq_len,
+            "method": config.method.name,
+            "ulysses_degree": self.degrees[0],
+            "ring_degree": self.degrees[1],
+            "activation_checkpointing": config.workload.activation_checkpointing,
+            "step_ms": self.ms,
+            "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
+            "peak_allocated_bytes": self.peak_bytes,
+            "extrapolated": self.extrapolated,
+            "overrides": self.overrides,
+        }
+
+
+@dataclass(frozen=True)
+class Cluster:
+    gpus: int
+    gpus_per_node: int
+    network_gib_per_s: float  # of one GPU to other nodes
+    memory_gib: float  # of one GPU
+
+
+def candidates(
+    fit: Fit, config: TrialConfig, cluster: Cluster, checkpointing: Sequence[str] = CHECKPOINTING
+) -> list[Candidate]:
+    """All ways to train `config`'s model at its length that fit into memory; the most tokens/s first.
+
+    Raises:
+        NothingFits: the message names the way that needs least.
+        NotProjectable: the kernel has no rows.
+    """
+    _require_kernel(fit, config.kernel.name)
+    made = [
+        _candidate(fit, each, degrees, cluster)
+        for each, degrees in _ways(config, cluster, checkpointing)
+        if each.method.name in fit.methods
+    ]
+    limit = SPARE * cluster.memory_gib * GIB
+    fitting = [each for each in made if each.peak_bytes <= limit]
+    if not fitting:
+        least = min(made, key=lambda each: each.peak_bytes)
+        raise NothingFits(
+            f"nothing fits: {config.model.name} at {whole(config.seq_len)} tokens on {cluster.gpus} GPUs needs "
+            f"{least.peak_bytes / GIB:,.1f} GiB a GPU at least ({least.method}, "
+            f"{least.config.workload.activation_checkpointing} recomputation), and {limit / GIB:,.1f} of "
+            f"{cluster.memory_gib:,.1f} GiB can be used; use more GPUs or a shorter sequence"
+        )
+    return sorted(fitting, key=lambda each: -each.tokens_per_s_per_gpu)
+
+
+def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
+    """In the order of `found`."""
+    return list({each.config.method.name: each for each in reversed(found)}.values())[::-1]
+
+
+def _ways(
+    config: TrialConfig, cluster: Cluster, checkpointing: Sequence[str]
+) -> Iterator[tuple[TrialConfig, tuple[int, int]]]:
+    shape = config.attention_shape(config.seq_len)
+    sizes = [2**n for n in range(cluster.gpus.bit_length()) if cluster.gpus % 2**n == 0]
+    for size in sizes:
+        for method, degrees in _methods(shape, size, cluster.gpus_per_node):
+            for kept in checkpointing:
+                workload = replace(config.workload, activation_checkpointing=kept)
+                shard = cluster.gpus // size
+                yield replace(config, method=method, sp_size=size, dp_shard_size=shard, workload=workload), degrees
+
+
+def _methods(shape: AttentionShape, size: int, node: int) -> Iterator[tuple[MethodConfig, tuple[int, int]]]:
+    """Of a number of ranks. Zigzag layouts need two tokens a rank."""
+    if size == 1:
+        yield MethodConfig("single"), (1, 1)
+        return
+    if head_split_reason(shape, size, "sp_size", "ulysses") is None:
+        yield MethodConfig("ulysses"), (size, 1)
+    if shape.seq_len < 2 * size:
+        return
+    yield MethodConfig("ring", "zigzag", dkv_dtype="input"), (1, size)
+    yield MethodConfig("all_gather", "zigzag", dkv_dtype="input"), (1, size)
+    for ulysses in [2**n for n in range(1, node.bit_length())]:
+        if ulysses < size and head_split_reason(shape, ulysses, "ulysses_degree", "usp") is None:
+            yield MethodConfig("usp", "zigzag", None, ulysses, "ulysses_inner", "input"), (ulysses, size // ulysses)
+
+
+def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster: Cluster) -> Candidate:
+    nodes = cluster.gpus > cluster.gpus_per_node
+    links = Links(fit.inside, cluster.network_gib_per_s * GIB if nodes else None, cluster.gpus_per_node)
+    work = attention_work(config.method, config.kernel.name, config.attention_shape(config.seq_len), degrees, links)
+    parameters = links.ms(training.sharding_traffic(config), 1, cluster.gpus)
+    ms = max(step_ms(config, work, fit.rates), sum(parameters.values()))
+    over_network = nodes and config.sp_size > cluster.gpus_per_node
+    return Candidate(
+        config,
+        degrees,
+        ms,
+        memory.peak(config).bytes,
+        fit.band(True, max(config.sp_size, 1)),
+        over_network or config.world_size > fit.ranks,
+    )
+
+
+def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
+    """Five lines: what to use, what it needs, how fast, what comes next, how to measure it."""
+    best = found[0]
+    others = [each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name]
+    second = others[0] if others else None
+    kept = best.config.workload.activation_checkpointing
+    beside = f", {best.config.dp_shard_size} groups side by side" if best.config.dp_shard_size > 1 else ""
+    ratio = second and best.tokens_per_s_per_gpu / second.tokens_per_s_per_gpu
+    tie = ratio is not None and ratio - 1 < best.band
+    held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
+    doubt = "no row measured this option yet" if kept not in MEASURED else "within 3% where it was measured"
+    tile = f", logits of {whole(best.config.workload.loss_tile_tokens)} tokens at a time"
+    beyond = " (extrapolated)" if best.extrapolated else ""
+    return [
+        f"Use {best.method}{beside}.",
+        f"Memory: {held} with {kept} recomputation{tile if best.config.workload.loss_tile_tokens else ''}; {doubt}.",
+        f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
+        f"+-{_share(best.band)}{beyond}.",
+        "No other method fits."
+        if second is None
+        else f"Next: {second.method}, {ratio:.3f}x the time a token{' (a tie, within the error)' if tie else ''}, "
+        f"{second.peak_bytes / GIB:,.1f} GiB.",
+        f"Measure it: sp-bench run {' '.join(best.overrides)}",
+    ]
+
+
+def _share(band: float) -> str:
+    return f"{band:.0%}" if math.isfinite(band) else "?"
+
+
+def table(found: Sequence[Candidate]) -> str:
+    heads = ("GPUs", "tokens", "method", "recomputed", "step, s", "+-", "tokens/s/GPU", "peak GiB", "")
+    lines = [
+        (
+            whole(each.config.world_size),
+            whole(each.config.seq_len),
+            each.method,
+            each.config.workload.activation_checkpointing,
+            number(each.ms / 1e3),
+            _share(each.band),
+            f"{each.tokens_per_s_per_gpu:,.0f}",
+            f"{each.peak_bytes / GIB:,.1f}",
+            "extrapolated" if each.extrapolated else "",
+        )
+        for each in found
+    ]
+    right = ("right", "right", "left", "left", "right", "right", "right", "right", "left")
+    return tabulate(lines, heads, disable_numparse=True, colalign=right)
+
+
+def errors(fit: Fit) -> str:
+    """How well rows were predicted that were left out of the fit."""
+    heads = ("left out of the fit", "cells", "median error", "9 of 10 within", "largest", "which")
+    lines = [
+        (e.what, len(e.errors), f"{e.median:.1%}", f"{e.of_most:.1%}", f"{e.largest:.1%}", e.worst) for e in fit.errors
+    ]
+    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 4, "left"))
+
+
+def _require_kernel(fit: Fit, kernel: str) -> None:
+    if kernel not in fit.kernels:
+        raise NotProjectable(f"kernel={kernel} has no rows here; use one of {', '.join(fit.kernels)}")
+
+
+MAP_RANKS = (2, 4, 8, 16, 32, 64)
+MAP_TOKENS = (8192, 32768, 131072)  # a GPU
+MAP_HEADS = ((32, 8), (32, 32), (64, 8))
+MAP_NETWORKS = (None, 50.0, 25.0, 10.0)  # GiB/s of a GPU to other nodes; None: all GPUs on one node
+
+
+def decision_map(fit: Fit, kernel: str, gpus_per_node: int) -> str:
+    """The fastest method of attention, by heads, tokens a GPU, network and ranks; in bold with its lead over the next
+    method where that is beyond the error."""
+    _require_kernel(fit, kernel)
+    heads = ("heads", "tokens a GPU", "to other nodes", *(f"{ranks} GPUs" for ranks in MAP_RANKS))
+    lines = []
+    for num_heads, num_kv_heads in MAP_HEADS:
+        for tokens in MAP_TOKENS:
+            for network in MAP_NETWORKS:
+                links = Links(fit.inside, None if network is None else network * GIB, gpus_per_node)
+                row = [f"{num_heads}/{num_kv_heads}", whole(tokens), f"{network:g} GiB/s" if network else "one node"]
+                for ranks in MAP_RANKS:
+                    shape = AttentionShape(1, tokens * ranks, num_heads, num_kv_heads, 128, True, "bfloat16")
+                    times = {
+                        (method.name, degrees): fit.rates.attention_ms(
+                            attention_work(method, kernel, shape, degrees, links)
+                        )
+                        for method, degrees in _methods(shape, ranks, gpus_per_node)
+                        if method.name in fit.methods
+                    }
+                    ranked = sorted(times.items(), key=lambda item: item[1])
+                    (name, (ulysses, ring)), ms = ranked[0]
+                    other = next((each for (method, _), each in ranked if method != name), ms)
+                    shown = f"USP {ulysses}x{ring}" if name == "usp" else words.METHODS[name]
+                    row.append(f"**{shown}** {other / ms:.2f}x" if other / ms > 1 + fit.band(False, 1) else shown)
+                lines.append(row)
+    return tabulate(lines, heads, disable_numparse=True, tablefmt="pipe")

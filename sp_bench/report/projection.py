@@ -1,0 +1,390 @@
+"""Step times that were not measured, from those that were: a few rates fitted to the rows, and the methods' schedules.
+
+A step of attention is its computing and what the method's schedule leaves exposed of its messages (overlap.py); the
+time of a message is its bytes over the fabric's measured bandwidth. Computing is linear in three things, whose rates
+are fitted over all rows by least squares of relative errors, none below 0:
+
+- FLOPs of the kernel, a rate each kernel;
+- elements of q that a method reads and writes beside the kernel, a rate each method: once for each block;
+- blocks, which cost a launch each, a time each method.
+
+A training step adds matrix products (FLOPs), pointwise work (elements of the activations) and the update (parameters of
+a rank), a rate each.
+
+How good that is, is found out by leaving rows out of the fit and predicting them: `held_out`.
+
+P = U * R ranks of one sequence (ulysses x ring), G GPUs of a node.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from sp_bench.config.parsing import parse
+from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
+from sp_bench.costs import training
+from sp_bench.costs.attention import (
+    FLASH_BACKWARD,
+    Traffic,
+    add_traffic,
+    all_gather_traffic,
+    attention_forward_flops,
+    ring_traffic,
+    ulysses_traffic,
+)
+from sp_bench.report.cells import Cell
+from sp_bench.report.fabric_model import PRIMITIVES, bandwidths
+from sp_bench.report.limits import capacity_gib
+from sp_bench.report.overlap import exposed_ms
+
+METHODS = ("single", "ulysses", "ring", "all_gather", "usp")
+BALANCED = {"single": "contiguous", "ulysses": "contiguous"}  # the layout in which all ranks compute as much
+LONG = 32_768  # tokens from which errors are stated; shorter steps wait for the host
+ROUNDS = 8  # of fitting: what is exposed depends on how long the computing takes
+OPTIONS = ("head_chunks", "head_stride")  # rows with these are not our methods as they are by default
+
+
+class NotProjectable(ValueError):
+    """What was asked for cannot be predicted from these rows; the message says what is missing."""
+
+
+class Links(NamedTuple):
+    """bytes/s of one GPU by primitive: inside a node, and to other nodes by its network card."""
+
+    inside: Mapping[str, float]
+    network: float | None = None  # None: there is one node
+    gpus_per_node: int | None = None
+
+    def ms(self, traffic: Traffic, ulysses: int, ring: int) -> dict[tuple[str, str], float]:
+        """Time of each message, by phase and op. Ulysses groups are adjacent ranks."""
+        return {key: 1e3 * float(size) / self._bytes_per_s(key[1], ulysses, ring) for key, size in traffic.items()}
+
+    def _bytes_per_s(self, op: str, ulysses: int, ring: int) -> float:
+        inside = self.inside[PRIMITIVES[op]]
+        if self.network is None or self.gpus_per_node is None:
+            return inside
+        node = self.gpus_per_node
+        if op == "all_to_all":  # the share for other nodes goes by the network, beside the rest
+            if ulysses <= node:
+                return inside
+            return min(inside * (ulysses - 1) / max(node - 1, 1), self.network * (ulysses - 1) / (ulysses - node))
+        if ulysses * ring <= node:
+            return inside
+        if op == "send":  # the hop to another node is one card's, unless all ranks of a node make it at once
+            return min(inside, self.network)
+        return min(inside, node * self.network)  # NCCL's rings cross between nodes on every card
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one rank has to do in one call of attention, forward and backward."""
+
+    method: str
+    kernel: str
+    flops: float
+    elements: float  # of q, times the blocks
+    blocks: int
+    asked: Mapping[str, Any]  # what the schedule depends on
+    messages_ms: Mapping[tuple[str, str], float]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A measured cell: what had to be done, and how long it took."""
+
+    cell: Cell
+    work: Work
+    ms: float
+
+    @property
+    def config(self) -> TrialConfig:
+        return parse(TrialConfig, json.loads(self.cell.measured[-1]["config"]))
+
+
+@dataclass(frozen=True)
+class Error:
+    """Relative errors of predictions of rows that were left out of the fit."""
+
+    what: str
+    errors: tuple[float, ...]
+    worst: str  # the cell that is predicted worst
+
+    @property
+    def median(self) -> float:
+        return median(map(abs, self.errors))
+
+    @property
+    def largest(self) -> float:
+        return max(map(abs, self.errors))
+
+    @property
+    def of_most(self) -> float:
+        """Nine of ten are within it."""
+        return float(np.quantile(np.abs(self.errors), 0.9))
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What was fitted: ms for each of the names."""
+
+    attention: Mapping[str, float]
+    step: Mapping[str, float]  # empty: no training step was measured
+
+    def know(self, work: Work) -> bool:
+        """Whether rows of its kernel and of its method were among those fitted to."""
+        return self.attention.keys() >= _amounts(work).keys()
+
+    def attention_ms(self, work: Work) -> float:
+        """Forward and backward of one call."""
+        computing = self.computing_ms(work)
+        return computing + _exposed(work, computing)
+
+    def forward_ms(self, work: Work) -> float:
+        computing = self.computing_ms(work) / float(1 + FLASH_BACKWARD)
+        messages = {key: ms for key, ms in work.messages_ms.items() if key[0] == "forward"}
+        return computing + exposed_ms({**work.asked, "pass_kind": "forward"}, messages, computing)
+
+    def computing_ms(self, work: Work) -> float:
+        return sum(self.attention.get(name, 0.0) * amount for name, amount in _amounts(work).items())
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Rates, what they were fitted to, and how well they predict rows that they have not seen."""
+
+    rates: Rates
+    hardware: str
+    fabric: str  # the fastest
+    inside: Mapping[str, float]  # its bytes/s by primitive
+    memory_gib: float | None  # of a device; None: not known
+    ranks: int  # the largest number that was measured
+    num_attention: int
+    num_steps: int
+    errors: tuple[Error, ...]
+
+    @property
+    def kernels(self) -> list[str]:
+        return sorted(name.removeprefix("flops ") for name in self.rates.attention if name.startswith("flops "))
+
+    @property
+    def methods(self) -> list[str]:
+        return [name for name in METHODS if f"blocks {name}" in self.rates.attention]
+
+    def band(self, of_steps: bool, ranks: int) -> float:
+        """Relative error to reckon with: what nine of ten held-out predictions are within, in the worst case that was
+        held out; as much again for each doubling of the measured ranks."""
+        errors = [e for e in self.errors if e.what.startswith("training step" if of_steps else "attention")]
+        widest = max((e.of_most for e in errors), default=math.inf)
+        return widest * (1 + max(0.0, math.log2(ranks / self.ranks)))
+
+
+def attention_work(
+    method: MethodConfig, kernel: str, shape: AttentionShape, degrees: tuple[int, int], links: Links
+) -> Work:
+    """degrees: (ulysses, ring)."""
+    ulysses, ring = degrees
+    ranks = ulysses * ring
+    if method.name == "all_gather":
+        traffic = all_gather_traffic(shape, ring, method.dkv_dtype)
+    else:
+        exchange = ulysses_traffic(shape, ulysses, ranks)
+        traffic = add_traffic(exchange, ring_traffic(shape, ring, ulysses, method.dkv_dtype))
+    blocks = ring if method.name in ("ring", "usp") else 1
+    asked = {
+        "pass_kind": "forward_backward",
+        "ring_degree": ring,
+        "head_chunks": None,
+        "head_stride": None,
+        "num_kv_heads": shape.num_kv_heads,
+        "causal": shape.causal,
+    }
+    return Work(
+        method.name,
+        kernel,
+        attention_forward_flops(shape) * float(1 + FLASH_BACKWARD) / ranks,
+        shape.batch_size * shape.seq_len / ranks * shape.num_heads * shape.head_dim * blocks,
+        blocks,
+        asked,
+        links.ms(traffic, ulysses, ring) if ranks > 1 else {},
+    )
+
+
+def step_parts(config: TrialConfig, work: Work, rates: Rates) -> tuple[float, dict[str, float]]:
+    """(ms of all its attention, amounts of the rest) of a training step of one rank."""
+    model, checkpointing = config.model, config.workload.activation_checkpointing
+    calls = model.num_layers * config.workload.num_micro_batches
+    again = rates.forward_ms(work) if checkpointing == "full" else 0.0
+    tokens = config.num_sequences * config.seq_len / config.world_size
+    passes = 4 if checkpointing not in (None, "none") else 3
+    width = 8 * model.hidden_size + 4 * model.intermediate_size  # elements that a layer reads or writes a token, about
+    return calls * (rates.attention_ms(work) + again), {
+        "matrix products": training.matmul_flops(config, config.seq_len) / config.world_size,
+        "pointwise": tokens * model.num_layers * width * passes / 3,
+        "update": training.num_parameters(model) / (config.sp_size * config.dp_shard_size),
+    }
+
+
+def step_ms(config: TrialConfig, work: Work, rates: Rates) -> float:
+    """ms of a training step.
+
+    Raises:
+        NotProjectable: no training step was measured.
+    """
+    if not rates.step:
+        raise NotProjectable("no training step of engine fsdp2 is among the rows; name a campaign that has some")
+    attention, rest = step_parts(config, work, rates)
+    return attention + sum(rates.step[name] * amount for name, amount in rest.items())
+
+
+def fit(cells: Sequence[Cell], hardware: str) -> Fit:
+    """Fit the rates to all cells of our methods on `hardware`, and then without some, to predict those.
+
+    Raises:
+        NotProjectable: there are no rows to fit to.
+    """
+    speeds = _bandwidths(cells, hardware)
+    attention = [k for c in cells if (k := _known(c, hardware, "attention", speeds)) is not None]
+    steps = [k for c in cells if (k := _known(c, hardware, "train_step", speeds)) is not None]
+    if not attention:
+        raise NotProjectable(
+            f"no rows of attention, forward and backward, and of the collective workload on hardware={hardware}; "
+            "name campaigns that have them"
+        )
+    ranks = max(k.cell.asked["sp_size"] for k in attention)
+    fastest = _fastest(speeds, ranks)
+    errors = tuple(_held_out(attention, steps, fastest))
+    inside = speeds[fastest, ranks]
+    memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
+    rates = _rates(attention, steps)
+    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), len(steps), errors)
+
+
+def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) -> list[Error]:
+    """Without the largest number of ranks, without the longest length, without each fabric but the fastest."""
+    made = []
+    ranks = sorted({k.cell.asked["sp_size"] for k in attention})
+    longest = max(k.cell.asked["seq_len"] for k in attention if k.cell.asked["sp_size"] > 1)
+    fabrics = sorted({k.cell.asked["fabric"] for k in attention if k.cell.asked["sp_size"] > 1} - {fastest})
+    cases: list[tuple[str, Callable[[Known], bool]]] = []
+    if len(ranks) > 2:  # a kernel alone, and two numbers of ranks
+        cases.append((f"{ranks[-1]} GPUs", lambda k: k.cell.asked["sp_size"] == ranks[-1]))
+    cases.append((f"{longest:,} tokens", lambda k: k.cell.asked["seq_len"] >= longest))
+    cases += [(f"fabric {name}", lambda k, name=name: k.cell.asked["fabric"] == name) for name in fabrics]
+    for what, held in cases:
+        kept = [k for k in attention if not held(k)]
+        left = [k for k in attention if held(k) and k.cell.asked["seq_len"] >= LONG and k.cell.asked["sp_size"] > 1]
+        rates = _rates(kept, []) if kept else Rates({}, {})
+        if left := [k for k in left if rates.know(k.work)]:
+            made.append(_error(f"attention, {what}", left, [rates.attention_ms(k.work) for k in left]))
+    step_cases = [c for c in cases if not c[0].endswith("tokens")]
+    if steps:
+        longest_step = max(k.cell.asked["seq_len"] for k in steps)
+        step_cases.append((f"{longest_step:,} tokens", lambda k: k.cell.asked["seq_len"] >= longest_step))
+    for what, held in step_cases:
+        kept, of_attention = ([k for k in each if not held(k)] for each in (steps, attention))
+        rates = _rates(of_attention, kept) if kept and of_attention else Rates({}, {})
+        if left := [k for k in steps if held(k) and rates.know(k.work)]:
+            predicted = [step_ms(k.config, k.work, rates) for k in left]
+            made.append(_error(f"training step, {what}", left, predicted))
+    return made
+
+
+def _error(what: str, left: Sequence[Known], predicted: Sequence[float]) -> Error:
+    errors = tuple(ms / known.ms - 1 for ms, known in zip(predicted, left, strict=True))
+    worst = left[max(range(len(errors)), key=lambda i: abs(errors[i]))].cell
+    asked = worst.asked
+    heads = f"{asked['num_heads']}/{asked['num_kv_heads']} heads"
+    return Error(
+        what,
+        errors,
+        f"{asked['method']} {asked['kernel']} {asked['fabric']}, {heads}, {asked['seq_len']:,} tokens, "
+        f"{asked['sp_size']} GPUs",
+    )
+
+
+def _rates(attention: Sequence[Known], steps: Sequence[Known]) -> Rates:
+    names = list(dict.fromkeys(name for known in attention for name in _amounts(known.work)))
+    computing = [0.9 * known.ms for known in attention]
+    rates = Rates({}, {})
+    for _ in range(ROUNDS):
+        rows = [[_amounts(known.work).get(name, 0.0) for name in names] for known in attention]
+        left = [max(known.ms - _exposed(known.work, ms), 0.0) for known, ms in zip(attention, computing, strict=True)]
+        rates = Rates(_least_squares(names, rows, left, [known.ms for known in attention]), {})
+        computing = [rates.computing_ms(known.work) for known in attention]
+    if not steps:
+        return rates
+    parts = [step_parts(known.config, known.work, rates) for known in steps]
+    of_step = list(parts[0][1])
+    rows = [[rest[name] for name in of_step] for _, rest in parts]
+    left = [max(known.ms - ms, 0.0) for known, (ms, _) in zip(steps, parts, strict=True)]
+    return Rates(rates.attention, _least_squares(of_step, rows, left, [known.ms for known in steps]))
+
+
+def _least_squares(
+    names: Sequence[str], rows: Sequence[Sequence[float]], left: Sequence[float], scale: Sequence[float]
+) -> dict[str, float]:
+    """The rates, none negative, with the smallest squares of errors relative to `scale`."""
+    matrix, wanted = np.array(rows) / np.array(scale)[:, None], np.array(left) / np.array(scale)
+    size = np.maximum(matrix.max(axis=0), 1e-300)  # columns differ by ten orders of magnitude
+    found, _ = nnls(matrix / size, wanted)
+    return dict(zip(names, map(float, found / size), strict=True))
+
+
+def _amounts(work: Work) -> dict[str, float]:
+    return {
+        f"flops {work.kernel}": work.flops,
+        f"elements {work.method}": work.elements,
+        f"blocks {work.method}": work.blocks,
+    }
+
+
+def _exposed(work: Work, computing_ms: float) -> float:
+    return exposed_ms(work.asked, work.messages_ms, computing_ms) if work.messages_ms else 0.0
+
+
+Speeds = Mapping[tuple[str, int], Mapping[str, float]]  # (fabric, ranks) -> primitive -> bytes/s
+
+
+def _bandwidths(cells: Sequence[Cell], hardware: str) -> Speeds:
+    """The median over environments."""
+    found: dict[tuple[str, int], dict[str, list[float]]] = {}
+    for (_, fabric, device, ranks, primitive), each in bandwidths(cells).items():
+        if device == hardware:
+            found.setdefault((fabric, ranks), {}).setdefault(primitive, []).append(each.bytes_per_s)
+    return {place: {name: median(each) for name, each in speeds.items()} for place, speeds in found.items()}
+
+
+def _fastest(speeds: Speeds, ranks: int) -> str:
+    here = {fabric: each for (fabric, size), each in speeds.items() if size == ranks}
+    if not here:
+        raise NotProjectable(f"no rows of workload=collective on {ranks} GPUs; name a campaign that has some")
+    return max(here, key=lambda fabric: sum(here[fabric].values()))
+
+
+def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | None:
+    """None of a cell that is not one of our methods as they are by default, or whose fabric was not measured."""
+    asked = cell.asked
+    if not (cell.ok and asked["workload"] == workload and asked["hardware"] == hardware and asked["sp_size"]):
+        return None
+    if asked["method"] not in METHODS or asked["layout"] != BALANCED.get(asked["method"], "zigzag"):
+        return None
+    plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
+    if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
+        return None
+    of_attention = workload == "attention" and asked["pass_kind"] == "forward_backward"
+    if not (of_attention or (workload == "train_step" and asked["engine"] == "fsdp2")):
+        return None
+    ring = asked["ring_degree"] or 1
+    ulysses, where = asked["sp_size"] // ring, (asked["fabric"], asked["sp_size"])
+    shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape)})
+    if asked["sp_size"] > 1 and where not in speeds:
+        return None
+    method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])
+    work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
+    return Known(cell, work, cell.median_step_ms or 0.0)

@@ -1,0 +1,49 @@
+"""`sp-bench project` and `advise`, over committed campaigns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .console import console, refusal
+
+RESULTS = Path(__file__).parents[2] / "results"
+ROWS = [str(RESULTS / name) for name in ("h200x2_fabrics", "h200x2_train_step", "h200x4_fabrics", "h200x4_train_step")]
+
+
+def test_advice_is_five_lines_and_its_last_one_runs(capfd):
+    code, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536")
+    lines = out.splitlines()
+    assert (code, len(lines)) == (0, 5)
+    assert [line.partition(" ")[0] for line in lines] == ["Use", "Memory:", "Step:", "Next:", "Measure"]
+    words = lines[4].partition("sp-bench run ")[2].split()
+    code, out, _ = console(capfd, "plan", *words)
+    assert code == 0
+    assert "qwen3_4b" in out
+
+
+def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
+    words = ("project", *ROWS, "--model", "qwen3_4b", "--gpus", "4,64", "--seq-len", "65536")
+    code, out, errors = console(capfd, *words)
+    assert (code, errors) == (0, "")
+    assert "left out of the fit" in out
+    assert "extrapolated" in out
+    code, out, _ = console(capfd, *words, "--json")
+    found = json.loads(out)
+    assert {each["gpus"] for each in found} == {4, 64}
+    assert all(each["step_ms"] > 0 and 0 < each["relative_error"] < 5 for each in found)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--gpus", "12"), "--gpus 12: use powers of two"),
+        (("--gpus", "8", "--model", "qwen9"), "qwen9"),
+        (("--gpus", "8", "--kernel", "math"), "kernel=math has no rows here; use one of cudnn"),
+        (("--gpus", "8", "--hardware", "b200"), "on hardware=b200"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(capfd, words, told):
+    given = {"--model": "qwen3_4b", "--gpus": "8"} | dict(zip(words[::2], words[1::2], strict=True))
+    options = [word for pair in given.items() for word in pair]
+    assert told in refusal(capfd, "advise", *ROWS[:1], "--seq-len", "65536", *options)
