@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Backend
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench.measure import ledger
 
@@ -68,6 +70,30 @@ class Message:
             self.packed.wait()
         if any(tensor.is_cuda for tensor in self.sent):
             torch.cuda._sleep(HEAD_START_CYCLES)
+
+
+Backends = dict[int | str, str | Backend.Options | tuple[str, Backend.Options]]
+
+
+def go_first(device: str, *axes: str) -> Backends | None:
+    """The backends of a mesh on whose `axes` attention travels. NCCL's kernels there go first: behind a kernel that
+    fills the device they would start too late to overlap with it."""
+    if device != "cuda":
+        return None
+    from torch.distributed import ProcessGroupNCCL
+
+    return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in axes}
+
+
+@cache  # communicators take time and device memory: one mesh for all trials of this process
+def mesh_of_windows(mesh: DeviceMesh, ring_degree: int, inner_ring_degree: int) -> DeviceMesh:
+    """The ranks of `mesh`, which are all of the world in order, with the axes `outer` and `inner` for each ring of
+    `ring_degree` neighbours."""
+    sizes = (mesh.size() // ring_degree, ring_degree // inner_ring_degree, inner_ring_degree)
+    names = ("ring", "outer", "inner")
+    return init_device_mesh(
+        mesh.device_type, sizes, mesh_dim_names=names, backend_override=go_first(mesh.device_type, *names[1:])
+    )
 
 
 class Transport(Protocol):
