@@ -86,14 +86,12 @@ def go_first(device: str, *axes: str) -> Backends | None:
 
 
 @cache  # communicators take time and device memory: one mesh for all trials of this process
-def mesh_of_windows(mesh: DeviceMesh, ring_degree: int, inner_ring_degree: int) -> DeviceMesh:
-    """The ranks of `mesh`, which are all of the world in order, with the axes `outer` and `inner` for each ring of
-    `ring_degree` neighbours."""
-    sizes = (mesh.size() // ring_degree, ring_degree // inner_ring_degree, inner_ring_degree)
-    names = ("ring", "outer", "inner")
-    return init_device_mesh(
-        mesh.device_type, sizes, mesh_dim_names=names, backend_override=go_first(mesh.device_type, *names[1:])
-    )
+def rings_within(ring: dist.ProcessGroup, inner_degree: int, device: str) -> DeviceMesh:
+    """Axes `outer` and `inner` in place of `ring`, a group of neighbours. `inner` has `inner_degree` neighbours. Every
+    rank of the world must call this, with a ring of the same size."""
+    sizes = (dist.get_world_size() // ring.size(), ring.size() // inner_degree, inner_degree)
+    backends = go_first(device, "outer", "inner")
+    return init_device_mesh(device, sizes, mesh_dim_names=("ring", "outer", "inner"), backend_override=backends)
 
 
 class Transport(Protocol):

@@ -90,8 +90,9 @@ def _backward(
         dkv = [t.to(dq.dtype) for t in dkv] if ends_kv else []
         dq_part, *dkv = _to_tokens(stages, [dq_part, *dkv])
         copy_rows(dq[:, :, :, part.queries], dq_part)
-        for whole, share in zip((dk, dv), dkv, strict=False):
-            copy_rows(whole[:, :, :, part.kv], share)
+        if dkv:
+            copy_rows(dk[:, :, :, part.kv], dkv[0])
+            copy_rows(dv[:, :, :, part.kv], dkv[1])
         del dq_part, dkv
     dq_whole, dk_whole, dv_whole = grads
     return dq_whole, dk_whole, dv_whole

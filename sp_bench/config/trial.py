@@ -80,7 +80,6 @@ class MethodConfig:
             "upipe: parts of the heads, exchanged and computed one after the other; null: one query head of each rank "
             "in each part",
             of=ATTENTION,
-            omitted=True,
             none_means="one query head a rank",
         ),
     ] = None
@@ -91,7 +90,6 @@ class MethodConfig:
             "root or next above",
             unit="ranks",
             of=ATTENTION,
-            omitted=True,
             none_means="balanced",
         ),
     ] = None

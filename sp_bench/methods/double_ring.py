@@ -58,11 +58,11 @@ def open(
     from sp_bench.attention.autograd import differentiable
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.double_ring import DoubleRing
-    from sp_bench.attention.exchange import mesh_of_windows
+    from sp_bench.attention.exchange import rings_within
 
-    sp_size = mesh.get_group("ring").size()
-    windows = mesh_of_windows(mesh, sp_size, inner_ring_degree(method, sp_size))
-    inner, outer = (transport(method.exchange, windows.get_group(axis)) for axis in ("inner", "outer"))
+    group = mesh.get_group("ring")
+    rings = rings_within(group, inner_ring_degree(method, group.size()), mesh.device_type)
+    inner, outer = (transport(method.exchange, rings.get_group(axis)) for axis in ("inner", "outer"))
     ring = DoubleRing(
         kernel,
         inner,
@@ -72,4 +72,4 @@ def open(
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
     )
     attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
-    yield SequenceParallelAttention(layout(method, sp_size), attend)
+    yield SequenceParallelAttention(layout(method, group.size()), attend)

@@ -21,6 +21,7 @@ METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
     2: [
         (MethodConfig("ulysses"), {}),
         (MethodConfig("ulysses", head_chunks=4), {}),  # two chunks share each KV head
+        (MethodConfig("upipe"), {}),
         (MethodConfig("ring", "zigzag", dkv_dtype="input"), {}),
         (MethodConfig("all_gather", "zigzag", dkv_dtype="input", head_stride=1), {}),
     ],
@@ -32,6 +33,7 @@ METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
     4: [
         (MethodConfig("ulysses"), {}),  # KV heads are replicated
         (MethodConfig("usp", "zigzag", None, 2, "ulysses_inner", "input"), {}),
+        (MethodConfig("double_ring", "striped", dkv_dtype="input", inner_ring_degree=2), {}),
     ],
 }
 
