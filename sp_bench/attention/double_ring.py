@@ -3,7 +3,7 @@
 The ranks of a ring stand in windows, of w neighbours each. While a window passes the shards that it holds around
 itself, w-1 hops, its ranks send those that the turn began with to the same place in the next window. So of the R-1 hops
 that a shard makes in all only R/w - 1 leave a window, and each of these has a whole turn of kernels to hide behind. The
-bytes are those of one ring. Source: LoongTrain, arXiv 2406.18485, section 4.4.
+bytes are those of one ring. Source: LoongTrain, arXiv 2406.18485.
 
 B batch, S tokens, R ranks in R/w windows of w, n = S/R tokens of a rank's shard, Hq and Hkv heads, D head size.
 """

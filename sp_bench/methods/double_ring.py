@@ -1,7 +1,7 @@
 """Double ring: KV travels around inner rings of `inner_ring_degree` neighbours, and around an outer ring of these.
 
 Layouts: contiguous, zigzag and striped. With one inner ring, or with inner rings of one rank, it is `ring`. Source:
-LoongTrain, arXiv 2406.18485, section 4.4. The loop is sp_bench/attention/double_ring.py.
+LoongTrain, arXiv 2406.18485. The loop is sp_bench/attention/double_ring.py.
 """
 
 from collections.abc import Iterator

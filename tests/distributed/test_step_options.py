@@ -21,7 +21,6 @@ METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
     2: [
         (MethodConfig("ulysses"), {}),
         (MethodConfig("ulysses", head_chunks=4), {}),  # two chunks share each KV head
-        (MethodConfig("upipe"), {}),
         (MethodConfig("ring", "zigzag", dkv_dtype="input"), {}),
         (MethodConfig("all_gather", "zigzag", dkv_dtype="input", head_stride=1), {}),
     ],
@@ -33,8 +32,12 @@ METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
     4: [
         (MethodConfig("ulysses"), {}),  # KV heads are replicated
         (MethodConfig("usp", "zigzag", None, 2, "ulysses_inner", "input"), {}),
-        (MethodConfig("double_ring", "striped", dkv_dtype="input", inner_ring_degree=2), {}),
     ],
+}
+
+SENDS_NOTHING_AGAIN = {  # where the output is kept
+    2: [MethodConfig("upipe")],
+    4: [MethodConfig("double_ring", "striped", dkv_dtype="input", inner_ring_degree=2)],
 }
 
 
@@ -61,6 +64,9 @@ def check_checkpointing(rank: int, world_size: int) -> None:
         for config in trials(world_size, activation_checkpointing=checkpointing):
             check_counted_bytes(config)
             check_parameters_after_a_step(config)
+    keeps_output = replace(TRAIN, activation_checkpointing="selective_output")
+    for method in SENDS_NOTHING_AGAIN.get(world_size, []):
+        check_counted_bytes(trial(method, world_size, seq_len=45, workload=keeps_output))
 
 
 @pytest.mark.parametrize("world_size", METHODS)
