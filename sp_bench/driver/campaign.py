@@ -13,14 +13,15 @@ from typing import Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, overview, plan
+from sp_bench.driver import attempt, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, number_of, show_plan, show_plan_as_json, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
+from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained
 
 RETRIED = ("preempted", "timeout", "error")  # by `resume`; with another status a trial would end the same way
@@ -85,7 +86,10 @@ def run(
         campaign.work.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
-        overview.write_plan(campaign.folder, [(trial.trial_id, campaign.env_id(trial)) for trial in trials])
+        plans.write(
+            campaign.folder,
+            [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials],
+        )
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"

@@ -2,8 +2,6 @@
 failed. Counts come from file names; a row is opened only for the reason of its failure.
 """
 
-import json
-import os
 import re
 import time
 from collections import Counter
@@ -17,10 +15,9 @@ from sp_bench import handover
 from sp_bench.config.parsing import shown
 from sp_bench.driver import claims
 from sp_bench.driver.progress import duration
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 from sp_bench.rows.store import RowName
 
-PLAN = "plan.json"  # in the campaign's WORK: the trials of the run that began last
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
 MAX_REASONS = 20  # rows that are opened for their reasons, the newest ones
 REASON_WIDTH = 160
@@ -64,18 +61,6 @@ class Overview:
         return asdict(self)
 
 
-def write_plan(folder: Path, trials: Collection[tuple[str, str]]) -> None:
-    """Say in a campaign's folder which trials (trial_id, env_id) the run that begins now has.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path = folder / store.WORK / PLAN
-    temporary = path.with_name(f".{PLAN}.{os.getpid()}")
-    temporary.write_text(json.dumps({"started": time.time(), "trials": sorted(trials)}))
-    os.replace(temporary, path)
-
-
 def overview(folder: Path, *, reasons: bool = True) -> Overview:
     """A campaign as it is now. Without `reasons`, no row is opened."""
     latest = store.latest(store.committed(folder))
@@ -96,12 +81,11 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
 
 
 def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
-    """(when the last run began, its trials); None: no run has said, or what it said is damaged."""
-    try:
-        said = json.loads((folder / store.WORK / PLAN).read_text())
-        return float(said["started"]), {(str(trial), str(env)) for trial, env in said["trials"]}
-    except (OSError, ValueError, TypeError, KeyError):
+    """(when the last run began, its trials); None: no run has said."""
+    found = plans.read(folder)
+    if not found:
         return 0.0, None
+    return found[-1].started, {(trial.trial_id, trial.env_id) for trial in found[-1].trials}
 
 
 def _eta_s(folder: Path, done: Collection[RowName], started: float, left: int) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sp_bench.report import folder, table
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.cards import card, caveats, statuses
+from sp_bench.report.cards import card, caveats, missing, statuses
 from sp_bench.report.cells import Cell, cells, of_equal_steps
 from sp_bench.report.figures import NAMES as NAMES
 from sp_bench.report.figures import VENUES as VENUES
@@ -27,7 +27,7 @@ from sp_bench.report.processes import processes as processes
 from sp_bench.report.selection import Selection, select
 from sp_bench.report.settings import SMALLEST
 from sp_bench.report.settings import settings as settings
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def build(
     say("writing the tables and the page")
     tables = table.tables(found)
     cards = [card(setting) for setting in found]
-    content = Content(selection, measured, cards, caveats(measured, found, [statuses(measured)]), drawings, tables)
+    ran = [statuses(measured), missing(measured, _planned(folders))]
+    content = Content(selection, measured, cards, caveats(measured, found, ran), drawings, tables)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     writers = {"csv": table.as_csv, "json": table.as_json, "md": table.markdown, "tex": table.latex}
     files |= {f"tables.{suffix}": write(tables).encode() for suffix, write in writers.items()}
@@ -125,6 +126,14 @@ def write_findings(
     options = options or Options()
     _, measured = _measured(folders, options, executor)
     path.write_text(findings(settings(measured, options.smallest), measured), "utf-8")
+
+
+def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
+    """trial_id -> method of all that was planned; None: of a campaign that is not known."""
+    found = [plans.read(folder) for folder in folders]
+    if not all(found):
+        return None
+    return {trial.trial_id: trial.method for each in found for plan in each for trial in plan.trials}
 
 
 def _measured(

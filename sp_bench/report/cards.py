@@ -2,7 +2,7 @@
 many bytes; then what a reader must not miss, a line each."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -242,6 +242,19 @@ def statuses(cells: Sequence[Cell]) -> str:
     found = Counter(str(row["status"]) for cell in cells for row in cell.rows)
     ordered = sorted(found.items(), key=lambda item: (item[0] != "ok", -item[1]))
     return f"{counted(found.total(), 'trial')}: {', '.join(f'{n:,} {status}' for status, n in ordered)}."
+
+
+def missing(cells: Sequence[Cell], planned: Mapping[str, str] | None) -> str:
+    """5 of 10 planned trials are missing: the ring (5). `planned`: trial_id -> method; None: no run has said."""
+    if planned is None:
+        return "Plan unknown: nothing says which trials are missing."
+    done = {row["trial_id"] for cell in cells for row in cell.rows}
+    left = Counter(method for trial_id, method in planned.items() if trial_id not in done)
+    if not left:
+        return "No planned trial is missing."
+    names = listed_words([f"{words.METHODS.get(name, name)} ({n:,})" for name, n in left.most_common()])
+    are = "is" if left.total() == 1 else "are"
+    return f"{left.total():,} of {counted(len(planned), 'planned trial')} {are} missing: {names}."
 
 
 def _machines(cells: Sequence[Cell]) -> list[str]:

@@ -10,7 +10,7 @@ from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
 from sp_bench.report.rivals import SAME, counterparts
 from sp_bench.report.settings import TIE, UNPROVEN, Difference, Place, Setting, is_baseline
-from sp_bench.report.signs import counts
+from sp_bench.report.signs import RIVALS, Count, counts
 from sp_bench.report.table import tables
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
@@ -29,8 +29,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
     smallest = settings[0].smallest if settings else 0.0
     parts = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
-    rows = [(count.where, f"{count.words}.", ", ".join(sorted(count.ratios))) for count in counts(on_gpus)]
-    parts += _section("Over campaigns", ("where", "count", "campaigns"), rows)
+    parts += _over_campaigns(counts(on_gpus))
     for setting in on_gpus:
         rows = [_of_place(setting, place) for place in reversed(setting.contests)]
         parts += _section(setting.title, ("where", "answer", "numbers", "evidence", "campaigns"), rows)
@@ -53,6 +52,19 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     for title, about, heads, lines in (device(of_devices), offload(cells), parity(cells), beside(cells)):
         parts += _section(title, heads, lines, about)
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _over_campaigns(found: Sequence[Count]) -> list[str]:
+    """A line a place, a column a method that met Ulysses there."""
+    places = list(dict.fromkeys(count.where for count in found))
+    rivals = [rival for rival in RIVALS if any(count.rival == rival for count in found)]
+    rows = []
+    for place in places:
+        here = {count.rival: count for count in found if count.where == place}
+        campaigns = sorted({name for count in here.values() for name in count.ratios})
+        rows.append((place, *(here[r].tally if r in here else "" for r in rivals), ", ".join(campaigns)))
+    heads = ("where", *(f"Ulysses ahead of {words.METHODS[rival]}" for rival in rivals), "campaigns")
+    return _section("Over campaigns", heads, rows, "Step time of the other method over that of Ulysses.")
 
 
 def _kernels(settings: Sequence[Setting]) -> list[str]:

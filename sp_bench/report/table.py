@@ -32,6 +32,7 @@ CAPTION = (
     "Medians over replicates. Ratio: step time over that of the first line of its group, with an interval from 6 "
     "replicates on."
 )
+PAGE_LINES = 45  # of a table, from which on it is broken over pages
 FAILED = {"oom": "out of memory"}
 
 
@@ -125,7 +126,7 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group:
 def _line(setting: Setting, cell: Cell, ratio: Difference | None) -> Line:
     share = setting.share(cell)
     doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
-    peak, sent, rate, flops = memory_gib(cell), sent_gib(cell), tokens(cell), tflops(cell)
+    peak, sent, rate, flops = memory_gib(cell), sent_gib(cell), rate_of(cell), tflops(cell)
     texts = (
         words.method(cell),
         number(cell.median_step_ms),
@@ -138,6 +139,11 @@ def _line(setting: Setting, cell: Cell, ratio: Difference | None) -> Line:
         "" if ratio is None else ratio.words,
     )
     return Line(cell, texts, ratio, share, False, doubts)
+
+
+def rate_of(cell: Cell) -> float | None:
+    """tokens/s of a GPU; None of a kernel alone, which has one rank's share of the work and not of the tokens."""
+    return None if is_baseline(cell) else tokens(cell)
 
 
 def _failed(cell: Cell) -> Line:
@@ -182,7 +188,7 @@ def _record(setting: Setting, line: Line) -> dict[str, Any]:
         "replicates": len(cell.step_ms),
         "median_step_ms": cell.median_step_ms,
         **_bounds("step_ms", cell.interval_ms),
-        "tokens_per_s_per_gpu": tokens(cell),
+        "tokens_per_s_per_gpu": rate_of(cell),
         "tflops_per_gpu": tflops(cell),
         "mfu": cell.mfu,
         "share_of_kernel": share.ratio if share else None,
@@ -243,25 +249,29 @@ def _cell(text: str) -> str:
 
 
 def latex(tables: Sequence[SettingTable]) -> str:
-    """A longtable each, with \\usepackage{booktabs,longtable}: LaTeX breaks it over pages."""
-    return "% Needs \\usepackage{booktabs,longtable}.\n" + "\n".join(map(_longtable, tables))
+    """A table* each, as wide as the page also where it has two columns. One longer than a page is a longtable, which
+    LaTeX breaks, and which wants one column."""
+    preamble = "% Needs \\usepackage{booktabs,longtable}. A longtable stands after \\onecolumn.\n"
+    return preamble + "\n".join(map(_latex_table, tables))
 
 
-def _longtable(table: SettingTable) -> str:
+def _latex_table(table: SettingTable) -> str:
     width = len(table.heads)
-    head = " & ".join(map(escape, table.heads)) + r" \\"
-    lines = [
-        r"{\footnotesize\setlength{\tabcolsep}{3pt}",
-        rf"\begin{{longtable}}{{@{{}}l{'r' * (width - 1)}@{{}}}}",
-        rf"\caption{{{escape(f'{table.setting.title}. {CAPTION}')}}}\\",
-        rf"\toprule {head} \midrule \endfirsthead",
-        rf"\toprule {head} \midrule \endhead",
-        r"\bottomrule \endfoot",
-    ]
+    columns = rf"{{@{{}}l{'r' * (width - 1)}@{{}}}}"
+    head = rf"\toprule {' & '.join(map(escape, table.heads))} \\ \midrule"
+    caption = rf"\caption{{{escape(f'{table.setting.title}. {CAPTION}')}}}"
+    if table.num_lines + len(table.groups) > PAGE_LINES:
+        opening = [r"{", rf"\begin{{longtable}}{columns}", rf"{caption}\\"]
+        opening += [rf"{head} \endfirsthead", rf"{head} \endhead", r"\bottomrule \endfoot"]
+        closing = [r"\end{longtable}}"]
+    else:
+        opening = [r"\begin{table*}", caption, rf"\centering\begin{{tabular}}{columns}", head]
+        closing = [r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
+    lines = [*opening[:1], r"\footnotesize\setlength{\tabcolsep}{3pt}", *opening[1:]]
     for k, group in enumerate(table.groups):
         gap = r"\addlinespace " if k else ""
         lines.append(rf"{gap}\multicolumn{{{width}}}{{@{{}}l}}{{\emph{{{escape(group.title)}}}}} \\")
         for line in group.lines:
             texts = [rf"\textbf{{{escape(t)}}}" if line.bold and i < 2 else escape(t) for i, t in enumerate(line.texts)]
             lines.append(" & ".join(texts) + r" \\")
-    return "\n".join([*lines, r"\end{longtable}}"]) + "\n"
+    return "\n".join([*lines, *closing]) + "\n"

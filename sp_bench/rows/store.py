@@ -1,7 +1,7 @@
 """The row (schema.py has its columns): atomic write, listing by name, and read.
 
-One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Whatever is not a row
-lies under results/<campaign>/_work/, which pandas and this reader ignore.
+One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Plans
+(plans.py) lie in _plans beside them, and all else in _work; pandas and this reader ignore both.
 """
 
 import os

@@ -24,7 +24,7 @@ from .console import console, refusal
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
 SINGLE = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
-LONG = (*(word for word in SINGLE if "timed_steps" not in word), "workload.timed_steps=3000")
+LONG = (*(word for word in SINGLE if "timed_steps" not in word), "workload.timed_steps=1500")
 
 
 def sp_bench(folder: Path, *words: str, before: tuple[str, ...] = (), **variables: str):

@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
@@ -61,7 +61,7 @@ def test_a_run_leaves_nothing_beside_its_results(finished):
     folder, _, _ = finished
     assert [path.name for path in folder.iterdir()] == ["results"]
     beside = {path.name for path in (folder / "results" / "small").iterdir() if path.suffix != ".parquet"}
-    assert beside == {store.WORK}
+    assert beside == {store.WORK, plans.FOLDER}
 
 
 def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):

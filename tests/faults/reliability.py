@@ -63,29 +63,37 @@ class Reliability:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+        """Where the test ran: what only that process knows travels with its report."""
         report: pytest.TestReport = yield  # type: ignore[misc]
-        section = _section(item.nodeid)
-        if section and (report.when == "call" or report.outcome != "passed"):
-            message = str(call.excinfo.value).splitlines()[0] if call.excinfo and str(call.excinfo.value) else ""
-            properties = dict(report.user_properties)
-            self._outcomes[item.nodeid] = Outcome(
-                section,
-                item.nodeid.split("::")[-1].split("[")[0],
-                report.passed,
-                report.skipped,
-                call.duration,
-                int(properties.get("tried", 1)),
-                message,
-                properties,
-            )
-        # hypothesis says after the test how many examples it made
-        examples = re.findall(r"(\d+) passing", getattr(item, "hypothesis_statistics", ""))
-        if examples and item.nodeid in self._outcomes:
-            self._outcomes[item.nodeid].tried = sum(map(int, examples))
+        if _section(item.nodeid):
+            if call.excinfo and str(call.excinfo.value):
+                report.user_properties.append(("message", str(call.excinfo.value).splitlines()[0]))
+            # hypothesis says after the test how many examples it made
+            examples = re.findall(r"(\d+) passing", getattr(item, "hypothesis_statistics", ""))
+            if examples:
+                report.user_properties.append(("tried", sum(map(int, examples))))
         return report  # type: ignore[return-value]
 
-    def pytest_sessionfinish(self) -> None:
-        if self._outcomes:
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Where the reports of all processes arrive."""
+        section = _section(report.nodeid)
+        properties = dict(report.user_properties)
+        if section and (report.when == "call" or report.outcome != "passed"):
+            self._outcomes[report.nodeid] = Outcome(
+                section,
+                report.nodeid.split("::")[-1].split("[")[0],
+                report.passed,
+                report.skipped,
+                report.duration,
+                int(properties.get("tried", 1)),
+                str(properties.pop("message", "")),
+                properties,
+            )
+        elif report.nodeid in self._outcomes:
+            self._outcomes[report.nodeid].tried = int(properties.get("tried", 1))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._outcomes and not hasattr(session.config, "workerinput"):
             before = self._path.read_text() if self._path.exists() else ""
             self._path.write_text(renewed(before, self._outcomes, time.monotonic() - self._start))
 
@@ -180,9 +188,11 @@ def _matrix(outcomes: dict[str, Outcome]) -> Iterator[str]:
 
 
 def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
-    caught = sum(o.passed for o in outcomes)
+    ran = [o for o in outcomes if not o.skipped]
+    left_out = [o for o in outcomes if o.skipped]
+    caught = sum(o.passed for o in ran)
     lines = ["| about | lie | trial | dtype | ended in | reason |", "|---|---|---|---|---|---|"]
-    for o in sorted(outcomes, key=lambda o: (o.properties.get("group", ""), o.properties.get("what", ""))):
+    for o in sorted(ran, key=lambda o: (o.properties.get("group", ""), o.properties.get("what", ""))):
         told = {name: str(value) for name, value in o.properties.items()}
         where = "" if told.get("ranks") == "all" else f", on rank {told.get('ranks')}"
         words = " ".join(word for word in told.get("trial", "").split() if not word.startswith(("seq_len", "kernel")))
@@ -197,7 +207,8 @@ def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
             f"## {LIES}",
             "Written by `pytest -m faults tests/lies --write-reliability`. " + _when_and_where(seconds),
             "Each lie is planted in the ranks of a real trial, which then computes, sends or reports something else "
-            f"than it says. **{caught} of {len(outcomes)} ended with the status and the reason that they must.**",
+            f"than it says. **{caught} of {len(ran)} ended with the status and the reason that they must.**"
+            + (f" {len(left_out)} were skipped: {left_out[0].message}." if left_out else ""),
             "\n".join(lines) + "\n",
         ]
     )

@@ -23,7 +23,7 @@ class Lie:
     phase: str = "init"
     dtypes: tuple[str, ...] = ("float32", "bfloat16")
     needs: tuple[str, ...] = ()  # packages without which it is skipped
-    quick: bool = False  # one of each group runs in the ordinary tests, all with `-m faults`
+    quick: bool = False  # some run in the ordinary tests, all with `-m faults`
 
 
 ALONE = ("workload=train_step", "method=single", "sp_size=1", "seq_len=96")
@@ -173,7 +173,7 @@ LIES = [
             reason,
             ranks="1" if name == "norm_gradients_missing" else "all",
             needs=("deepspeed",) if engine == "deepspeed" else (),
-            quick=engine == "fsdp2" and name in ("optimizer_step_left_out", "norm_gradient_halved"),
+            quick=engine == "fsdp2" and name == "norm_gradient_halved",
         )
         for name, what, reason, *engines in (
             (
@@ -241,7 +241,6 @@ LIES = [
             what,
             (*TRAIN_STEP, *options),
             reason,
-            quick=name == "kept_output_is_zero",
         )
         for name, what, options, reason in (
             (
@@ -329,6 +328,8 @@ LIES = [
         "Launched kernels",
         "in the timed steps the ring leaves out the kernel of a hop",
         ("workload=train_step", "method=ring", "method.layout=zigzag", "sp_size=2", "seq_len=96", "kernel=math"),
+        # whichever finds it first
+        "the losses of the first 48 tokens at seq_len=96 differ|"
         "rank 1 called the attention kernel 2 times forward and 4 backward; the method's blocks make it 4 and 6",
         phase="warmup",
     ),

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sp_bench.driver import devices
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 from sp_bench.testing.kill_points import STEPS
 
 DRIVERS = Path(__file__).parent / "drivers.py"
@@ -77,7 +77,7 @@ class Campaign:
         """No claim, no temporary file, no process."""
         assert os.listdir(self.folder / store.WORK / "claims") == []
         names = {path.name for path in self.folder.iterdir() if path.suffix != ".parquet" or path.name[0] == "."}
-        assert names == {store.WORK}
+        assert names == {store.WORK, plans.FOLDER}
         assert marked(self.root) == []
 
 

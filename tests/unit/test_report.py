@@ -20,7 +20,8 @@ from sp_bench.report.selection import select
 from sp_bench.report.settings import AHEAD, TIE, UNPROVEN, Difference, settings
 from sp_bench.report.signs import counts
 from sp_bench.report.table import tables
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
+from sp_bench.rows.plans import PlannedTrial
 
 from .pages import Page, page_of
 from .rows import ENVIRONMENT, cells_of, commit, row, selection_of, smoke
@@ -315,6 +316,28 @@ def test_markup_in_a_reason_or_name_stays_text() -> None:
     page = page_of([row(status="error", reason=evil), row(method=evil, layout=evil), row(kernel=evil, seq_len=2048)])
     assert page.html.count("<script>") == 1
     assert page.text.count(evil) >= 3
+
+
+def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
+    """Over all runs of all campaigns. Of the runs of other folders nothing is assumed."""
+
+    def said() -> str:
+        page = build(folders, tmp_path / "page", Options(only=())).page.read_text()
+        (line,) = re.findall(r"<li>(.*(?:missing).*)</li>", page)
+        return unescape(line)
+
+    ran, other = row(trial_id="a" * 12), row(trial_id="b" * 12, method="ring")
+    folders = [commit([ran], tmp_path / "one"), commit([other], tmp_path / "two")]
+    left = [PlannedTrial(digit * 12, "e" * 8, "ring") for digit in "cd"]
+    assert said() == "Plan unknown: nothing says which trials are missing."
+    plans.write(folders[0], [PlannedTrial(ran["trial_id"], ran["env_id"], "ulysses")])
+    assert said() == "Plan unknown: nothing says which trials are missing."
+    plans.write(folders[1], [PlannedTrial(other["trial_id"], other["env_id"], "ring")])
+    assert said() == "No planned trial is missing."
+    plans.write(folders[1], left)
+    assert said() == "2 of 4 planned trials are missing: ring (2)."
+    (folders[1] / plans.FOLDER / "damaged.json").write_text("{")
+    assert said() == "2 of 4 planned trials are missing: ring (2)."
 
 
 def test_files_that_are_not_rows_are_named_as_problems(tmp_path: Path) -> None:

@@ -38,14 +38,16 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         return []
     figure, axes = grid(look, len(shown), 1.75, 2.2)
     handles: dict[str, Line2D] = {}
+    lines: dict[str, Line2D] = {}  # of the closed form
     data = []
     for (_, cells), axis in zip(shown, axes, strict=True):
         length = max(c.asked["seq_len"] for c in cells)
         here = [c for c in cells if c.asked["seq_len"] == length]
         for pattern in OWN:
             curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, here[0], size)) is not None]
-            axis.plot(
-                *zip(*curve, strict=True), color=COLOURS[pattern], lw=1, ls="--" if pattern == "all_gather" else "-"
+            style = "--" if pattern == "all_gather" else "-"
+            (lines[words.METHODS[pattern]],) = axis.plot(
+                *zip(*curve, strict=True), color=COLOURS[pattern], lw=1, ls=style
             )
             data += [
                 {
@@ -77,7 +79,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         axis.set_xlabel("ranks")
         if is_first(axis):
             axis.set_ylabel("GiB sent a GPU")
-    legend(figure, handles, look)
+    legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
     return [Plot("bytes", "", figure, CAPTION, pd.DataFrame(data))]
 
 

@@ -1,0 +1,61 @@
+"""What the runs of a campaign planned: one small JSON file for each set of trials, beside the rows. So a report can say
+what is missing. A run of the same trials writes the same file again."""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = "_plans"  # in the campaign's folder; readers of rows pass over names that begin so
+
+
+@dataclass(frozen=True)
+class PlannedTrial:
+    trial_id: str
+    env_id: str
+    method: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    started: float  # when the last run of these trials began, s since 1970
+    trials: frozenset[PlannedTrial]
+
+
+def write(folder: Path, trials: Iterable[PlannedTrial]) -> None:
+    """Say in a campaign's folder which trials the run has that begins now.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    by_method: dict[str, list[tuple[str, str]]] = {}
+    for trial in trials:
+        by_method.setdefault(trial.method, []).append((trial.trial_id, trial.env_id))
+    planned = {method: sorted(ids) for method, ids in sorted(by_method.items())}
+    name = f"{hashlib.sha256(json.dumps(planned).encode()).hexdigest()[:12]}.json"
+    place = folder / FOLDER
+    place.mkdir(exist_ok=True)
+    temporary = place / f".{name}.{os.getpid()}"
+    temporary.write_text(json.dumps({"started": time.time(), "trials": planned}))
+    os.replace(temporary, place / name)
+
+
+def read(folder: Path) -> list[Plan]:
+    """A campaign's plans, the one that was run last at the end. Empty: no run has said, or what it said is damaged."""
+    return sorted(_plans(folder), key=lambda plan: plan.started)
+
+
+def _plans(folder: Path) -> Iterator[Plan]:
+    for path in (folder / FOLDER).glob("[!.]*.json"):
+        with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
+            said = json.loads(path.read_text("utf-8"))
+            trials = frozenset(
+                PlannedTrial(str(trial_id), str(env_id), str(method))
+                for method, ids in said["trials"].items()
+                for trial_id, env_id in ids
+            )
+            yield Plan(float(said["started"]), trials)
