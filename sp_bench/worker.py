@@ -20,11 +20,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import Backend, TCPStore
+from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench import handover, methods, workloads
 from sp_bench.attention import copy_engines
+from sp_bench.attention.exchange import go_first
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure import ledger, record
 from sp_bench.measure.incorrect import Incorrect
@@ -154,17 +155,7 @@ def _mesh(config: TrialConfig) -> DeviceMesh:
 @cache  # a mesh has communicators, which take time and device memory: one for all trials of this process
 def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
     names, sizes = zip(*axes, strict=True)
-    return init_device_mesh(device, sizes, mesh_dim_names=names, backend_override=_backends(device))
-
-
-def _backends(device: str) -> dict[int | str, str | Backend.Options | tuple[str, Backend.Options]] | None:
-    """NCCL's kernels of the attention's axes go first: behind a kernel that fills the device they would start too late
-    to overlap with it."""
-    if device != "cuda":
-        return None
-    from torch.distributed import ProcessGroupNCCL
-
-    return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in ("ring", "ulysses")}
+    return init_device_mesh(device, sizes, mesh_dim_names=names, backend_override=go_first(device, "ring", "ulysses"))
 
 
 class Setting(NamedTuple):

@@ -18,6 +18,8 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import Backend
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from sp_bench.measure import ledger
 
@@ -68,6 +70,28 @@ class Message:
             self.packed.wait()
         if any(tensor.is_cuda for tensor in self.sent):
             torch.cuda._sleep(HEAD_START_CYCLES)
+
+
+Backends = dict[int | str, str | Backend.Options | tuple[str, Backend.Options]]
+
+
+def go_first(device: str, *axes: str) -> Backends | None:
+    """The backends of a mesh on whose `axes` attention travels. NCCL's kernels there go first: behind a kernel that
+    fills the device they would start too late to overlap with it."""
+    if device != "cuda":
+        return None
+    from torch.distributed import ProcessGroupNCCL
+
+    return {axis: ("nccl", ProcessGroupNCCL.Options(is_high_priority_stream=True)) for axis in axes}
+
+
+@cache  # communicators take time and device memory: one mesh for all trials of this process
+def rings_within(ring: dist.ProcessGroup, inner_degree: int, device: str) -> DeviceMesh:
+    """Axes `outer` and `inner` in place of `ring`, a group of neighbours. `inner` has `inner_degree` neighbours. Every
+    rank of the world must call this, with a ring of the same size."""
+    sizes = (dist.get_world_size() // ring.size(), ring.size() // inner_degree, inner_degree)
+    backends = go_first(device, "outer", "inner")
+    return init_device_mesh(device, sizes, mesh_dim_names=("ring", "outer", "inner"), backend_override=backends)
 
 
 class Transport(Protocol):

@@ -7,6 +7,8 @@ expanded to all query heads.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from sp_bench.attention.layouts import ALL, Block, LayoutKind, head_groups, visi
 from sp_bench.attention.merge import Part, merge
 from sp_bench.kernels import Attention
 
+T = TypeVar("T")
 # Partial results are merged once they take this many times the memory of the queries. In bfloat16 a wide sum takes 2 of
 # it, and the part that is next added to it 1.
 UNMERGED = 3
@@ -35,23 +38,19 @@ class Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
 
-        def attend(kv: Tensor, block: Block) -> Part:
-            keys = kv[:, :, block.kv]
-            part = self.kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
-            return Part(*part, rows=block.q)
-
+        attend = partial(forward_block, self.kernel, q, scale)
         held = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: K and V travel as one message
         own, others = self._blocks(q.shape[1], causal)
-        hop = self._shift([held] if others else [])
+        hop = start_hop(self.transport, [held] if others else [])
         parts = [attend(held, own)]  # covers all queries: each sees at least itself
-        for left, block in _countdown(others):
+        for left, block in countdown(others):
             (held,) = hop.wait_all()
-            hop = self._shift([held] if left else [])
+            hop = start_hop(self.transport, [held] if left else [])
             if block is not None:
                 parts.append(attend(held, block))
             if left:
-                parts = self._merged_in_between(parts, q)
-        out, lse = _merged(parts, q, q.dtype)
+                parts = merged_in_between(parts, q, self.merge_dtype)
+        out, lse = merged(parts, q, q.dtype)
         assert lse is not None
         return out, lse
 
@@ -69,17 +68,10 @@ class Ring:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
 
-        def differentiate(
-            kv: Tensor, block: Block, heads: slice = ALL, kv_heads: slice = ALL
-        ) -> tuple[Part, Tensor, Tensor]:
-            keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
-            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, block.q])
-            dq, dk, dv = self.kernel.backward(*given, causal=block.causal, scale=scale)
-            return Part(dq, rows=block.q, heads=heads), dk, dv
-
+        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
         kv = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
-        hop = self._shift([kv] if others else [])
+        hop = start_hop(self.transport, [kv] if others else [])
         # Half of the own block's heads are computed while the first KV travels, the other half while the last dK/dV do.
         kv_heads = k.shape[2]
         early, *late = head_groups(q.shape[2], kv_heads, -(-kv_heads // 2) if others else kv_heads)
@@ -88,9 +80,9 @@ class Ring:
         del dq_part, dkv  # otherwise they would live on during the next kernel, where memory peaks; likewise below
         held = list(hop.wait_all())
         shares: list[Tensor] = []  # dK/dV of the shard at hand [2,B,n,Hkv,D]: the sum over the ranks that computed it
-        for left, block in _countdown(others):
+        for left, block in countdown(others):
             # KV and dK/dV travel as one message: a second one would find the device filled by the kernel
-            hop = self._shift([*(held if left else []), *shares])
+            hop = start_hop(self.transport, [*(held if left else []), *shares])
             found = differentiate(held[0], block) if block is not None else None
             *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
             if found is not None and block is not None:
@@ -100,32 +92,19 @@ class Ring:
             shares = [arrived]
             del found, arrived
             if left or late:
-                dq_parts = self._merged_in_between(dq_parts, q)
-        hop = self._shift(shares)
+                dq_parts = merged_in_between(dq_parts, q, self.merge_dtype)
+        hop = start_hop(self.transport, shares)
         for heads in late:
             dq_part, *dkv = differentiate(kv, own, *heads)
             dq_parts.append(dq_part)
             own_dkv.append(dkv)
-        dq, _ = _merged(dq_parts, q, q.dtype)
+        dq, _ = merged(dq_parts, q, q.dtype)
         # The own block's dK/dV never travel: R-1 hops bring the others' shares home.
         dk, dv = (torch.cat(shares, dim=2) if late else shares[0] for shares in zip(*own_dkv, strict=True))
         for arrived in hop.wait_all():
             dk += arrived[0]
             dv += arrived[1]
         return dq, dk, dv
-
-    def _shift(self, tensors: list[Tensor]) -> Message:
-        """Start to send `tensors` to the next rank, before the kernel that is launched next. No tensors, no message."""
-        if not tensors:
-            return Message((), (), ())
-        hop = self.transport.shift(tensors)
-        hop.go_first()
-        return hop
-
-    def _merged_in_between(self, parts: list[Part], like: Tensor) -> list[Part]:
-        """The parts, merged into one if they take UNMERGED times the memory of `like`."""
-        held = sum(part.values.nbytes for part in parts)
-        return [Part(*_merged(parts, like, self.merge_dtype))] if held >= UNMERGED * like.nbytes else parts
 
     def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[Block | None]]:
         """The block that this rank computes against its own KV shard, and those against the others' shards. At step t
@@ -138,12 +117,59 @@ class Ring:
         return own, others
 
 
-def _countdown(blocks: Sequence[Block | None]) -> Iterator[tuple[int, Block | None]]:
+class Queries(NamedTuple):
+    """What a backward knows of this rank's queries."""
+
+    dout: Tensor  # [B,n,Hq,D]
+    q: Tensor
+    out: Tensor
+    lse: Tensor  # [B,Hq,n]
+
+
+def forward_block(kernel: Attention, q: Tensor, scale: float, kv: Tensor, block: Block) -> Part:
+    """The output of one block. q [B,n,Hq,D]; kv [2,B,n,Hkv,D]: K and V of one shard."""
+    keys = kv[:, :, block.kv]
+    part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
+    return Part(*part, rows=block.q)
+
+
+def backward_block(
+    kernel: Attention,
+    queries: Queries,
+    scale: float,
+    kv: Tensor,
+    block: Block,
+    heads: slice = ALL,
+    kv_heads: slice = ALL,
+) -> tuple[Part, Tensor, Tensor]:
+    """dq, dk and dv of one block, or of some of its heads."""
+    keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
+    given = (queries.dout[at], queries.q[at], keys[0], keys[1], queries.out[at], queries.lse[:, heads, block.q])
+    dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale)
+    return Part(dq, rows=block.q, heads=heads), dk, dv
+
+
+def start_hop(transport: Transport, tensors: list[Tensor]) -> Message:
+    """Start to send `tensors` to the next rank, before the kernel that is launched next. No tensors, no message."""
+    if not tensors:
+        return Message((), (), ())
+    hop = transport.shift(tensors)
+    hop.go_first()
+    return hop
+
+
+def countdown(blocks: Sequence[T]) -> Iterator[tuple[int, T]]:
     """Each block with the number of blocks after it, which comes first."""
     return zip(range(len(blocks) - 1, -1, -1), blocks, strict=True)
 
 
-def _merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+def merged_in_between(parts: list[Part], like: Tensor, dtype: torch.dtype) -> list[Part]:
+    """The parts, merged into one in `dtype` if they take UNMERGED times the memory of `like`."""
+    held = sum(part.values.nbytes for part in parts)
+    return [Part(*merged(parts, like, dtype))] if held >= UNMERGED * like.nbytes else parts
+
+
+def merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The parts merged into values for all rows and heads, shaped as `like` [B,n,H,D], in `dtype`, and their lse. Uses
     the first part's memory where that has this shape and dtype already."""
     first, *others = parts

@@ -74,6 +74,25 @@ class MethodConfig:
             "ulysses, usp: parts of the heads, each exchanged while another is computed", of=ATTENTION, none_means=1
         ),
     ] = None
+    head_stages: Annotated[
+        int | None,
+        Declared(
+            "upipe: parts of the heads, exchanged and computed one after the other; null: one query head of each rank "
+            "in each part",
+            of=ATTENTION,
+            none_means="one query head a rank",
+        ),
+    ] = None
+    inner_ring_degree: Annotated[
+        int | None,
+        Declared(
+            "double_ring: ranks of an inner ring, which are neighbours; null: the divisor of sp_size at its square "
+            "root or next above",
+            unit="ranks",
+            of=ATTENTION,
+            none_means="balanced",
+        ),
+    ] = None
     exchange: Annotated[
         Literal["collectives", "copy_engines"] | None,
         Declared(
@@ -88,7 +107,7 @@ class MethodConfig:
     ] = None
 
     def __post_init__(self) -> None:
-        require_positive(self, "ulysses_degree", "head_stride", "head_chunks")
+        require_positive(self, "ulysses_degree", "inner_ring_degree", "head_stride", "head_chunks", "head_stages")
 
 
 @dataclass(frozen=True)

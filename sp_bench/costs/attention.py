@@ -74,8 +74,11 @@ def head_split_reason(shape: AttentionShape, degree: int, field: str, method: st
     return f"{which} cannot be split over {field}={degree} for {method}; use {field} in {{{sizes}}}, or method=ring"
 
 
-def head_chunks_reason(shape: AttentionShape, degree: int, chunks: int | None, *, may_share_kv: bool) -> str | None:
+def head_chunks_reason(
+    shape: AttentionShape, degree: int, chunks: int | None, *, may_share_kv: bool, field: str = "method.head_chunks"
+) -> str | None:
     """Why the heads of one of `degree` ranks cannot be cut into `chunks` parts, naming the numbers that work, or None.
+    `field` is the option that says how many.
 
     The number of parts must divide the rank's query heads. It must also divide its key/value heads, or be a multiple of
     them if parts may share a KV head.
@@ -88,8 +91,7 @@ def head_chunks_reason(shape: AttentionShape, degree: int, chunks: int | None, *
         return None
     sizes = ", ".join(map(str, valid))
     return (
-        f"method.head_chunks={chunks} does not cut a rank's {heads} query and {kv_heads} key/value heads; "
-        f"use one of {{{sizes}}}"
+        f"{field}={chunks} does not cut a rank's {heads} query and {kv_heads} key/value heads; use one of {{{sizes}}}"
     )
 
 
@@ -111,6 +113,13 @@ def ulysses_traffic(shape: AttentionShape, ulysses_degree: int, sp_size: int) ->
     """Bytes of the head exchange (DeepSpeed-Ulysses, arXiv 2309.14509); see `head_exchange_bytes`."""
     one_way = head_exchange_bytes(shape, ulysses_degree, sp_size)
     return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): one_way})
+
+
+def upipe_traffic(shape: AttentionShape, sp_size: int) -> Traffic:
+    """Bytes of UPipe (arXiv 2602.21196): the head exchange of Ulysses, and in the backward Q, K, V and the output once
+    more, because they are kept by tokens. The number of stages changes nothing: no KV head is sent twice in a pass."""
+    one_way = head_exchange_bytes(shape, sp_size, sp_size)
+    return add_traffic({("forward", "all_to_all"): one_way, ("backward", "all_to_all"): 2 * one_way})
 
 
 def ring_traffic(

@@ -221,20 +221,23 @@ def unsharded_traffic(config: TrialConfig, attention: Traffic) -> Traffic:
     loss = 2 * Fraction(config.world_size - 1, config.world_size) * _reduce_bytes(config)
     return add_traffic(
         scale_traffic(attention, calls),
-        scale_traffic(sent_again(config.workload.activation_checkpointing, attention), calls),
+        scale_traffic(sent_again(config, attention), calls),
         {("loss", "all_reduce"): loss},
     )
 
 
-def sent_again(checkpointing: str | None, attention: Traffic) -> Traffic:
+def sent_again(config: TrialConfig, attention: Traffic) -> Traffic:
     """What recomputation sends of one attention call; `attention` is what the call itself sends.
 
     Whoever calls the attention again sends all of its forward again. Whoever kept its output calls no kernel, and so
-    needs no other rank's KV; but heads are exchanged again, of q, k and v forwards and of the output backwards.
+    needs no other rank's KV; but heads are exchanged again, of q, k and v forwards and of the output backwards. UPipe
+    does that in its backward anyway.
     """
+    checkpointing = config.workload.activation_checkpointing
     forward = {op: size for (phase, op), size in attention.items() if phase == "forward"}
     if checkpointing == "selective_output":
-        forward = {op: size for op, size in forward.items() if op == "all_to_all"}
+        exchanges = config.method.name != "upipe"
+        forward = {op: size for op, size in forward.items() if op == "all_to_all" and exchanges}
     elif checkpointing != "full":
         forward = {}
     return {("recompute", op): size for op, size in forward.items()}

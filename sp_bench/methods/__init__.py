@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sp_bench.attention.autograd import Kept
 
 NAMES = (
-    *("single", "ulysses", "ring", "all_gather", "usp"),
+    *("single", "ulysses", "upipe", "ring", "double_ring", "all_gather", "usp"),
     *("ring_flash_attn", "deepspeed_ulysses", "yunchang", "torch_context_parallel", "transformer_engine"),
     *("deepspeed_ulysses_hf", "ring_flash_attn_llama3"),
 )

@@ -12,7 +12,9 @@ from sp_bench.rows.names import short_name
 METHODS = {
     "single": "one GPU",
     "ulysses": "Ulysses",
+    "upipe": "UPipe",
     "ring": "ring",
+    "double_ring": "double ring",
     "all_gather": "all-gather",
     "usp": "USP",
     "deepspeed_ulysses": "DeepSpeed's Ulysses",
@@ -23,7 +25,7 @@ METHODS = {
     "torch_context_parallel": "torch context parallel",
     "transformer_engine": "TransformerEngine",
 }
-WITH_ARTICLE = ("ring", "all_gather")
+WITH_ARTICLE = ("ring", "double_ring", "all_gather")
 KERNELS = {
     "flash_attn_4": "FlashAttention-4",
     "flash_attn": "FlashAttention-2",
@@ -82,7 +84,7 @@ def method(cell: Cell) -> str:
     if asked["method"] == "single" and asked["workload"] == "attention":
         return f"{kernel(cell)} alone"
     layout = asked["layout"]
-    of_ring = asked["method"] in ("ring", "all_gather") or (layout not in (None, "contiguous"))
+    of_ring = asked["method"] in WITH_ARTICLE or (layout not in (None, "contiguous"))
     parts = [name]
     if cell.is_library:
         parts += [VARIANTS.get(asked["variant"], str(asked["variant"]))] if asked["variant"] else []
@@ -91,6 +93,10 @@ def method(cell: Cell) -> str:
         parts = [f"{layout} {name}"]
     if (chunks := options.get("method.head_chunks")) not in (None, 1):
         parts.append(f"{chunks} chunks")
+    if isinstance(stages := options.get("method.head_stages"), int):
+        parts.append(f"{stages} stages")
+    if isinstance(inner := options.get("method.inner_ring_degree"), int):
+        parts.append(f"inner rings of {inner}")
     if (stride := options.get("method.head_stride")) not in (None, "all"):
         parts.append(f"{stride} KV head{'s' if stride != 1 else ''} at a time")
     if options.get("method.exchange") == "copy_engines":
@@ -108,7 +114,10 @@ def plain_method(cell: Cell) -> str:
     return f"{name}, {VARIANTS.get(variant, str(variant))}" if variant else name
 
 
-_SAID = ("method.name", "kernel.name", "method.exchange", "method.head_chunks", "method.head_stride")
+_SAID = (
+    *("method.name", "kernel.name", "method.exchange", "method.head_chunks", "method.head_stride"),
+    *("method.head_stages", "method.inner_ring_degree"),
+)
 _USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
 _DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
 

@@ -25,8 +25,8 @@ class Case:
 
     def __str__(self) -> str:
         m, s = self.method, self.shape
-        degrees = (m.ulysses_degree, m.placement)
-        chosen = (m.layout, m.variant, *degrees, m.dkv_dtype, m.head_stride, m.head_chunks, m.exchange)
+        degrees = (m.ulysses_degree, m.inner_ring_degree, m.placement)
+        chosen = (m.layout, m.variant, *degrees, m.dkv_dtype, m.head_stride, m.head_chunks, m.head_stages, m.exchange)
         options = "/".join(str(o) for o in chosen if o)
         mask = "causal" if s.causal else "full"
         sizes = f"{s.num_heads}/{s.num_kv_heads} heads S={s.seq_len} B={s.batch_size}"

@@ -124,7 +124,7 @@ def check_all(rank: int, size: int) -> None:
 
 def test_both_arms_keep_shapes_and_uncommon_inputs_give_right_results() -> None:
     chosen = list(cases(GQA, 3))
-    assert {case.method.name for case in chosen} == {"ulysses", "ring", "all_gather", "usp"}
+    assert {case.method.name for case in chosen} == {"ulysses", "upipe", "ring", "double_ring", "all_gather", "usp"}
     assert {case.method.head_chunks for case in chosen} >= {1, 2}
     run(3, check_all, 3)
 

@@ -85,5 +85,39 @@ def check_ulysses(rank: int) -> None:
     assert max(chunks["backward"]) < max(whole["backward"]) + 6 / 4, (whole, chunks)
 
 
+def check_upipe(rank: int) -> None:
+    """In units of a rank's queries: K and V are 1 of them, and a stage of 4 has a quarter of each tensor."""
+    shape = AttentionShape(1, 1024, 32, 16, 64, True, "bfloat16")
+    plain = held_queries(MethodConfig("ulysses"), shape)
+    staged = held_queries(MethodConfig("upipe", head_stages=4), shape)
+    assert [len(sizes) for sizes in staged.values()] == [4, 4]
+    # Whole are the output, and in the backward its gradient, dQ, dK and dV. A stage has Q, K and V, and in the backward
+    # its output and the gradient of that too. The rest is lse. A thread of gloo may let go of a message later than it
+    # arrives, so single stages may hold more.
+    forward, backward = (min(sizes) for sizes in staged.values())
+    assert forward < 1 + 2 / 4 + 0.1, staged
+    assert backward < 1 + 1 + 2 + 4 / 4 + 0.1, staged
+    assert max(staged["forward"][-1] - forward, staged["backward"][-1] - backward) < 0.6, "more with each stage"
+    assert forward < plain["forward"][0] - 0.4, (plain, staged)
+    assert backward < plain["backward"][0] - 0.9, (plain, staged)
+
+
+def test_upipe_holds_one_stage_by_heads_and_nothing_of_the_others() -> None:
+    run(4, check_upipe)
+
+
+def check_double_ring(rank: int) -> None:
+    config = MethodConfig("double_ring", "zigzag", inner_ring_degree=2, dkv_dtype="input", merge_dtype="float32")
+    queries = held_queries(config, AttentionShape(1, 1024, 8, 2, 64, True, "bfloat16"))
+    assert [len(sizes) for sizes in queries.values()] == [4, 5]
+    # as for one ring, and the shard that goes to the next window
+    assert max(queries["forward"]) < 1.5 + 2 + 0.6, queries
+    assert max(queries["backward"]) < queries["backward"][0] + 1.5 + 2.5 + 1.5, queries
+
+
+def test_a_double_ring_holds_one_shard_more_than_a_ring() -> None:
+    run(4, check_double_ring)
+
+
 def test_chunked_ulysses_holds_what_two_chunks_have_under_way_and_no_more() -> None:
     run(4, check_ulysses)

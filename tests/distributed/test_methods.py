@@ -29,7 +29,13 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
     """Every method, layout, degree and placement that `sp_size` ranks allow."""
     ring_layouts = ("contiguous", "zigzag", "striped")
     configs = [MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2, 4)]
+    configs += [MethodConfig("upipe", head_stages=stages) for stages in (None, 2)]
     configs += [MethodConfig("ring", layout, dkv_dtype="input") for layout in ring_layouts]
+    configs += [
+        MethodConfig("double_ring", layout, inner_ring_degree=inner, dkv_dtype="input")
+        for layout, inner in (*((layout, 2) for layout in ring_layouts), ("zigzag", 1), ("striped", 4))
+        if sp_size % inner == 0
+    ]
     configs += [MethodConfig("all_gather", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")]
     configs += [
         MethodConfig("usp", layout, None, degree, placement, "input")

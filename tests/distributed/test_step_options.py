@@ -35,6 +35,11 @@ METHODS: dict[int, list[tuple[MethodConfig, dict[str, Any]]]] = {
     ],
 }
 
+SENDS_NOTHING_AGAIN = {  # where the output is kept
+    2: [MethodConfig("upipe")],
+    4: [MethodConfig("double_ring", "striped", dkv_dtype="input", inner_ring_degree=2)],
+}
+
 
 def trials(world_size: int, **options: Any) -> Iterator[TrialConfig]:
     """A trial of each method with these options of the workload, at a length that must be padded."""
@@ -64,6 +69,9 @@ def check_checkpointing(rank: int, world_size: int) -> None:
     for checkpointing in CHECKPOINTING if world_size < 4 else ("selective_output",):  # it alone sends again
         for config in trials(world_size, activation_checkpointing=checkpointing):
             check(config)
+    keeps_output = replace(TRAIN, activation_checkpointing="selective_output")
+    for method in SENDS_NOTHING_AGAIN.get(world_size, []):
+        check_counted_bytes(trial(method, world_size, seq_len=45, workload=keeps_output))
 
 
 @pytest.mark.parametrize("world_size", METHODS)

@@ -31,10 +31,12 @@ ULYSSES = MethodConfig("ulysses")
 GATHER = MethodConfig("all_gather", "zigzag", dkv_dtype="input")
 STRIPED = MethodConfig("ring", "striped", dkv_dtype="input")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")
+UPIPE, DOUBLE = MethodConfig("upipe"), MethodConfig("double_ring", "zigzag", dkv_dtype="input", inner_ring_degree=2)
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
 TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
 SENT_AGAIN = {  # ops of the attention, by what is recomputed and method
-    "full": {"ulysses": {"all_to_all"}, "ring": {"send"}, "all_gather": {"all_gather"}, "usp": {"all_to_all", "send"}},
+    "full": {"ulysses": {"all_to_all"}, "ring": {"send"}, "all_gather": {"all_gather"}, "usp": {"all_to_all", "send"}}
+    | {"upipe": {"all_to_all"}, "double_ring": {"send"}},
     "selective_output": {"ulysses": {"all_to_all"}, "usp": {"all_to_all"}},
 }
 TILES = {"loss_tile_tokens": 7}
@@ -60,6 +62,7 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(MethodConfig("single"), 1, dp_replicate_size=2, model=ODD),
             trial(MethodConfig("single"), 1, dp_shard_size=2, batch_size=2, dtype="float64"),
             trial(ULYSSES, 2, seq_len=45, model=ODD, workload=TWO),
+            trial(UPIPE, 2, seq_len=45, model=ODD, workload=RECOMPUTED, **bf16),
             trial(ZIGZAG, 2, seq_len=45, batch_size=2, workload=replace(RECOMPUTED, micro_batches=3), **bf16),
             trial(MethodConfig("single"), 1, dp_shard_size=2, workload=THREE, model=ODD),
         ],
@@ -70,6 +73,7 @@ def cases(world_size: int) -> list[TrialConfig]:
         4: [
             trial(usp("ulysses_inner"), 4, seq_len=45, model=ODD, workload=RECOMPUTED, **bf16),
             trial(usp("ring_inner"), 4, seq_len=45),
+            trial(DOUBLE, 4, seq_len=45, model=ODD, workload=RECOMPUTED, **bf16),
             trial(ZIGZAG, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=RECOMPUTED),
             trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, **bf16),
             trial(STRIPED, 2, dp_shard_size=2, batch_size=2, seq_len=45, workload=replace(TWO, **TILES)),

@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sp_bench.config.parsing import ConfigError, parse
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs.training import num_parameters
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
+from sp_bench.methods import double_ring
 
 
 def test_planning_imports_no_torch(make_config):
@@ -192,6 +193,30 @@ def test_every_number_of_head_chunks_that_a_refusal_lists_is_accepted_and_no_oth
         assert f"method.head_chunks={chunks} " in reason
         assert f"{most} query and {kv_heads} key/value heads" in reason
         assert listed(reason) == reasons.keys() - refused.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"method": "upipe", "method__head_stages": 3, "model__num_heads": 8, "model__num_kv_heads": 4},
+            "method.head_stages=3 does not cut a rank's 4 query and 2 key/value heads; use one of {1, 2, 4}",
+        ),
+        ({"method": "upipe", "model__num_heads": 9, "model__num_kv_heads": 3}, "num_heads=9 cannot be split over"),
+        (
+            {"method": "double_ring", "method__inner_ring_degree": 4, "sp_size": 6, "seq_len": 1536},
+            "method.inner_ring_degree=4 does not divide sp_size=6; use one of 1, 2, 3, 6",
+        ),
+    ],
+)
+def test_upipe_and_the_double_ring_refuse_with_the_numbers_that_work(make_config, options, said):
+    assert said in str(plan.unsupported_reason(make_config(**{"sp_size": 2, "seq_len": 1024} | options), None))
+
+
+@pytest.mark.parametrize(("sp_size", "inner"), [(1, 1), (2, 2), (3, 3), (4, 2), (6, 3), (8, 4), (12, 4), (16, 4)])
+def test_the_inner_rings_of_a_double_ring_are_no_smaller_than_their_number(sp_size, inner):
+    assert double_ring.inner_ring_degree(MethodConfig("double_ring"), sp_size) == inner
+    assert double_ring.inner_ring_degree(MethodConfig("double_ring", inner_ring_degree=1), sp_size) == 1
 
 
 def test_parts_share_a_kv_head_under_ulysses_and_not_around_a_ring(make_config):

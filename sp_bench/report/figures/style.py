@@ -21,11 +21,13 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.pattern_bytes import kind
 
 BLACK, GREY = "#000000", "#8a8a8a"
-# Okabe & Ito 2008
-COLOURS = {"single": BLACK, "ulysses": "#0072B2", "ring": "#D55E00", "all_gather": "#009E73", "usp": "#CC79A7"}
+# Okabe & Ito 2008; the last two by Paul Tol, 2021
+COLOURS = {"single": BLACK, "ulysses": "#0072B2", "ring": "#D55E00", "all_gather": "#009E73", "usp": "#CC79A7",
+           "upipe": "#44AA99", "double_ring": "#999933"}  # fmt: skip
 OUTSIDE = ("#E69F00", "#56B4E9", "#332288", "#882255")  # of methods from outside, by name
 MARKERS = {
-    "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "deepspeed_ulysses": "s",
+    "single": "*", "ulysses": "o", "ring": "^", "all_gather": "D", "usp": "P", "upipe": "H", "double_ring": "8",
+    "deepspeed_ulysses": "s",
     "deepspeed_ulysses_hf": "h", "ring_flash_attn": "v", "ring_flash_attn_llama3": "<", "yunchang": "X",
     "torch_context_parallel": ">", "transformer_engine": "p",
 }  # fmt: skip
@@ -125,7 +127,7 @@ def is_plain(cell: Cell) -> bool:
     """Its method in one exchange or group, and in a layout that balances the mask: the others are drawn thinner."""
     options = cell.options
     parts = options.get("method.head_chunks") not in (None, 1) or options.get("method.head_stride") not in (None, "all")
-    unbalanced = cell.asked["method"] in ("ring", "all_gather") and cell.asked["layout"] == "contiguous"
+    unbalanced = cell.asked["method"] in ("ring", "double_ring", "all_gather") and cell.asked["layout"] == "contiguous"
     return not parts and not unbalanced and options.get("method.exchange") != "copy_engines"
 
 

@@ -1,0 +1,75 @@
+"""Double ring: KV travels around inner rings of `inner_ring_degree` neighbours, and around an outer ring of these.
+
+Layouts: contiguous, zigzag and striped. With one inner ring, or with inner rings of one rank, it is `ring`. Source:
+LoongTrain, arXiv 2406.18485. The loop is sp_bench/attention/double_ring.py.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
+from sp_bench.costs.work import KernelCalls, ring_calls
+from sp_bench.kernels import Kernel
+from sp_bench.methods import SequenceParallelAttention
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+IMPLEMENTATION = "sp_bench"
+PRIMITIVE = "send_recv"
+
+
+def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
+    return SequenceLayout(method.layout, ring_degree=sp_size)
+
+
+def inner_ring_degree(method: MethodConfig, sp_size: int) -> int:
+    """The ranks of an inner ring: as given, or of sp_size's divisors the smallest that is no smaller than the number of
+    inner rings that it leaves."""
+    balanced = next(n for n in range(1, sp_size + 1) if sp_size % n == 0 and n * n >= sp_size)
+    return method.inner_ring_degree or balanced
+
+
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    degree = inner_ring_degree(method, sp_size)
+    if sp_size % degree:
+        valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
+        return f"method.inner_ring_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
+    return None
+
+
+def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    return ring_traffic(shape, sp_size, 1, method.dkv_dtype)
+
+
+def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads)
+
+
+@contextmanager
+def open(
+    method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
+) -> Iterator[SequenceParallelAttention]:
+    import torch
+
+    from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.copy_engines import transport
+    from sp_bench.attention.double_ring import DoubleRing
+    from sp_bench.attention.exchange import rings_within
+
+    group = mesh.get_group("ring")
+    rings = rings_within(group, inner_ring_degree(method, group.size()), mesh.device_type)
+    inner, outer = (transport(method.exchange, rings.get_group(axis)) for axis in ("inner", "outer"))
+    ring = DoubleRing(
+        kernel,
+        inner,
+        outer,
+        method.layout,
+        dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
+        merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
+    )
+    attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
+    yield SequenceParallelAttention(layout(method, group.size()), attend)
