@@ -36,7 +36,7 @@ ConfigDir = Annotated[
     typer.Option(metavar="FOLDER", help="With files of your own in sweep, model, hardware or fabric; may be repeated"),
 ]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
 class WithKeys(TyperCommand):
@@ -254,15 +254,23 @@ def report(
 @app.command()
 def compare(
     a: Annotated[Path, typer.Argument(metavar="A", help="Campaign folder to compare with")],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Campaign folder that may have become slower")],
+    others: Annotated[
+        list[Path], typer.Argument(metavar="B...", help="Campaign folders that may have become slower, each against A")
+    ],
     fail_on: Annotated[
         str | None, typer.Option(metavar="median:NUMBER%", help="Exit with 1 if a cell became slower by more")
     ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Cells may differ in it, as workload.warmup_steps; may be repeated"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two campaigns cell by cell: ratios of step times, changed statuses, cells that only one side has.
+    """Compare campaigns cell by cell: ratios of step times, changed statuses, cells that only one side has.
 
     sp-bench compare results/before results/after
+
+    sp-bench compare results/monday results/tuesday results/wednesday --ignore workload.timed_steps
 
     sp-bench compare results/before results/after --fail-on median:5%
 
@@ -278,17 +286,20 @@ def compare(
 
     try:
         bound = None if fail_on is None else comparison.fail_bound(fail_on)
-        folder_a, folder_b = folders = require_campaigns([a, b])
+        folder_a, *folders_b = folders = require_campaigns([a, *others])
         with working() as say, reports.processes(folders) as executor:
-            say("reading both campaigns")
-            compared = comparison.compare(folder_a, folder_b, executor)
+            say("reading campaigns")
+            all_compared = [comparison.compare(folder_a, each, executor, ignore or []) for each in folders_b]
     except comparison.NotComparable as error:
         raise ConfigError(str(error)) from None
     if as_json:
-        print(json.dumps(compared.as_json(), indent=1))
+        made = [compared.as_json() for compared in all_compared]
+        print(json.dumps(made[0] if len(made) == 1 else made, indent=1))
     else:
-        show_comparison(compared, console())
-    if bound is None or not (worse := compared.regressions(bound)):
+        for number, compared in enumerate(all_compared):
+            print("\n" * bool(number), end="")
+            show_comparison(compared, console())
+    if bound is None or not (worse := [line for each in all_compared for line in each.regressions(bound)]):
         return
     print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'finding')}", file=sys.stderr)
     for line in worse:

@@ -1,12 +1,14 @@
 """A campaign: plan its trials, skip those that have rows, run the rest, make the report."""
 
 import itertools
+import json
 import os
 import random
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -17,7 +19,7 @@ from sp_bench.driver import attempt, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, show_plan, show_plan_as_json, summary
+from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -40,26 +42,41 @@ class Reporter(Protocol):
         ...
 
 
-def run(
-    configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter | None, *, as_json: bool = False
-) -> Counter[str]:
-    """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
-    many trials ended in which status, by their latest rows.
+@dataclass(frozen=True)
+class _State:
+    """What a campaign is before a run begins."""
 
-    With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
-    nothing; nothing is counted. Without a reporter, no report is made.
+    campaign: Campaign
+    found: hardware.Gpus | None
+    trials: list[Trial]
+    rows: list[RowName | None]  # of each trial the latest
+    numbers: list[int | None]  # of each trial its next attempt; None: it is done
+    notes: list[str]
+
+    @property
+    def shown(self) -> tuple[list[Trial], list[str | None], list[str]]:
+        """The trials, of each the status that counts as done, and what to tell beside them."""
+        pairs = zip(self.rows, self.numbers, strict=True)
+        return self.trials, [row.status if row and number is None else None for row, number in pairs], self.notes
+
+
+def planned(
+    configs: Sequence[TrialConfig], settings: CampaignConfig
+) -> tuple[list[Trial], list[str | None], list[str]]:
+    """What `run` would do: the trials, of each the status of the row that counts as done, and what to tell beside them.
 
     Raises:
-        ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
-        StorageError: the folder cannot be written any more; committed rows stay.
-        SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
+        ConfigError: a config that no trial can have.
     """
+    return _state(configs, settings).shown
+
+
+def _state(configs: Sequence[TrialConfig], settings: CampaignConfig) -> _State:
     kinds = {config.hardware.device for config in configs}
     found = hardware.gpus() if "cuda" in kinds else None
     require_devices(configs, found, settings)
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
-
     trials = plan.plan(
         configs,
         settings.replicates,
@@ -75,11 +92,32 @@ def run(
     notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, found)
+    return _State(campaign, found, trials, rows, numbers, notes)
+
+
+def run(
+    configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter | None, *, as_json: bool = False
+) -> Counter[str]:
+    """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
+    many trials ended in which status, by their latest rows.
+
+    With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
+    nothing; nothing is counted. Without a reporter, no report is made.
+
+    Raises:
+        ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
+        StorageError: the folder cannot be written any more; committed rows stay.
+        SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
+    """
+    state = _state(configs, settings)
+    trials, rows, numbers, found, campaign = state.trials, state.rows, state.numbers, state.found, state.campaign
     if settings.plan_only:
-        statuses = [row.status if row and n is None else None for row, n in zip(rows, numbers, strict=True)]
-        (show_plan_as_json if as_json else show_plan)(trials, statuses, notes)
+        if as_json:
+            print(json.dumps(plan_as_json(*state.shown), indent=1))
+        else:
+            show_plan(*state.shown)
         return Counter()
-    for note in notes:
+    for note in state.notes:
         print(note)
 
     try:
@@ -96,7 +134,8 @@ def run(
         ) from error
     attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
-    devices = ("cpu",) * ("cpu" in kinds) + tuple(gpu.uuid for gpu in (found.devices if found else ()))
+    on_cpu = any(config.hardware.device == "cpu" for config in configs)
+    devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (found.devices if found else ()))
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -283,7 +282,7 @@ PLAN_HEADINGS = (
 PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
 
 
-def show_plan_as_json(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> None:
+def plan_as_json(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> dict[str, Any]:
     """What `show_plan` says, for programs. `status`: of the row that counts as done, else null."""
     planned = [
         {
@@ -297,7 +296,7 @@ def show_plan_as_json(trials: Sequence[Trial], statuses: Sequence[str | None], n
         }
         for trial, status in zip(trials, statuses, strict=True)
     ]
-    print(json.dumps({"trials": planned, "notes": list(notes)}, indent=1))
+    return {"trials": planned, "notes": list(notes)}
 
 
 def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> None:

@@ -6,15 +6,17 @@ may differ, as they do between a version and the next. Ratios are B over A of st
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from sp_bench.config.options import OPTIONS
 from sp_bench.report import device_sets
 from sp_bench.report.cells import Cell, cells, known_rows, listed
 from sp_bench.report.formats import counted, whole
@@ -127,8 +129,11 @@ class Comparison:
         return unread + failed + lines
 
     def as_json(self) -> dict[str, Any]:
-        """What a terminal shows, for programs. Times in ms; `interval` is null below 6 pairs."""
+        """What a terminal shows, for programs. Times in ms; `interval` is null below 6 pairs. p95: of all timed steps.
+        spread: of the replicates' medians, the largest over the smallest, less 1."""
         return {
+            "a": str(self.a.folder),
+            "b": str(self.b.folder),
             "differences": self.differences(),
             "pairs": [
                 {
@@ -136,6 +141,10 @@ class Comparison:
                     "name": name(pair.b),
                     "a_ms": pair.a.median_step_ms,
                     "b_ms": pair.b.median_step_ms,
+                    "a_p95_ms": p95_ms(pair.a),
+                    "b_p95_ms": p95_ms(pair.b),
+                    "a_spread": spread(pair.a),
+                    "b_spread": spread(pair.b),
                     "ratio": pair.ratio,
                     "interval": None if pair.paired is None else [pair.paired.interval.low, pair.paired.interval.high],
                     "points": list(pair.points),
@@ -190,14 +199,17 @@ def fail_bound(text: str) -> float:
     return float(match[1]) / 100
 
 
-def compare(folder_a: Path, folder_b: Path, executor: Executor | None = None) -> Comparison:
+def compare(
+    folder_a: Path, folder_b: Path, executor: Executor | None = None, ignore: Collection[str] = ()
+) -> Comparison:
     """Compare two campaigns, of each cell the newest environment. `executor`: processes that share the reading.
+    ignore: options, by path or column, in which cells may differ; cells that are then several in a campaign stay apart.
 
     Raises:
-        NotComparable: a folder without rows, or no cell in common.
+        NotComparable: a folder without rows, no cell in common, or an option that there is not.
         OSError: a folder cannot be read.
     """
-    a, b = _sides(folder_a, folder_b, executor)
+    a, b = _sides(folder_a, folder_b, executor, [_path(name) for name in ignore])
     common = [(a.cells[cell_id], b.cells[cell_id]) for cell_id in a.cells if cell_id in b.cells]
     if not common:
         raise NotComparable(_nothing_in_common(a, b))
@@ -215,10 +227,32 @@ def compare(folder_a: Path, folder_b: Path, executor: Executor | None = None) ->
     )
 
 
+def _path(name: str) -> str:
+    """An option's path by its path or its column."""
+    found = [option.path for option in OPTIONS if name in (option.path, option.column, option.name)]
+    if len(found) != 1:
+        number = "several options are" if found else "no option is"
+        known = ", ".join(found or sorted(option.path for option in OPTIONS))
+        raise NotComparable(f"--ignore {name}: {number} called so; use one of {known}")
+    return found[0]
+
+
 def name(cell: Cell) -> str:
     """A cell in one line, with nothing left out that tells it apart."""
     sizes = [f"{column} {whole(cell.asked[column])}" for column in ("sp_size", "seq_len") if cell.asked[column]]
     return ", ".join([cell.series, *sizes, cell.setting])
+
+
+def p95_ms(cell: Cell) -> float | None:
+    """95th percentile over the timed steps of all replicates; None where the rows do not have them."""
+    steps = [ms for row in cell.measured for ms in listed(row["step_ms"])]
+    return float(np.percentile(steps, 95)) if steps else None
+
+
+def spread(cell: Cell) -> float | None:
+    """How far the medians of its replicates lie apart: the largest over the smallest, less 1; None of a single one."""
+    medians = [row["median_step_ms"] for row in cell.measured]
+    return max(medians) / min(medians) - 1 if len(medians) > 1 else None
 
 
 def status_words(cell: Cell) -> str:
@@ -230,7 +264,7 @@ def _listed_one(value: Any) -> list[Any]:
     return [] if value is None else [value]
 
 
-def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[Side, Side]:
+def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Collection[str]) -> tuple[Side, Side]:
     """Both campaigns, their cells under the names that they have among the cells of both."""
     selections = [select([folder], executor=executor) for folder in (folder_a, folder_b)]
     for folder, selection in zip((folder_a, folder_b), selections, strict=True):
@@ -238,7 +272,7 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[S
             raise NotComparable(f"{folder} has no rows to compare")
     every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
     every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
-    ids = _common_ids(*(selection.rows for selection in selections))
+    ids = _common_ids(selections[0].rows, selections[1].rows, ignore)
     every["cell_id"] = every["cell_id"].replace(ids)
     firsts = known_rows(every.drop_duplicates("cell_id"))
     names = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
@@ -249,9 +283,12 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None) -> tuple[S
     return a, b
 
 
-def _common_ids(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, str]:
+def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
     """cell_id of B -> that of A, for cells that ask for the same, where one side's rows do not say an option."""
-    before, after = (rows.groupby(rows["config"].map(said))["cell_id"].unique().to_dict() for rows in (a, b))
+    before, after = (
+        rows.groupby(rows["config"].map(lambda config: said(config, ignore)))["cell_id"].unique().to_dict()
+        for rows in (a, b)
+    )
     both = [(before[config], after[config]) for config in after.keys() & before.keys() - {""}]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
 

@@ -23,6 +23,8 @@ from sp_bench.report.comparison import (
     Pair,
     Side,
     name,
+    p95_ms,
+    spread,
     status_words,
 )
 from sp_bench.report.formats import counted, number, whole, without_escapes
@@ -81,7 +83,7 @@ def _worst_setting(comparison: Comparison):
 def _pair_table(pairs: Sequence[Pair]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("series", overflow="fold")
-    for heading in ("sp_size", "seq_len", "A ms", "B ms"):
+    for heading in ("sp_size", "seq_len", "A ms", "B ms", "B p95"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("B/A", overflow="fold")
     table.add_column("pairs", justify="right", no_wrap=True)
@@ -89,14 +91,19 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
     for pair in pairs:
         asked = pair.a.asked
         sizes = [whole(asked["sp_size"]), whole(asked["seq_len"])]
-        times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms)]
+        times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms), number(p95_ms(pair.b))]
         verdict = Text(pair.verdict, style=LOOKS[pair.verdict])
         table.add_row(Text(shown(pair.a.series)), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
     return table
 
 
 def _reading(pairs: Sequence[Pair]) -> str:
-    told = ["Times are medians of the replicates' median step times. B/A above 1: B is slower."]
+    told = [
+        "Times are medians of the replicates' median step times; p95 is over all timed steps. B/A above 1: B is slower."
+    ]
+    widest = [max(found) for side in ("a", "b") if (found := [s for p in pairs if (s := spread(getattr(p, side)))])]
+    if widest:
+        told.append(f"Replicates of a cell lie up to {max(widest):.1%} apart.")
     coverages = [p.paired.interval.coverage for p in pairs if p.paired is not None]
     if coverages:
         told.append(

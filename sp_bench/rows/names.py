@@ -4,7 +4,7 @@ Terminal and report share this and make words of it, each its own.
 """
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from sp_bench.config.options import BY_PATH, OPTIONS, as_overridden
@@ -55,12 +55,13 @@ def config_leaves(config: Any) -> dict[str, Any]:
         return {}
 
 
-def said(config: Any) -> str:
+def said(config: Any, ignore: Collection[str] = ()) -> str:
     """The config as text, without options that say what goes without saying: rows of before there were such an option
-    lack it. Empty for a row without a readable config."""
+    lack it. Without the options of the paths `ignore` too. Empty for a row without a readable config."""
     leaves = config_leaves(config)
+    leaves = {path: value for path, value in leaves.items() if value is not None and path not in ignore}
     means = {path: BY_PATH[path].none_means if path in BY_PATH else None for path in leaves}
-    known = {path: value for path, value in leaves.items() if value is not None and value != means[path]}
+    known = {path: value for path, value in leaves.items() if value != means[path]}
     return json.dumps(known, sort_keys=True) if known else ""
 
 

@@ -1,5 +1,7 @@
 """What a CI job sees of the command."""
 
+import json
+
 import pytest
 
 from ..unit.rows import commit, row
@@ -71,3 +73,40 @@ def test_rows_that_cannot_be_read_do_not_pass(capfd, tmp_path):
 def test_bad_input_is_one_line_and_exit_code_2(capfd, tmp_path, arguments, words):
     commit([row(method="ulysses")], tmp_path / "other")
     assert refusal(capfd, "compare", "before", *arguments).startswith(f"sp-bench: {words}")
+
+
+@pytest.mark.usefixtures("before")
+def test_several_campaigns_are_each_compared_with_the_first(capfd, tmp_path):
+    commit(campaign(1.0), tmp_path / "after")
+    commit(campaign(1.2), tmp_path / "later")
+    code, printed, errors = console(capfd, "compare", "before", "after", "later", "--fail-on", "median:5%")
+    assert code == 1
+    assert printed.count("2 cells compared") == 2
+    assert len(errors.splitlines()) == 2
+    code, printed, _ = console(capfd, "compare", "before", "after", "later", "--json")
+    assert [each["b"] for each in json.loads(printed)] == ["after", "later"]
+
+
+def test_cells_may_differ_in_options_that_are_ignored(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, steps, digit in (("before", 1, "a"), ("after", 2, "b")):
+        config = json.dumps({"method": {"name": "ring"}, "workload": {"warmup_steps": steps}})
+        commit([row(config=config, cell_id=digit * 12, trial_id=digit * 12)], tmp_path / name)
+    assert "no cell is in both" in refusal(capfd, "compare", "before", "after")
+    for option in ("workload.warmup_steps", "warmup_steps"):
+        code, printed, _ = console(capfd, "compare", "before", "after", "--ignore", option)
+        assert code == 0
+        assert "1 cell compared" in printed
+    told = refusal(capfd, "compare", "before", "after", "--ignore", "colour")
+    assert told.startswith("sp-bench: --ignore colour: no option is called so; use one of batch_size, ")
+
+
+@pytest.mark.usefixtures("before")
+def test_tails_and_spreads_are_told(capfd):
+    _, printed, _ = console(capfd, "compare", "before", "before", "--json")
+    pair = json.loads(printed)["pairs"][0]
+    assert pair["a_p95_ms"] >= pair["a_ms"]
+    assert pair["a_spread"] == pytest.approx(1.02 / 0.98 - 1)
+    _, printed, _ = console(capfd, "compare", "before", "before")
+    assert "B p95" in printed
+    assert "Replicates of a cell lie up to 4.1% apart." in printed

@@ -15,7 +15,7 @@ OPTIONAL = {"deepspeed", "flash_attn", "ring_flash_attn", "yunchang", "transform
 
 # From the top floor down: each may import what stands below it, but for the driver and the report.
 FLOORS = (
-    *("__main__", "cli", "report", "driver", "worker", "workloads", "oracle", "engines", "training", "methods"),
+    *("__main__", "cli", "api", "report", "driver", "worker", "workloads", "oracle", "engines", "training", "methods"),
     *("attention", "measure", "rows", "testing", "costs", "kernels", "handover", "hardware", "config"),
 )
 REPORT_READS = {"rows", "costs", "config", "hardware"}
@@ -31,7 +31,7 @@ DRIVER_USES = {
     "engines",
     "attention",
 }
-NO_TORCH = ("cli", "driver", "report", "rows", "costs", "config", "handover", "hardware", "testing", "__init__")
+NO_TORCH = ("cli", "api", "driver", "report", "rows", "costs", "config", "handover", "hardware", "testing", "__init__")
 NO_TORCH_AT_IMPORT = ("methods", "kernels")  # the driver asks them what they support
 
 
@@ -91,10 +91,12 @@ def test_imports_go_down_the_floors():
         assert FLOORS.index(other) > FLOORS.index(floor), f"{path.name} of {floor} imports {other}"
 
 
-def test_nothing_but_the_command_line_imports_the_driver_or_the_report():
+def test_nothing_but_the_doors_for_people_and_programs_imports_the_driver_or_the_report():
     assert {(floor, other) for _, floor, other in arrows() if other in ("driver", "report")} == {
         ("cli", "driver"),
         ("cli", "report"),
+        ("api", "driver"),
+        ("api", "report"),
     }
 
 

@@ -111,10 +111,16 @@ USES = {
     "driver/doctor.py": {"exchange"},
     "rows/row.py": {"exchange", "timed_steps"},
     "rows/names.py": {"dkv_dtype"},
+    "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
     "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
     "report/fabric_model.py": {"exchange"},
-    "report/figures/memory.py": {"device_memory_gib"},
+    "report/limits.py": {"device_memory_gib"},
+    # whose schedule and amounts are predicted
+    "report/projection.py": {
+        *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
+        *("hidden_size", "intermediate_size", "layout", "num_layers", "placement"),
+    },
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"variant"},
     "report/losses.py": {"seed", "warmup_steps"},

@@ -1,0 +1,31 @@
+"""What programs and notebooks call; `import sp_bench` gives all of it. The words are those of the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from sp_bench.driver import campaign, overrides, sweep
+from sp_bench.driver.progress import plan_as_json
+from sp_bench.report import comparison
+from sp_bench.rows.frame import load
+from sp_bench.rows.store import require_campaigns
+
+
+def plan(*words: str) -> dict[str, Any]:
+    """See `sp_bench.plan`."""
+    configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))
+    return plan_as_json(*campaign.planned(configs, settings))
+
+
+def run(*words: str) -> pd.DataFrame:
+    """See `sp_bench.run`."""
+    configs, settings = sweep.configs(overrides.read_arguments(words))
+    campaign.run(configs, settings, None)
+    return load([settings.folder])
+
+
+def compare(a: str | Path, b: str | Path) -> dict[str, Any]:
+    """See `sp_bench.compare`."""
+    first, second = require_campaigns([Path(a), Path(b)])
+    return comparison.compare(first, second).as_json()
