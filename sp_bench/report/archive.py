@@ -1,0 +1,97 @@
+"""The artifact of a paper: rows, plans, environment, report and checksums of campaigns in one zip. Equal rows give
+equal bytes."""
+
+import hashlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from importlib import metadata
+from pathlib import Path
+
+from sp_bench.report import Options, build
+from sp_bench.report.anonymous import anonymous
+from sp_bench.report.page.appendix import environment
+from sp_bench.report.selection import select
+from sp_bench.rows import plans, store
+
+SUMS = "SHA256SUMS"
+README = """Rows of sp_bench{names}.
+
+rows/<campaign>/*.parquet   one row an attempt; sp_bench.load, pandas, DuckDB and polars read them
+rows/<campaign>/_plans      what the runs planned
+report/index.html           page, figures and tables made from these rows
+environment.txt             what the rows ran on
+SHA256SUMS                  of every other file: sha256sum --check SHA256SUMS
+CITATION.cff                how to cite
+
+Made by sp_bench {version}: sp-bench archive.
+"""
+CITATION = """cff-version: 1.2.0
+message: If you use these rows, please cite the software that measured them.
+type: software
+title: "sp_bench: Ulysses sequence parallelism or Ring Attention?"
+authors:
+  - name: The sp_bench authors
+version: {version}
+license: Apache-2.0
+"""
+
+
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    options: Options,
+    *,
+    executor: Executor | None = None,
+    say: Callable[[str], None] = lambda words: None,
+) -> int:
+    """Write the archive of some campaigns whole or not at all. Returns how many files it holds. An anonymous one has no
+    rows, which say who ran them.
+
+    Raises:
+        OSError: a campaign cannot be read, or `out` cannot be written.
+        ValueError: a row cannot be read, or two campaigns have one name.
+    """
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        raise ValueError(f"two campaigns have one name: {', '.join(sorted(names))}; archive them apart")
+    selection = select(folders, executor=executor)
+    if selection.unread:
+        raise ValueError(f"{selection.unread[0]} cannot be read; move it away, or repair it")
+    files: dict[str, bytes] = {}
+    for name, folder in zip(names, folders, strict=True) if not options.anonymous else ():
+        rows = {row.file_name: folder / row.file_name for row in store.committed(folder)}
+        planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
+        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items()}
+    with tempfile.TemporaryDirectory() as place:
+        built = build(folders, Path(place) / "report", options, executor=executor, say=say)
+        made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
+        files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
+    version = metadata.version("sp_bench")
+    shown = anonymous(selection, folders) if options.anonymous else selection
+    texts = {
+        "environment.txt": "".join(f"{what}: {value}\n" for what, value in environment(shown)),
+        "README.txt": README.format(names="" if options.anonymous else f": {', '.join(names)}", version=version),
+        "CITATION.cff": CITATION.format(version=version),
+    }
+    files |= {name: text.encode() for name, text in texts.items()}
+    sums = "".join(f"{hashlib.sha256(files[name]).hexdigest()}  {name}\n" for name in sorted(files))
+    say("compressing")
+    _zip(files | {SUMS: sums.encode()}, out)
+    return len(files) + 1
+
+
+def _zip(files: dict[str, bytes], out: Path) -> None:
+    """Sorted, without times and owners."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(files):
+                entry = zipfile.ZipInfo(name)
+                entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+                archive.writestr(entry, files[name])
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,60 @@
+"""`sp-bench archive`: what goes with a paper."""
+
+import hashlib
+import zipfile
+
+import pytest
+
+import sp_bench
+from sp_bench.rows import plans, store
+from sp_bench.rows.plans import PlannedTrial
+
+from ..unit.rows import commit, row
+from .console import console, refusal
+
+
+@pytest.fixture
+def campaign(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = commit([row(), row(method="ulysses")], tmp_path / "night")
+    plans.write(folder, [PlannedTrial("a" * 12, "b" * 8, "ring")])
+    return folder
+
+
+def test_an_archive_holds_rows_plans_report_and_their_checksums(campaign, capfd, tmp_path):
+    code, printed, _ = console(capfd, "archive", "night", "--out", "night.zip")
+    assert code == 0
+    assert printed.startswith("archive: night.zip, ")
+    with zipfile.ZipFile("night.zip") as archive:
+        assert archive.testzip() is None
+        archive.extractall(tmp_path / "there")
+    there = tmp_path / "there"
+    names = {path.relative_to(there).as_posix() for path in there.rglob("*") if path.is_file()}
+    rows = {f"rows/night/{name.file_name}" for name in store.committed(campaign)}
+    assert len(rows) == 2
+    assert names >= rows | {"report/index.html", "environment.txt", "CITATION.cff", "README.txt", "SHA256SUMS"}
+    assert any(name.startswith("rows/night/_plans/") for name in names)
+    sums = dict(reversed(line.split("  ")) for line in (tmp_path / "there" / "SHA256SUMS").read_text().splitlines())
+    assert set(sums) == names - {"SHA256SUMS"}
+    for name, wanted in sums.items():
+        assert hashlib.sha256((tmp_path / "there" / name).read_bytes()).hexdigest() == wanted
+    assert len(sp_bench.load(tmp_path / "there" / "rows" / "night")) == 2
+
+
+@pytest.mark.usefixtures("campaign")
+def test_equal_rows_give_equal_bytes_and_an_anonymous_archive_has_none(capfd, tmp_path):
+    for name in ("one.zip", "two.zip"):
+        assert console(capfd, "archive", "night", "--out", name)[0] == 0
+    assert (tmp_path / "one.zip").read_bytes() == (tmp_path / "two.zip").read_bytes()
+    assert console(capfd, "archive", "night", "--out", "blind.zip", "--anonymous")[0] == 0
+    with zipfile.ZipFile("blind.zip") as archive:
+        assert not [name for name in archive.namelist() if name.startswith("rows/")]
+        assert row()["git_sha"][:7].encode() not in archive.read("environment.txt")
+
+
+def test_an_archive_that_would_lack_a_row_is_refused(campaign, capfd, tmp_path):
+    broken = next(campaign.glob("*.parquet"))
+    broken.write_bytes(broken.read_bytes()[:50])
+    assert f"night/{broken.name} cannot be read" in refusal(capfd, "archive", "night", "--out", "night.zip")
+    assert "ends so" in refusal(capfd, "archive", "night", "--out", "night.tar")
+    assert not (tmp_path / "night.zip").exists()
