@@ -48,9 +48,9 @@ def trials(world_size: int, **options: Any) -> Iterator[TrialConfig]:
 
 
 def check(config: TrialConfig) -> None:
-    """The trial's own proof compares each gradient with one process, in fp32; with two ranks it is done in fp64 too."""
+    """The trial's own proof compares each gradient with one process, in fp32; of two methods it is done in fp64 too."""
     check_counted_bytes(config)
-    if config.world_size == 2:
+    if config.world_size == 2 and config.method.name in ("ulysses", "ring") and not config.method.head_chunks:
         check_parameters_after_a_step(config)
 
 
@@ -66,7 +66,7 @@ def test_tiles_of_an_mlp_change_no_step(world_size: int) -> None:
 
 
 def check_checkpointing(rank: int, world_size: int) -> None:
-    for checkpointing in CHECKPOINTING if world_size < 4 else ("selective_output",):  # it alone sends again
+    for checkpointing in CHECKPOINTING if world_size < 3 else ("selective_output",):  # it alone sends again
         for config in trials(world_size, activation_checkpointing=checkpointing):
             check(config)
     keeps_output = replace(TRAIN, activation_checkpointing="selective_output")
@@ -83,7 +83,9 @@ def check_compiled(rank: int, world_size: int) -> None:
     """Of one local length and one model, so that all methods share what is compiled."""
     compiled = {"model_code": "compiled", "warmup_steps": 1}
     configs, model = trials(world_size, **compiled), SIX if world_size == 3 else TINY
-    for config, checkpointing in zip(configs, ("selective_output", "full", "selective", "none"), strict=False):
+    configs = (config for config in configs if not config.method.head_chunks)
+    several = ("selective_output", "full", "selective") if world_size == 3 else ("selective_output",)
+    for config, checkpointing in zip(configs, several, strict=False):
         workload = replace(config.workload, activation_checkpointing=checkpointing)
         measurement = check_counted_bytes(replace(config, seq_len=48, model=model, workload=workload))
         assert measurement.columns["compile_s"] >= 0

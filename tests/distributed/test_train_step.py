@@ -136,9 +136,9 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
 
 
 def check_world(rank: int, world_size: int) -> None:
-    for config in cases(world_size):
+    for number, config in enumerate(cases(world_size)):
         check_counted_bytes(config)  # and the gradients, in fp32
-        if world_size < 3:
+        if number < 3 and world_size < 4:
             check_parameters_after_a_step(config)
     if world_size == 1:
         check_losses_are_those_after_the_warm_up()
