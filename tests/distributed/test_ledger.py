@@ -88,7 +88,7 @@ def test_counted_bytes_equal_predicted_ones_with_many_ranks(sp_size: int, rank: 
     assert tried >= 8
 
 
-@pytest.mark.parametrize("sp_size", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("sp_size", [1, 2, 3, 4, pytest.param(8, marks=pytest.mark.faults)])
 def test_the_ranks_together_compute_each_visible_score_once(sp_size: int) -> None:
     """In any layout, with groups and chunks of heads, and with one token a rank."""
     computed: Counter[Case] = Counter()

@@ -108,6 +108,7 @@ def check_compiled_gradients(rank: int) -> None:
     assert compiling.seconds > before
 
 
+@pytest.mark.faults  # compiles for half a minute; the counted step above proves its gradients in fp32
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 def test_a_compiled_model_has_the_same_gradients() -> None:
     run(2, check_compiled_gradients)

@@ -109,7 +109,6 @@ LIES = [
         "each rank of a training step counts its tokens from 0 at the timed length",
         TRAIN_STEP,
         "the losses of the first 72 tokens at seq_len=96 differ from those at seq_len=72",
-        quick=True,
     ),
     Lie(
         "positions_lost",
