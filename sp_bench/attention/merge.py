@@ -32,15 +32,22 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def merge(parts: Sequence[Part], out: Tensor, lse: Tensor | None = None) -> None:
-    """Merge `parts` into `out` [B,n,H,D], with stride 1 along D, and `lse` [B,H,n], wide. Both may be the first part's
-    own tensors. The result is computed wide and rounded once, to the dtype of `out`.
+    """Merge `parts` into `out` [B,n,H,D], with stride 1 along D, and `lse` [B,H,n], wide. The result is computed wide and
+    rounded once, to the dtype of `out`. `out` may be the first part's own tensor; `lse` shares no part's memory.
 
     Outputs: each query must see a key in at least one part. Gradients: `lse` is None, and `out` is 0 where no part is.
     """
+    assert lse is None or not any(_share_memory(part.lse, lse) for part in parts if part.lse is not None), (
+        "lse is a part's own: it would be overwritten while other threads weigh that part by it"
+    )
     if out.is_cuda:
         _merge_fused(parts, out, lse)
     else:
         _merge_by_ops(parts, out, lse)
+
+
+def _share_memory(tensor: Tensor, other: Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _merge_by_ops(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None:
@@ -64,7 +71,8 @@ def _merge_by_ops(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> Non
 def _merge_fused(parts: Sequence[Part], out: Tensor, lse: Tensor | None) -> None:
     """The same in one Triton kernel, where `_merge_by_ops` reads and writes the wide output once for each part.
 
-    `out` may be a part's own tensor, because each program reads all that it merges before it writes.
+    `out` may be a part's own tensor, because the thread that writes an element has read it. All threads of a row read
+    its lse, and one of them writes it: so that is written elsewhere.
     """
     batch, length, heads, dim = out.shape
     rows = 64

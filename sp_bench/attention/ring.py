@@ -171,11 +171,13 @@ def merged_in_between(parts: list[Part], like: Tensor, dtype: torch.dtype) -> li
 
 def merged(parts: Sequence[Part], like: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
     """The parts merged into values for all rows and heads, shaped as `like` [B,n,H,D], in `dtype`, and their lse. Uses
-    the first part's memory where that has this shape and dtype already."""
+    the first part's values where they have this shape and dtype already."""
     first, *others = parts
     whole = first.values.dtype == dtype and first.values.shape == like.shape
     out = first.values if whole else torch.empty_like(like, dtype=dtype)
-    lse = first.lse  # the first part's keys are this rank's own: each query sees one, so its lse covers all queries
-    if others or not whole:
-        merge(parts, out, lse)
+    if whole and not others:
+        return out, first.lse
+    # the first part's keys are this rank's own: each query sees one, so its lse covers all queries
+    lse = None if first.lse is None else torch.empty_like(first.lse)
+    merge(parts, out, lse)
     return out, lse

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sp_bench.attention.merge import Part, _merge_by_ops, _merge_fused
+from sp_bench.attention.merge import Part, _merge_by_ops, _merge_fused, merge
 
 CLOSE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}  # relative and absolute
 DTYPES = {  # of the kernels' outputs -> what they are merged into
@@ -48,9 +48,9 @@ def check_fused(device: str, length: int, dim: int, narrow: torch.dtype, to: tor
     wide = torch.float64 if narrow == torch.float64 else torch.float32
     parts = some_parts(device, length, dim, narrow, weighted)
     for count in (1, 2, 3):
-        if narrow == to:  # into the first part's memory
-            first = parts[0]._replace(values=parts[0].values.clone(), lse=lse_copy(parts[0]))
-            _merge_fused([first, *parts[1:count]], first.values, first.lse)
+        if narrow == to:  # into the first part's values
+            first = parts[0]._replace(values=parts[0].values.clone())
+            _merge_fused([first, *parts[1:count]], first.values, lse_copy(parts[0]))
             separate = torch.empty_like(first.values), lse_copy(parts[0])
             _merge_by_ops(parts[:count], *separate)
             agree(first.values, separate[0], "in place")
@@ -80,8 +80,16 @@ def agree(got: Tensor, wanted: Tensor, where: str) -> None:
 @pytest.mark.parametrize("narrow", DTYPES, ids=str)
 def test_the_fused_merge_agrees_with_torchs_ops(narrow: torch.dtype) -> None:
     for to, weighted in itertools.product(DTYPES[narrow], (True, False)):
-        for length, dim in ((2, 8), (63, 64), (64, 128), (65, 80), (200, 128)):
+        # the longest fills the device: threads that share a row then run far enough apart to show that they race
+        for length, dim in ((2, 8), (63, 64), (64, 128), (65, 80), (200, 128), (8192, 128)):
             check_fused("cuda", length, dim, narrow, to, weighted)
+
+
+def test_a_part_cannot_be_merged_into_its_own_lse() -> None:
+    """Threads of a row that are late would read the merged lse instead of the part's."""
+    part, other = some_parts("cpu", 6, 8, torch.float32, weighted=True)[:2]
+    with pytest.raises(AssertionError, match="lse is a part's own"):
+        merge([part, other], torch.empty_like(part.values), part.lse)
 
 
 @pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=["fp32", "fp64"])
@@ -103,7 +111,7 @@ def test_parts_merged_in_any_order_and_grouping_are_attention_over_all_keys(wide
     for first, second, third in itertools.permutations(parts):
         assert first.lse is not None
         out, lse = first.values.clone(), first.lse.clone()
-        _merge_by_ops([Part(out, lse), second, third], out, lse)  # into the first part's memory
+        _merge_by_ops([Part(out, first.lse), second, third], out, lse)  # into the first part's values
         torch.testing.assert_close((out, lse), (whole, whole_lse), rtol=CLOSE[wide], atol=CLOSE[wide])
         for result in (merged(first, second, third), merged(merged(first, second), third)):
             torch.testing.assert_close(result.values, whole, rtol=CLOSE[wide], atol=CLOSE[wide])
