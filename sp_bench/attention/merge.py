@@ -32,8 +32,8 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def merge(parts: Sequence[Part], out: Tensor, lse: Tensor | None = None) -> None:
-    """Merge `parts` into `out` [B,n,H,D], with stride 1 along D, and `lse` [B,H,n], wide. The result is computed wide and
-    rounded once, to the dtype of `out`. `out` may be the first part's own tensor; `lse` shares no part's memory.
+    """Merge `parts` into `out` [B,n,H,D], with stride 1 along D, and `lse` [B,H,n], wide. The result is computed wide
+    and rounded once, to the dtype of `out`. `out` may be the first part's own tensor; `lse` shares no part's memory.
 
     Outputs: each query must see a key in at least one part. Gradients: `lse` is None, and `out` is 0 where no part is.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sp_bench.report import folder, table
 from sp_bench.report.anonymous import anonymous
-from sp_bench.report.cards import card, caveats, missing, statuses
+from sp_bench.report.cards import cards, caveats, missing, statuses
 from sp_bench.report.cells import Cell, cells, of_equal_steps
 from sp_bench.report.figures import NAMES as NAMES
 from sp_bench.report.figures import VENUES as VENUES
@@ -88,9 +88,8 @@ def build(
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
     tables = table.tables(found)
-    cards = [card(setting) for setting in found]
     ran = [statuses(measured), missing(measured, _planned(folders))]
-    content = Content(selection, measured, cards, caveats(measured, found, ran), drawings, tables)
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     writers = {"csv": table.as_csv, "json": table.as_json, "md": table.markdown, "tex": table.latex}
     files |= {f"tables.{suffix}": write(tables).encode() for suffix, write in writers.items()}

@@ -10,6 +10,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.device_sets import several
 from sp_bench.report.formats import GIB, MISSING, counted, number, whole
+from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.losses import sentences as first_losses
 from sp_bench.report.provenance import mixing
 from sp_bench.report.ratios import ranked
@@ -34,6 +35,38 @@ class Card:
     memory: str
     also: tuple[str, ...]
     cells: tuple[Cell, ...]
+
+
+def cards(settings: Sequence[Setting]) -> list[Card]:
+    """One a ladder, and one a setting that says more than a ladder does."""
+    found = ladders(settings)
+    told = [card(setting) for setting in settings if not covered(setting, found)]
+    return [*told, *map(_of_ladder, found)]
+
+
+def _of_ladder(ladder: Ladder) -> Card:
+    setting, ran = ladder.setting, ladder.measured
+    names = [ladder.names[cell.cell_id] for cell in ran]
+    title = ", ".join(setting.parts)
+    if not ran:
+        return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
+    difference = Difference(ran[0], ran[-1], setting.smallest)
+    sure = difference.outcome == AHEAD
+    said = f"{names[0]}: {difference.words} as fast as {names[-1]}{'' if sure else ' (no interval)'}."
+    also = tuple(
+        f"{Difference(ran[0], cell).words} its time: {name}." for cell, name in zip(ran[1:-1], names[1:-1], strict=True)
+    )
+    more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
+    return Card(
+        title,
+        "",
+        said,
+        sure,
+        numbers(setting, [ran[0], ran[-1]]),
+        memory_words(setting),
+        also[:MAX_ALSO] + more,
+        setting.cells,
+    )
 
 
 def card(setting: Setting) -> Card:

@@ -237,7 +237,7 @@ def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
     """No two equal: those that would be say the options that they differ in, and their campaigns."""
     plain = [words.setting(group[0], group[0].name.values) for group in groups]
     made = []
-    for i, (title, group) in enumerate(zip(plain, groups, strict=True)):
+    for title, group in zip(plain, groups, strict=True):
         alike = [other for other, name in zip(groups, plain, strict=True) if name == title]
         extra = []
         if len(alike) > 1:
@@ -252,5 +252,6 @@ def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
             if len({value.get("pool") for value in values}) > 1:
                 extra.append(", ".join(sorted({str(row["folder"]) for cell in group for row in cell.rows})))
         name = (*title, *extra)
-        made.append(name if name not in made else (*name, f"no. {i + 1}"))
+        number = 1 + sum(other[: len(name)] == name for other in made)
+        made.append(name if number == 1 else (*name, f"environment {number}"))
     return made

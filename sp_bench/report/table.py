@@ -1,10 +1,11 @@
-"""The one table of a setting: a line a cell, grouped by place, as values, CSV, JSON, Markdown and LaTeX."""
+"""The one table of a setting, a line a cell, grouped by place, and that of a ladder; as values, CSV, JSON, Markdown and
+LaTeX."""
 
 import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
@@ -13,6 +14,7 @@ from sp_bench.report import words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number
+from sp_bench.report.ladder import Ladder, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
@@ -64,8 +66,19 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One a setting; columns of which no line knows anything are left out. None of a single line."""
-    return [table for setting in settings if (table := _table(setting)).num_lines > 1]
+    """One a ladder and one a setting; columns of which no line knows anything are left out. None of a single line."""
+    found = [_ladder_table(ladder) for ladder in ladders(settings)]
+    return [*found, *(table for setting in settings if (table := _table(setting)).num_lines > 1)]
+
+
+def _ladder_table(ladder: Ladder) -> SettingTable:
+    """The fastest first, what failed last."""
+    setting, cells = ladder.setting, ladder.measured
+    ratios = [None, *(Difference(cells[0], cell, setting.smallest) for cell in cells[1:])]
+    lines = [_line(setting, cell, ratio) for cell, ratio in zip(cells, ratios, strict=True)] if cells else []
+    lines += [_failed(cell) for cell in setting.cells if not cell.ok]
+    named = [replace(line, texts=(ladder.names[line.cell.cell_id], *line.texts[1:])) for line in lines]
+    return _without_empty(setting, [Group(ladder.where, tuple(named))])
 
 
 def _table(setting: Setting) -> SettingTable:
@@ -80,16 +93,17 @@ def _table(setting: Setting) -> SettingTable:
             group += [] if alone in group else [alone]
     of_place = {id(place.first): n for n, place in enumerate(reversed(setting.places))}
     ordered = sorted(grouped.values(), key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
-    groups = [_group(setting, cells) for cells in ordered]
+    return _without_empty(setting, [_group(setting, cells) for cells in ordered])
+
+
+def _without_empty(setting: Setting, groups: list[Group]) -> SettingTable:
+    """The groups without the columns of which no line knows anything."""
     ranks = "GPU" if any(c.processor == "GPU" for c in setting.cells) else "rank"
     heads = [head.format(ranks=ranks) for head in HEADS]
     lines = [line for group in groups for line in group.lines]
     kept = [i for i in range(len(heads)) if i < 2 or any(line.texts[i] not in ("", MISSING) for line in lines)]
     for k, group in enumerate(groups):
-        shown = tuple(
-            Line(li.cell, tuple(li.texts[i] for i in kept), li.ratio, li.share, li.bold, li.doubts)
-            for li in group.lines
-        )
+        shown = tuple(replace(line, texts=tuple(line.texts[i] for i in kept)) for line in group.lines)
         groups[k] = Group(group.title, shown)
     return SettingTable(setting, tuple(heads[i] for i in kept), tuple(groups))
 

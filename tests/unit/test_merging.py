@@ -55,10 +55,10 @@ def check_fused(device: str, length: int, dim: int, narrow: torch.dtype, to: tor
             _merge_by_ops(parts[:count], *separate)
             agree(first.values, separate[0], "in place")
         results = []
-        for merge in (_merge_by_ops, _merge_fused):
+        for merged in (_merge_by_ops, _merge_fused):
             out = torch.ones(BATCH, length + 5, HEADS, dim, device=device, dtype=to)
             lse = torch.ones(BATCH, HEADS, length + 5, device=device, dtype=wide) if weighted else None
-            merge(parts[:count], out[:, 3:-2], None if lse is None else lse[:, :, 3:-2])
+            merged(parts[:count], out[:, 3:-2], None if lse is None else lse[:, :, 3:-2])
             results.append((out, lse))
         (want_out, want_lse), (out, lse) = results
         where = f"{length=} {dim=} {narrow} {to} {weighted=} {count=}"

@@ -94,7 +94,11 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
     first = sign.place.first
     heads = {(c.asked["num_heads"], c.asked["num_kv_heads"]) for s in settings for p in s.contests for c in p.cells}
     sizes = {c.asked["sp_size"] for s in settings for p in s.contests for c in p.cells}
-    parts = ["training step" if first.asked["workload"] == "train_step" else ""]
+    parts = []
+    if first.asked["workload"] == "train_step":
+        beside = [s for s in settings if s.contests and s.cells[0].asked["workload"] == "train_step"]
+        told = sign.setting.apart(beside).split(", ")
+        parts += ["training step", *(part for part in told if part not in sign.setting.campaigns)]
     parts += ["forward" if first.asked["pass_kind"] == "forward" else "", "CUDA graph" if first.launch_note else ""]
     parts.append(f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads" if len(heads) > 1 else "")
     parts += [

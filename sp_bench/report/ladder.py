@@ -1,0 +1,111 @@
+"""Ladders: what each option brings to the training step of one of our methods, where several were measured at a place.
+
+A ladder has libraries that send the same, too. It crosses settings, which differ in options: what is recomputed, what
+code runs the layers, kernel, engine.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.pattern_bytes import kind
+from sp_bench.report.ratios import ranked
+from sp_bench.report.series import PROTOCOL
+from sp_bench.report.settings import Setting
+from sp_bench.rows.names import group_of
+
+FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
+_OF_PLACE = (
+    *("model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "batch_size", "seq_len"),
+    *("hardware", "device_memory_gib", "fabric", "world_size", "sp_size", "dp_replicate_size", "dp_shard_size"),
+)
+_TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
+_RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
+
+
+@dataclass(frozen=True)
+class Ladder:
+    setting: Setting  # of the rungs alone
+    where: str
+    names: Mapping[str, str]  # cell_id -> method, kernel and the options in which the rungs differ
+
+    @property
+    def measured(self) -> list[Cell]:
+        """The fastest first."""
+        return ranked([cell for cell in self.setting.cells if cell.ok])
+
+
+def ladders(settings: Sequence[Setting]) -> list[Ladder]:
+    """The longest sequences first."""
+    grouped: dict[tuple[object, ...], list[Cell]] = {}
+    for setting in settings:
+        for cell in setting.cells:
+            if cell.asked["workload"] == "train_step":
+                place = (_campaigns(cell), kind(cell), cell.micro_batches, *(cell.asked[name] for name in _OF_PLACE))
+                grouped.setdefault(place, []).append(cell)
+    ours = [cells for cells in grouped.values() if not all(cell.is_library for cell in cells)]
+    long = [cells for cells in ours if _num_settings(cells, settings) >= FEWEST]
+    return [_ladder(cells, settings[0]) for cells in sorted(long, key=lambda cells: -(cells[0].asked["seq_len"] or 0))]
+
+
+def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
+    """All that a setting says stands in ladders: no two of its methods meet, and each cell is a rung."""
+    rungs = {cell_id for ladder in of for cell_id in ladder.names}
+    return not setting.contests and all(cell.cell_id in rungs for cell in setting.cells)
+
+
+def _campaigns(cell: Cell) -> tuple[str, ...]:
+    """No ladder mixes them: machines and code differ between them."""
+    return tuple(sorted({str(row["folder"]) for row in cell.rows}))
+
+
+def _num_settings(cells: Sequence[Cell], settings: Sequence[Setting]) -> int:
+    ids = {cell.cell_id for cell in cells}
+    return sum(any(cell.cell_id in ids for cell in setting.cells) for setting in settings)
+
+
+def _ladder(cells: Sequence[Cell], like: Setting) -> Ladder:
+    first = cells[0]
+    model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
+    fabric = words.fabric(first.asked["fabric"]) if (first.asked["world_size"] or 1) > 1 else ""
+    where = ", ".join(filter(None, [words.place(first), fabric]))
+    parts = (
+        f"Options of a training step of {model}",
+        words.plain_method(next((cell for cell in cells if not cell.is_library), first)),
+        words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
+        str(first.asked["hardware"]).upper(),
+        where,
+        *_campaigns(first),
+    )
+    setting = Setting(parts, tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
+    return Ladder(setting, where, _names(cells))
+
+
+def _names(cells: Sequence[Cell]) -> dict[str, str]:
+    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone."""
+    engines = {str(cell.options.get(_ENGINE)) for cell in cells}
+    among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in engines}
+    of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
+    names = {}
+    for cell in cells:
+        alike = among[str(cell.options.get(_ENGINE))]
+        options = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
+        said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
+        kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
+        names[cell.cell_id] = ", ".join(
+            filter(None, [words.method(cell), kernel, *(_told(path, cell.options.get(path)) for path in said)])
+        )
+    return names
+
+
+def _differing(cells: Sequence[Cell], paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if len({str(cell.options.get(path)) for cell in cells}) > 1]
+
+
+def _told(path: str, value: object) -> str:
+    if value is None:
+        return ""
+    if path == _RECOMPUTED:
+        return {"full": "all recomputed", "none": "nothing recomputed"}.get(str(value), str(value))
+    return str(value) if path in ("workload.model_code", _ENGINE) else words.option(path, value)

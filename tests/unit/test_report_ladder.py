@@ -1,0 +1,60 @@
+"""Ladders: rows of one method that differ in options are one table and one card."""
+
+import json
+from pathlib import Path
+
+import sp_bench.report as report
+from sp_bench.report.cards import cards
+from sp_bench.report.ladder import covered, ladders
+from sp_bench.report.settings import settings
+from sp_bench.report.table import tables
+
+from .rows import cells_of, commit, row
+
+STEP = {"workload": "train_step", "pass_kind": "step", "num_layers": 2, "sp_size": 2, "model": "tiny", "seq_len": 4096}
+RUNGS = [("none", "compiled", 10.0), ("selective", "compiled", 12.0), ("full", "eager", 16.0)]
+
+
+def rung(checkpointing: str, code: str, ms: float, **columns: object):
+    workload = {"name": "train_step", "activation_checkpointing": checkpointing, "model_code": code}
+    config = {"hardware": {"name": "cpu", "device": "cpu"}, "workload": workload, "seed": 0}
+    return row(
+        **{**STEP, "config": json.dumps(config), "model_code": code, "median_ms": ms, "method": "ulysses", **columns}
+    )
+
+
+def test_options_of_one_method_are_rungs_from_the_fastest_to_what_failed():
+    made = settings(cells_of([*(rung(*each) for each in reversed(RUNGS)), rung("full", "liger", 0.0, status="oom")]))
+    (ladder,) = ladders(made)
+    (table,) = tables(made)
+    (group,) = table.groups
+    names = [line.texts[0] for line in group.lines]
+    assert [line.cell.median_step_ms for line in group.lines] == [10.0, 12.0, 16.0, None]
+    assert names[:3] == [ladder.names[cell.cell_id] for cell in ladder.measured]
+    for name, (checkpointing, code, _) in zip(names, RUNGS, strict=False):
+        said = {"full": "all recomputed", "none": "nothing recomputed"}.get(checkpointing, checkpointing)
+        assert said in name
+        assert code in name
+    assert group.lines[3].texts[1] == "out of memory"
+    assert [line.texts[-1] for line in group.lines[:3]] == ["", "1.20x", "1.60x"]
+    (card,) = cards(made)
+    assert card.verdict == f"{names[0]}: 1.60x as fast as {names[2]} (no interval)."
+    assert all(covered(setting, [ladder]) for setting in made)
+
+
+def test_two_rungs_and_rungs_of_several_campaigns_are_no_ladder(tmp_path):
+    two = settings(cells_of([rung(*each) for each in RUNGS[:2]]))
+    assert ladders(two) == []
+    assert len(cards(two)) == 2
+    nights = [commit([rung(*each)], tmp_path / f"night_{i}") for i, each in enumerate(RUNGS)]
+    assert ladders(settings(report.read(nights))) == []
+    assert len(ladders(settings(report.read([commit([rung(*each) for each in RUNGS], tmp_path / "one")])))) == 1
+
+
+def test_the_committed_options_are_one_ladder_and_the_committed_methods_none():
+    of = {
+        name: settings(report.read([Path("results") / name])) for name in ("h200x2_step_options", "h200x2_step_methods")
+    }
+    (ladder,) = ladders(of["h200x2_step_options"])
+    assert len(ladder.measured) == 9
+    assert ladders(of["h200x2_step_methods"]) == []
