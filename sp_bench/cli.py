@@ -568,6 +568,40 @@ def rm(
 
 
 @app.command()
+def pack(
+    folders: Annotated[list[Path], typer.Argument(metavar="CAMPAIGN", help="Campaign folders, such as results/smoke")],
+    undo: Annotated[bool, typer.Option("--undo", help="Make a file of each row again")] = False,
+) -> None:
+    """Put all rows of a campaign into one small file, packed.parquet, which takes a tenth to a thirtieth.
+
+    sp-bench reads packed rows as it reads files: report, status, resume and all else go on as before. So do pandas,
+    DuckDB and polars. New rows are files of their own until the campaign is packed again:
+
+        sp-bench pack results/night
+
+    The file is read back and compared before a row's own file is removed. While a run works in the campaign it is
+    refused. `rm` takes rows that are files:
+
+        sp-bench pack results/night --undo
+
+    Exit codes: 0 done, 2 bad input, or a campaign that is in use.
+    """
+    from sp_bench.driver import packing
+    from sp_bench.report.formats import counted, in_bytes
+    from sp_bench.rows.store import require_campaigns
+
+    for campaign in require_campaigns(folders):
+        if undo:
+            print(f"{campaign}: {counted(packing.unpack(campaign), 'row')} unpacked")
+            continue
+        done = packing.pack(campaign)
+        for line in done.left:
+            print(f"{campaign}: {line}")
+        sizes = f"{in_bytes(done.bytes_before)}, now {in_bytes(done.bytes_after)}"
+        print(f"{campaign}: {counted(done.num_rows, 'row')} packed; {sizes}")
+
+
+@app.command()
 def show(
     trial: Annotated[str, typer.Argument(metavar="TRIAL", help="A trial_id, or the beginning of one")],
     folders: Annotated[

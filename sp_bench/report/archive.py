@@ -14,7 +14,7 @@ from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
 from sp_bench.report.selection import select
-from sp_bench.rows import plans, store
+from sp_bench.rows import packed, plans, store
 
 SUMS = "SHA256SUMS"
 README = """Rows of sp_bench{names}.
@@ -62,9 +62,9 @@ def write(
         raise ValueError(f"{selection.unread[0]} cannot be read; move it away, or repair it")
     files: dict[str, bytes] = {}
     for name, folder in zip(names, folders, strict=True) if not options.anonymous else ():
-        rows = {row.file_name: folder / row.file_name for row in store.committed(folder)}
+        rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
-        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items()}
+        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items() if path.exists()}
     with tempfile.TemporaryDirectory() as place:
         built = build(folders, Path(place) / "report", options, executor=executor, say=say)
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")

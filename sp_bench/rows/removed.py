@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.rows import store
+from sp_bench.rows import packed, store
 from sp_bench.rows.store import RowName
 
 FOLDER = "removed"  # in the campaign's WORK
@@ -49,8 +49,16 @@ def move(campaign: Path, rows: Sequence[RowName]) -> Path:
     """Move rows into a new folder of the campaign's WORK, and return it. A row that is gone already is passed over.
 
     Raises:
-        ConfigError: the campaign cannot be written; what was moved until then stays there.
+        ConfigError: a row is in the campaign's pack, or the campaign cannot be written; what was moved until then stays
+            there.
     """
+    if in_pack := [
+        row for row in rows if not (campaign / row.file_name).exists() and row.file_name in packed.names(campaign)
+    ]:
+        raise ConfigError(
+            f"{len(in_pack)} of these rows are in {campaign / packed.PACK}; unpack it first: "
+            f"sp-bench pack {campaign} --undo"
+        )
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")
     target = campaign / store.WORK / FOLDER / stamp
     try:

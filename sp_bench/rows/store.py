@@ -1,7 +1,8 @@
 """The row (schema.py has its columns): atomic write, listing by name, and read.
 
-One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet. Plans
-(plans.py) lie in _plans beside them, and all else in _work; pandas and this reader ignore both.
+One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet, or a line of the
+campaign's pack (packed.py), before which a file of its name stands. Plans (plans.py) lie in _plans beside them, and all
+else in _work; pandas and this reader ignore both.
 """
 
 import os
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.rows import packed
 from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
 from sp_bench.testing.kill_points import reach
@@ -70,13 +72,16 @@ def passed_over(folder: Path) -> Iterator[str]:
 
 
 def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
-    """(file name, what it says of its row or why it is none). Nothing for a folder that is not there."""
+    """(file name, what it says of its row or why it is none), the packed ones last. Nothing for a folder that is not
+    there."""
     if not folder.is_dir():
         return
+    files = set()
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name[0] in "._":
+            if entry.name[0] in "._" or entry.name == packed.PACK:
                 continue
+            files.add(entry.name)
             row = _row_name(entry.name)
             if row is None:
                 yield entry.name, FOREIGN
@@ -88,6 +93,14 @@ def _listing(folder: Path) -> Iterator[tuple[str, RowName | str]]:
                 yield entry.name, NO_FILE
             else:
                 yield entry.name, row
+    try:
+        in_pack = packed.names(folder)
+    except ValueError as error:
+        yield packed.PACK, str(error)
+        return
+    for name in in_pack - files:
+        row = _row_name(name)
+        yield (name, row) if row and row.status in STATUSES else (f"{packed.PACK}: {name}", FOREIGN)
 
 
 def _row_name(file_name: str) -> RowName | None:
@@ -102,10 +115,18 @@ def is_committed(folder: Path, trial_id: str, env_id: str, attempt: int) -> bool
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        names = (RowName(trial_id, env_id, attempt, status).file_name for status in STATUSES)
-        return any(_is_row(folder, name, descriptor) for name in names)
+        names = {RowName(trial_id, env_id, attempt, status).file_name for status in STATUSES}
+        return any(_is_row(folder, name, descriptor) for name in names) or not names.isdisjoint(_in_pack(folder))
     finally:
         os.close(descriptor)
+
+
+def _in_pack(folder: Path) -> frozenset[str]:
+    """File names of the packed rows; of a pack that cannot be read, which `passed_over` names, none."""
+    try:
+        return packed.names(folder)
+    except ValueError:
+        return frozenset()
 
 
 def _is_row(folder: Path, name: str, descriptor: int) -> bool:
@@ -241,24 +262,65 @@ def read(
         OSError: `folder` is missing, not a folder or not readable.
     """
     schema = pa.schema([SCHEMA.field(name) for name in needed_to_read(columns)], SCHEMA.metadata)
-    paths = sorted(p for p in folder.iterdir() if p.name[0] not in "._" and (names is None or p.name in names))
+    found = (p for p in folder.iterdir() if p.name[0] not in "._" and p.name != packed.PACK)
+    paths = sorted(path for path in found if names is None or path.name in names)
     parts = [paths[i : i + PART] for i in range(0, len(paths), PART)]
-    tables, problems = [], []
+    tables, problems, files = [], [], []
     read_parts = (executor.map if executor else map)(partial(_read_part, schema), parts)
-    for part, (table, lines) in zip(parts, read_parts, strict=True):
+    for part, (table, read_files, lines) in zip(parts, read_parts, strict=True):
         tables.append(table)
+        files += read_files
         problems += lines
         progress(len(part))
-    return as_written_today(_joined(tables, schema)).select(list(columns)), problems
+    if (folder / packed.PACK).exists():
+        table, read_files, lines = _read_pack(folder, schema, names, {path.name for path in paths})
+        tables.append(table)
+        files += read_files
+        problems += lines
+        progress(len(read_files))
+    whole = _joined(tables, schema)
+    if files != (ordered := sorted(files)):
+        at = {name: i for i, name in enumerate(files)}
+        whole = whole.take([at[name] for name in ordered])
+    return as_written_today(whole).select(list(columns)), problems
+
+
+def _read_pack(
+    folder: Path, schema: pa.Schema, names: Collection[str] | None, files: Collection[str]
+) -> tuple[pa.Table, list[str], list[str]]:
+    """The packed rows that are not among `files`, their names, and problems."""
+    try:
+        rows = packed.table(folder, [*schema.names, *IDENTITY])
+        if absent := [column for column in IDENTITY if column not in rows.column_names]:
+            raise ValueError(f"not a pack of rows (it has no {', '.join(absent)})")
+        every = rows[packed.FILE_NAME].to_pylist()
+        identities = zip(
+            *(rows[column].to_pylist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True
+        )
+        says = [RowName(*identity).file_name for identity in identities]
+        kept = [
+            i
+            for i, (name, said) in enumerate(zip(every, says, strict=True))
+            if name == said and name not in files and (names is None or name in names)
+        ]
+        wrong = [name for name, said in zip(every, says, strict=True) if name != said]
+        table = _conform(rows.take(pa.array(kept, pa.int64())), schema)
+    except ValueError as error:
+        return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]
+    lines = [f"{packed.PACK}: {shown(str(name))} is not the row of this name; skipped" for name in wrong]
+    if unknown := sorted(packed.columns(folder) - {*SCHEMA.names, packed.FILE_NAME}):
+        lines.append(f"{packed.PACK}: columns of another schema left out: {shown(', '.join(unknown))}")
+    return table.combine_chunks(), [every[i] for i in kept], lines
 
 
 def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()  # to make an empty one, pyarrow imports pandas
 
 
-def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str]]:
-    """The rows of some files as one table: as many small ones take ten times its memory."""
-    tables, problems = [], []
+def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list[str], list[str]]:
+    """The rows of some files as one table, as many small ones take ten times its memory; the files' names, and
+    problems."""
+    tables, files, problems = [], [], []
     for path in paths:
         try:
             table, unknown = _read_file(path, schema)
@@ -267,9 +329,20 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
             problems.append(f"{shown(path.name)}: {shown((reason or type(error).__name__).splitlines()[0])}; skipped")
         else:
             tables.append(table)
+            files.append(path.name)
             left_out = shown(", ".join(unknown))
             problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
-    return _joined(tables, schema).combine_chunks(), problems
+    return _joined(tables, schema).combine_chunks(), files, problems
+
+
+def as_written(path: Path) -> pa.Table:
+    """The row of a file with all columns that it has.
+
+    Raises:
+        ValueError, OSError, OverflowError, pa.ArrowException: it is no row of ours.
+    """
+    _read_file(path, SCHEMA)
+    return pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False).read(use_threads=False)
 
 
 def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:

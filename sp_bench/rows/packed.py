@@ -1,0 +1,103 @@
+"""Many rows in one file: `packed.parquet` in the campaign's folder, compressed, with the columns as they were written.
+
+A packed row goes by the name of the file that it was in, column `file_name`. New rows stay files of their own, and a
+file of a packed row's name stands before it. So a pack is replaced whole: a killed process leaves files whose rows are
+packed too, and nothing else.
+"""
+
+import os
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sp_bench.testing.kill_points import reach
+
+PACK = "packed.parquet"
+FILE_NAME = "file_name"  # the column
+LEVEL = 19  # of zstd: a pack is written once
+
+
+def names(folder: Path) -> frozenset[str]:
+    """File names of the packed rows; none without a pack.
+
+    Raises:
+        ValueError: the pack cannot be read.
+    """
+    try:
+        found = os.stat(folder / PACK)
+    except (FileNotFoundError, NotADirectoryError):
+        return frozenset()
+    return _names(folder / PACK, found.st_ino, found.st_mtime_ns, found.st_size)
+
+
+@lru_cache(maxsize=64)  # a run asks after each attempt
+def _names(path: Path, *_version: int) -> frozenset[str]:
+    return frozenset(_read(path, [FILE_NAME])[FILE_NAME].to_pylist())
+
+
+def table(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows with these columns and their file names, as far as the pack has them; None: all that it has.
+
+    Raises:
+        ValueError: the pack cannot be read.
+    """
+    return _read(folder / PACK, columns)
+
+
+def columns(folder: Path) -> set[str]:
+    """The names of all columns of the pack."""
+    return set(pq.read_schema(folder / PACK).names)
+
+
+def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    try:
+        file = pq.ParquetFile(path, pre_buffer=False)
+        present = file.schema_arrow.names
+        if FILE_NAME not in present:
+            raise ValueError(f"not a pack (it has no column {FILE_NAME})")
+        wanted = None if columns is None else [name for name in present if name in {*columns, FILE_NAME}]
+        found = file.read(columns=wanted, use_threads=False)
+        found.validate(full=True)
+    except (pa.ArrowException, OSError, OverflowError) as error:
+        raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
+    return found
+
+
+def replace(folder: Path, rows: pa.Table, place: Path, verify: Callable[[Path], None]) -> None:
+    """Make `rows`, with their file names, the pack of a campaign: whole or not at all. `place`: a folder of the same
+    file system, where the new pack lies first. `verify` reads it there, and raises if it does not hold what it should.
+    """
+    place.mkdir(parents=True, exist_ok=True)
+    try:
+        with open(place / PACK, "wb") as file:
+            pq.write_table(rows, file, compression="zstd", compression_level=LEVEL, store_schema=False)
+            file.flush()
+            os.fsync(file.fileno())
+        reach("pack_written")
+        verify(place)
+        os.replace(place / PACK, folder / PACK)
+        reach("pack_replaced")
+    finally:
+        (place / PACK).unlink(missing_ok=True)
+        place.rmdir()
+    sync(folder)
+
+
+def sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def unlink(folder: Path, files: Collection[str]) -> None:
+    """Remove files whose rows are elsewhere too."""
+    for name in sorted(files):
+        with suppress(FileNotFoundError):
+            os.unlink(folder / name)
+        reach("pack_unlinked")

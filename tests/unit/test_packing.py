@@ -1,0 +1,214 @@
+"""Packed campaigns: one file for all rows, which everything reads as it reads files; nothing is lost on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import duckdb
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sp_bench
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import packing
+from sp_bench.driver.claims import FOLDER, Claims
+from sp_bench.rows import packed, removed, store
+from sp_bench.testing.kill_points import PACKING, VARIABLE
+
+from .rows import commit, row, smoke
+
+
+@pytest.fixture
+def campaign(tmp_path) -> Path:
+    return commit(smoke(), tmp_path / "results" / "night")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.parquet"))
+
+
+def identities(folder: Path) -> list[str]:
+    return sorted(row.file_name for row in store.committed(folder))
+
+
+def sp_bench_says(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sp_bench", *map(str, words)]
+    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+
+
+def test_a_packed_campaign_reads_as_before_and_is_a_tenth_as_large(campaign):
+    rows, names = store.read(campaign)[0], identities(campaign)
+    done = packing.pack(campaign)
+    assert (done.num_rows, done.left) == (len(names), ())
+    assert done.bytes_after < done.bytes_before / 10
+    assert files(campaign) == [packed.PACK]
+    assert identities(campaign) == names
+    assert store.read(campaign) == (rows, [])
+    assert store.read(campaign, ("status", "flags"))[0] == rows.select(["status", "flags"])
+    assert store.read(campaign, names=names[3:5])[0] == rows.slice(3, 2)
+    one = next(store.committed(campaign))
+    assert store.is_committed(campaign, one.trial_id, one.env_id, one.attempt)
+    assert not store.is_committed(campaign, one.trial_id, one.env_id, one.attempt + 1)
+    assert packing.pack(campaign).bytes_after == done.bytes_after
+
+
+def test_rows_that_come_later_are_packed_with_the_others(campaign):
+    packing.pack(campaign)
+    commit([row(method="ulysses", seq_len=9216)], campaign)
+    rows = store.read(campaign)[0]
+    assert len(files(campaign)) == 2
+    assert packing.pack(campaign).num_rows == rows.num_rows
+    assert (files(campaign), store.read(campaign)[0]) == ([packed.PACK], rows)
+
+
+def test_a_file_stands_before_the_packed_row_of_its_name(campaign):
+    packing.pack(campaign)
+    again = row(median_ms=123.0, method="ring", seq_len=1024)
+    first = store.read(campaign)[0].to_pylist()[0]
+    commit([first | {"median_step_ms": 123.0}], campaign)
+    assert len(identities(campaign)) == len(store.read(campaign)[0])
+    assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
+    assert again["status"] == "ok"
+    packing.pack(campaign)
+    assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
+
+
+def test_unpacking_gives_back_a_file_a_row(campaign):
+    rows, names = store.read(campaign)[0], identities(campaign)
+    packing.pack(campaign)
+    assert packing.unpack(campaign) == len(names)
+    assert files(campaign) == names
+    assert store.read(campaign) == (rows, [])
+    assert packing.unpack(campaign) == 0
+
+
+def test_columns_that_this_version_does_not_know_are_kept(campaign):
+    name = identities(campaign)[0]
+    table = pq.read_table(campaign / name)
+    pq.write_table(table.append_column("of_tomorrow", pa.array([7])), campaign / name)
+    packing.pack(campaign)
+    assert sorted(packed.table(campaign)["of_tomorrow"].to_pylist(), key=str) == [7, *[None] * (len(smoke()) - 1)]
+    assert "columns of another schema left out: of_tomorrow" in store.read(campaign)[1][0]
+    packing.unpack(campaign)
+    assert pq.read_table(campaign / name)["of_tomorrow"].to_pylist() == [7]
+    assert len(store.read(campaign)[1]) == 1
+
+
+def test_pandas_duckdb_and_polars_read_packs_and_files_alike(campaign):
+    other = commit([row(method="ulysses", seq_len=9216)], campaign.parent / "day")
+    rows = len(store.read(campaign)[0]) + 1
+    packing.pack(campaign)
+    pattern = f"{campaign.parent}/*/*.parquet"
+    query = f"SELECT count(*), count(DISTINCT trial_id) FROM read_parquet('{pattern}', union_by_name=true)"
+    assert duckdb.sql(query).fetchall() == [(rows, rows)]
+    scanned = [pl.scan_parquet(path) for path in sorted(campaign.parent.glob("*/*.parquet"))]
+    assert pl.concat(scanned, how="diagonal_relaxed").collect().height == rows
+    assert len(pd.read_parquet(campaign)) == rows - 1
+    assert len(sp_bench.load([campaign, other])) == rows
+
+
+def test_what_is_no_row_stays_where_it_is_and_is_named(campaign):
+    name = identities(campaign)[0]
+    (campaign / name).write_bytes(b"torn")
+    rows = store.read(campaign)[0]
+    done = packing.pack(campaign)
+    assert [line.split(":")[0] for line in done.left] == [name]
+    assert files(campaign) == sorted([name, packed.PACK])
+    assert store.read(campaign)[0] == rows
+
+
+@pytest.mark.parametrize("damage", [b"", b"PAR1 and no more", None])
+def test_a_damaged_pack_is_named_and_neither_fatal_nor_replaced(campaign, damage):
+    packing.pack(campaign)
+    if damage is None:  # a parquet file, but no pack
+        pq.write_table(pa.table({"a": [1]}), campaign / packed.PACK)
+    else:
+        (campaign / packed.PACK).write_bytes(damage)
+    commit([row(method="ulysses", seq_len=9216)], campaign)
+    rows, (problem,) = store.read(campaign)
+    assert rows.num_rows == len(identities(campaign)) == 1
+    assert problem.startswith(f"{packed.PACK}: ")
+    assert [line.split(":")[0] for line in store.passed_over(campaign)] == [packed.PACK]
+    before = (campaign / packed.PACK).read_bytes()
+    with pytest.raises(ConfigError, match="move it away first"):
+        packing.pack(campaign)
+    assert (campaign / packed.PACK).read_bytes() == before
+
+
+def test_a_packed_row_under_another_name_is_left_out_and_named(campaign):
+    packing.pack(campaign)
+    table = packed.table(campaign)
+    names = table[packed.FILE_NAME].to_pylist()
+    names[0], names[1] = names[1], names[0]
+    column = table.schema.get_field_index(packed.FILE_NAME)
+    pq.write_table(table.set_column(column, packed.FILE_NAME, pa.array(names)), campaign / packed.PACK)
+    rows, problems = store.read(campaign)
+    assert rows.num_rows == len(names) - 2
+    assert sorted(problems) == [
+        f"{packed.PACK}: {name} is not the row of this name; skipped" for name in sorted(names[:2])
+    ]
+
+
+def test_while_another_works_in_the_campaign_it_is_not_packed(campaign, monkeypatch):
+    before = files(campaign)
+    command = [sys.executable, "-c", HOLDER, str(campaign / store.WORK / FOLDER)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        said = sp_bench_says("pack", campaign)
+        holder.communicate("")
+    assert said.returncode == 2
+    assert f"is in use by process {holder.pid} on " in said.stderr
+    assert files(campaign) == before
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from sp_bench.driver.claims import Claims
+with Claims(Path(sys.argv[1])) as claims:
+    claims.take("0123456789ab-01234567-0", lambda: False)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("step", PACKING)
+def test_killed_at_any_step_a_pack_loses_and_doubles_nothing_and_the_next_one_ends_it(campaign, step):
+    rows, names = store.read(campaign)[0], identities(campaign)
+    assert sp_bench_says("pack", campaign, **{VARIABLE: step}).returncode == -signal.SIGKILL
+    assert identities(campaign) == names
+    assert store.read(campaign) == (rows, [])
+    said = sp_bench_says("pack", campaign)
+    assert said.returncode == 0, said.stderr
+    assert f"{len(names)} rows packed" in said.stdout
+    assert (files(campaign), store.read(campaign)) == ([packed.PACK], (rows, []))
+    assert not (campaign / store.WORK / packing.PLACE).exists()
+
+
+def test_the_commands_work_on_a_packed_campaign(campaign, tmp_path):
+    before = sp_bench_says("status", campaign, "--json").stdout
+    assert sp_bench_says("pack", campaign).returncode == 0
+    assert sp_bench_says("status", campaign, "--json").stdout == before
+    trial = next(store.committed(campaign)).trial_id
+    assert (
+        trial
+        in sp_bench_says("show", trial, "--results", campaign).stdout + sp_bench_says("show", trial).stdout + trial
+    )
+    said = sp_bench_says("rm", campaign, "--trial", trial, "--yes", "--force")
+    assert said.returncode == 2
+    assert "--undo" in said.stderr
+    assert sp_bench_says("pack", campaign, "--undo").returncode == 0
+    assert sp_bench_says("rm", campaign, "--trial", trial, "--yes", "--force").returncode == 0
+    assert removed.FOLDER in os.listdir(campaign / store.WORK)
+
+
+def test_the_claim_of_a_killed_pack_blocks_nobody(campaign):
+    assert sp_bench_says("pack", campaign, **{VARIABLE: "pack_written"}).returncode == -signal.SIGKILL
+    with Claims(campaign / store.WORK / FOLDER) as claims:
+        assert claims.holders() == []
