@@ -28,6 +28,10 @@ FailOn = Annotated[
     str, typer.Option(metavar="STATUSES", help="Exit with 1 if the latest row of a trial has one of these; or none")
 ]
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as it is, which takes seconds to draw")]
+LogTo = Annotated[
+    str | None,
+    typer.Option(metavar="LOGGER", help="Also tell wandb, mlflow or tensorboard of each row, as it is committed"),
+]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
 
@@ -95,6 +99,7 @@ def run(
     context: typer.Context,
     fail_on: FailOn = FAILURES,
     no_report: NoReport = False,
+    log_to: LogTo = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Run a sweep. Every trial that has no row yet gets one.
@@ -124,7 +129,7 @@ def run(
     latest row of one is an error, incorrect or a timeout, 2 bad input or a folder that cannot be written, 130 after
     Ctrl-C, 143 after SIGTERM.
     """
-    _run_sweep(context.args, config_dir, fail_on, no_report)
+    _run_sweep(context.args, config_dir, fail_on, no_report, log_to)
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
@@ -132,6 +137,7 @@ def resume(
     context: typer.Context,
     fail_on: FailOn = FAILURES,
     no_report: NoReport = False,
+    log_to: LogTo = None,
     config_dir: ConfigDir = None,
 ) -> None:
     """Continue a sweep: run what has no row yet, and retry what ended as preempted, timeout or error.
@@ -144,7 +150,7 @@ def resume(
     the first run included. A trial that is ok, oom or incorrect would end the same way, so it is not retried. An
     unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
-    _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report)
+    _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report, log_to)
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
@@ -568,6 +574,38 @@ def rm(
 
 
 @app.command()
+def export(
+    folders: Annotated[list[Path], typer.Argument(metavar="CAMPAIGN", help="Campaign folders, such as results/smoke")],
+    form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="csv | json")] = "csv",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of printing")] = None,
+) -> None:
+    """Print rows as CSV or JSON: one line a row, with the columns that are no lists.
+
+        sp-bench export results/night --out night.csv
+
+    `report --export` prints the tables of a report instead. Exit codes: 0 done, 2 bad input.
+    """
+    from sp_bench.rows import flat, store
+
+    if form not in flat.FORMATS:
+        raise ConfigError(f"--format {shown(form)}: unknown; use one of {', '.join(flat.FORMATS)}")
+    tables = []
+    for campaign in store.require_campaigns(folders):
+        rows, problems = store.read(campaign, flat.FLAT)
+        tables.append(rows)
+        for line in problems:
+            print(f"sp-bench: {campaign}: {line}", file=sys.stderr)
+    text = flat.FORMATS[form](store.joined(tables))
+    if out is None:
+        print(text, end="")
+        return
+    try:
+        out.write_text(text, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"{out} cannot be written: {error.strerror}") from error
+
+
+@app.command()
 def pack(
     folders: Annotated[list[Path], typer.Argument(metavar="CAMPAIGN", help="Campaign folders, such as results/smoke")],
     undo: Annotated[bool, typer.Option("--undo", help="Make a file of each row again")] = False,
@@ -717,10 +755,12 @@ def _run_sweep(
     config_dirs: Sequence[Path] | None,
     fail_on: str = FAILURES,
     no_report: bool = False,
+    log_to: str | None = None,
     as_json: bool = False,
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.driver.log_to import Logger
 
     failures = _statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dirs or [])
@@ -729,7 +769,8 @@ def _run_sweep(
         print(sweep.as_yaml(request), end="")
     else:
         reporter = None if no_report else _Reporter()
-        statuses = campaign.run(*sweep.configs(request), reporter, as_json=as_json)
+        heard = {"hear": Logger(log_to)} if log_to else {}
+        statuses = campaign.run(*sweep.configs(request), reporter, as_json=as_json, **heard)
         _exit_if_failed(statuses, failures)
 
 

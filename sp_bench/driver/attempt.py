@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -66,6 +66,7 @@ class Driver:
     signals: Signals
     progress: Progress
     devices: tuple[str, ...]  # what its trials measure on
+    hear: Callable[[Path, Mapping[str, Any]], None]  # is told of each row once it is committed, with the campaign
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""
@@ -245,6 +246,7 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) ->
         raise StorageError(campaign.folder, error, kept) from error
     finally:
         driver.claims.release(claim)
+    driver.hear(campaign.folder, row)
     logs = None if outcome.status == "ok" or outcome.phase == "plan" else _folder(attempt, claim, campaign)
     return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"), logs)
 

@@ -7,10 +7,10 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
@@ -96,13 +96,19 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig) -> _State:
 
 
 def run(
-    configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter | None, *, as_json: bool = False
+    configs: Sequence[TrialConfig],
+    settings: CampaignConfig,
+    reporter: Reporter | None,
+    *,
+    as_json: bool = False,
+    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
     many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
-    nothing; nothing is counted. Without a reporter, no report is made.
+    nothing; nothing is counted. Without a reporter, no report is made. `hear` is told of each row that this run
+    commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -142,7 +148,7 @@ def run(
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress:
                 try:
-                    _fill(attempts, Driver(campaign, claims, signals, progress, devices))
+                    _fill(attempts, Driver(campaign, claims, signals, progress, devices, hear))
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once

@@ -278,7 +278,7 @@ def read(
         files += read_files
         problems += lines
         progress(len(read_files))
-    whole = _joined(tables, schema)
+    whole = joined(tables, schema)
     if files != (ordered := sorted(files)):
         at = {name: i for i, name in enumerate(files)}
         whole = whole.take([at[name] for name in ordered])
@@ -313,7 +313,7 @@ def _read_pack(
     return table.combine_chunks(), [every[i] for i in kept], lines
 
 
-def _joined(tables: Sequence[pa.Table], schema: pa.Schema) -> pa.Table:
+def joined(tables: Sequence[pa.Table], schema: pa.Schema = SCHEMA) -> pa.Table:
     return pa.concat_tables(tables) if tables else schema.empty_table()  # to make an empty one, pyarrow imports pandas
 
 
@@ -332,7 +332,7 @@ def _read_part(schema: pa.Schema, paths: Sequence[Path]) -> tuple[pa.Table, list
             files.append(path.name)
             left_out = shown(", ".join(unknown))
             problems += [f"{shown(path.name)}: columns of another schema left out: {left_out}"] if unknown else []
-    return _joined(tables, schema).combine_chunks(), files, problems
+    return joined(tables, schema).combine_chunks(), files, problems
 
 
 def as_written(path: Path) -> pa.Table:
