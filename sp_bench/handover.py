@@ -57,6 +57,11 @@ def log_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
 
+def traces(folder: Path) -> Path:
+    """Where a trial that runs in `folder` leaves traces: it stays, beside the folders of trials."""
+    return folder.parents[1] / "traces" / folder.name
+
+
 def send_event(folder: Path, event: Event) -> None:
     """Append one line in one write, so that a reader never sees half of it after the newline."""
     line = json.dumps({k: v for k, v in vars(event).items() if v is not None}) + "\n"

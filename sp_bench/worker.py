@@ -85,7 +85,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
             _emulate_memory(config, device)
         _enter_phase(folder, rank, name)
 
-    job = workloads.Job(config, _mesh(config), device, enter_phase, replicate)
+    job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes

@@ -304,6 +304,16 @@ class WorkloadConfig:
             protocol=True,
         ),
     ] = False
+    trace: Annotated[
+        bool,
+        Declared(
+            "the untimed step is traced, and on CUDA the memory that it holds: compressed JSON in _work/traces",
+            column=None,
+            old_rows=False,
+            omitted=True,
+            protocol=True,
+        ),
+    ] = False
     max_message_bytes: Annotated[
         int | None,
         Declared("collective: no message is larger; bytes one rank sends off-rank", unit="bytes", column=None),
@@ -341,6 +351,8 @@ class WorkloadConfig:
         require_at_most(self, MAX_COUNT, "micro_batches")
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
+        if self.trace and self.single_step:
+            raise ConfigError("workload.trace=true traces an untimed step, and workload.single_step=true has none")
         if self.pass_kind not in PASS_KINDS[self.name]:
             valid = " or ".join(PASS_KINDS[self.name])
             raise ConfigError(f"workload.pass_kind={self.pass_kind} does not fit workload {self.name}; use {valid}")

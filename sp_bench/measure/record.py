@@ -47,6 +47,7 @@ def assemble(
     }
     times = {"rank_step_ms": [m.step_ms for m in measurements], "window_ms": [m.window_ms for m in measurements]}
     row = measurements[0].columns | per_rank | times | _communication(measurements, traffic_is_mean)
+    row["trace_files"] = [file for m in measurements for file in m.trace_files] or None
     row |= _arms(measurements) | _device(config, measurements)
     row |= work.columns(config.dtype, [m.work for m in measurements], [m.expected for m in measurements])
     return row | launches.columns(config, measurements)

@@ -20,11 +20,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from sp_bench.config.trial import WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.work import ExpectedWork
+from sp_bench.measure import trace
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
 from sp_bench.measure.work import Work
@@ -62,6 +63,7 @@ class Measurement:
     unpredicted: tuple[str, ...] = ()  # phases that have no closed form
     work: Work = field(default_factory=Work)  # what the ledger step computed
     expected: ExpectedWork = field(default_factory=ExpectedWork)  # the same by closed form
+    trace_files: list[str] = field(default_factory=list)  # of the untimed step, as paths from the campaign's folder
     columns: dict[str, Any] = field(default_factory=dict)  # row columns that are equal on every rank
 
 
@@ -69,8 +71,10 @@ class Clock:
     """Measures steps that another loop runs. The loop must call `tick` once before its first step, and once after each
     of its `num_steps` steps."""
 
-    def __init__(self, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> None:
-        self._phases = _phases(workload, device, enter_phase)
+    def __init__(
+        self, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+    ) -> None:
+        self._phases = _phases(workload, device, enter_phase, trace_to)
         self._measurement: Measurement | None = None
 
     def tick(self) -> None:
@@ -96,13 +100,15 @@ def measure(
     workload: WorkloadConfig,
     device: torch.device,
     enter_phase: EnterPhase,
+    trace_to: Path | None,
     counted: Step | None = None,
 ) -> Measurement:
     """Warm up, time steps, and then count the bytes of one more, untimed step. Every rank of the world calls it.
 
-    counted: the step whose bytes are counted, if `step` is a replay, in which the ledger sees no collective.
+    trace_to: where a trace of that step is written; None: nowhere. counted: the step whose bytes are counted, if `step`
+    is a replay, in which the ledger sees no collective.
     """
-    return _drive(_phases(workload, device, enter_phase), step, counted)
+    return _drive(_phases(workload, device, enter_phase, trace_to), step, counted)
 
 
 def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
@@ -115,7 +121,9 @@ def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
         (counted or step)() if to_count else step()
 
 
-def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase) -> Phases[Measurement]:
+def _phases(
+    workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+) -> Phases[Measurement]:
     """All of a measurement except the steps. It yields wherever a step must run."""
     enter_phase("warmup")
     release_memory(device)
@@ -141,23 +149,28 @@ def _phases(workload: WorkloadConfig, device: torch.device, enter_phase: EnterPh
             measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
     enter_phase("ledger")
     if book is None:
-        yield from _inspect(measurement, counters, replayed=workload.launch == "cuda_graph")
+        yield from _inspect(measurement, device, counters, trace_to, replayed=workload.launch == "cuda_graph")
+        measurement.trace_files = trace.files(trace_to)
     else:
         measurement.counts, measurement.work = book.counts, book.work
     measurement.host_launch_us = launch_us(device)
     return measurement
 
 
-def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, replayed: bool) -> Phases[None]:
+def _inspect(
+    measurement: Measurement,
+    device: torch.device,
+    counters: DeviceCounters | None,
+    trace_to: Path | None,
+    *,
+    replayed: bool,
+) -> Phases[None]:
     """Run one more, untimed step. Records its collectives and, on CUDA, its kernels and the state of the device
     meanwhile. If steps are `replayed`, the kernels of one replay are recorded too."""
-    if counters is None:
+    with trace.profiled(device, trace_to) as profiler:
         with Ledger() as ledger:
             yield True
-    else:
-        with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            with Ledger() as ledger:
-                yield True
+        if counters is not None:
             if replayed:
                 yield False
             end = torch.cuda.Event()
@@ -165,6 +178,8 @@ def _inspect(measurement: Measurement, counters: DeviceCounters | None, *, repla
             state = counters.state()
             measurement.device_state = None if end.query() else state  # None: the device was idle again already
             torch.cuda.synchronize()
+    if counters is not None:
+        assert profiler is not None
         measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
     measurement.counts, measurement.work = ledger.counts, ledger.work
 

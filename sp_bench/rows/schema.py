@@ -143,6 +143,9 @@ COLUMNS = (
         "launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention in one untimed step; else torch's operations"
     ),
     Column("kernel_launches", LAUNCHES, "", "how often each of launched_kernels ran in that step, all ranks"),
+    Column(
+        "trace_files", pa.list_(TEXT), "", "traces of the untimed step (workload.trace), from the campaign's folder"
+    ),
     # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
     Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
     Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),

@@ -11,6 +11,7 @@ To add one: a file with `run`, its name in `WorkloadConfig.name` and in PASS_KIN
 
 import importlib
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from sp_bench.config.trial import TrialConfig
@@ -34,7 +35,13 @@ class Job:
     mesh: "DeviceMesh"
     device: "torch.device"
     enter_phase: "EnterPhase"
+    traces: Path  # a folder for traces of this trial
     replicate: int = 0
+
+    @property
+    def trace_to(self) -> Path | None:
+        """Where the untimed step is traced; None: nobody asked for it."""
+        return self.traces if self.config.workload.trace else None
 
 
 class Workload(Protocol):

@@ -32,7 +32,7 @@ def run(job: Job) -> Measurement:
     with methods.open_counted(config.method, kernel, shape, mesh) as attention:
         eager = partial(step, attention)
         timed = as_launched(eager, config.workload)
-        measurement = measure(timed, config.workload, device, job.enter_phase, counted=eager)
+        measurement = measure(timed, config.workload, device, job.enter_phase, job.trace_to, counted=eager)
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)

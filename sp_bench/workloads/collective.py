@@ -28,7 +28,7 @@ def run(job: Job) -> Measurement:
     job.enter_phase("correctness")
     for size in sizes:
         prove(job, size)
-    measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase)
+    measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase, job.trace_to)
     # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
     times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
     times_ms.append(_median_of_slowest(measurement.step_ms))

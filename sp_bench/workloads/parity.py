@@ -32,7 +32,7 @@ def run(job: Job) -> Measurement:
     expected, _ = one_process.broadcast_steps(config, compared, dtype, job.device)
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
-    clock = Clock(config.workload, job.device, job.enter_phase)
+    clock = Clock(config.workload, job.device, job.enter_phase, job.trace_to)
     results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
     measurement = clock.measurement
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()

@@ -30,7 +30,10 @@ def run(job: Job) -> Measurement:
     shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
     if config.workload.single_step:
         warm_up(job)
-    clock, weights = Clock(config.workload, job.device, job.enter_phase), timed_step.Weights(config.workload)
+    clock, weights = (
+        Clock(config.workload, job.device, job.enter_phase, job.trace_to),
+        timed_step.Weights(config.workload),
+    )
 
     def tick() -> None:
         compile_s.append(compiling.seconds)

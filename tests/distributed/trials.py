@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -63,7 +64,7 @@ def job(config: TrialConfig) -> Job:
     inner = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
     names = ("dp_replicate", "dp_shard", *inner)
     mesh = init_device_mesh(here().type, tuple(sizes[name] for name in names), mesh_dim_names=names)
-    return Job(config, mesh, here(), lambda phase: None)
+    return Job(config, mesh, here(), lambda phase: None, Path("traces"))
 
 
 def row(config: TrialConfig) -> dict[str, Any]:

@@ -38,9 +38,9 @@ def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> Non
         dist.all_reduce(torch.ones(4))
 
     if who_steps == "measure":
-        measurement = timing.measure(step, WORKLOAD, CPU, entered.append)
+        measurement = timing.measure(step, WORKLOAD, CPU, entered.append, None)
     else:
-        clock = Clock(WORKLOAD, CPU, entered.append)
+        clock = Clock(WORKLOAD, CPU, entered.append, None)
         clock.tick()
         for _ in range(timing.num_steps(WORKLOAD)):
             step()
