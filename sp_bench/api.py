@@ -14,15 +14,15 @@ from sp_bench.rows.store import require_campaigns
 
 def plan(*words: str) -> dict[str, Any]:
     """See `sp_bench.plan`."""
-    configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))
-    return plan_as_json(*campaign.planned(configs, settings))
+    asked = sweep.read(overrides.read_arguments([*words, "plan_only=true"]))
+    return plan_as_json(*campaign.planned(asked.configs, asked.settings, asked.searches))
 
 
 def run(*words: str) -> pd.DataFrame:
     """See `sp_bench.run`."""
-    configs, settings = sweep.configs(overrides.read_arguments(words))
-    campaign.run(configs, settings, None)
-    return load([settings.folder])
+    asked = sweep.read(overrides.read_arguments(words))
+    campaign.run(asked.configs, asked.settings, None, asked.searches)
+    return load([asked.settings.folder])
 
 
 def compare(a: str | Path, b: str | Path) -> dict[str, Any]:

@@ -770,7 +770,8 @@ def _run_sweep(
     else:
         reporter = None if no_report else _Reporter()
         heard = {"hear": Logger(log_to)} if log_to else {}
-        statuses = campaign.run(*sweep.configs(request), reporter, as_json=as_json, **heard)
+        asked = sweep.read(request)
+        statuses = campaign.run(asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, **heard)
         _exit_if_failed(statuses, failures)
 
 

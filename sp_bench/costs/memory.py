@@ -7,6 +7,8 @@ from typing import NamedTuple
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
 from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 
+EXCHANGES_HEADS = ("ulysses", "upipe", "usp", "deepspeed_ulysses", "yunchang")  # methods whose output travels
+
 
 def held_bytes_per_token(config: TrialConfig) -> int:
     """Bytes of the attention workload for each token of the sequence, over all ranks: q, k, v, the output and its
@@ -48,10 +50,11 @@ def _copies(config: TrialConfig) -> int:
 
 
 class Peak(NamedTuple):
-    """Bytes of one rank at the three moments at which a training step may need most."""
+    """Bytes of one rank at the four moments at which a training step may need most."""
 
     loss: float  # at the end of the forward: all that is kept, and one tile of logits
     backward: float  # of the last layer: all that is kept, and what that layer computes again
+    reduce: float  # at the end of the backward: all gradients, and embedding and head gathered, with their whole ones
     update: float  # parameters, gradients and moments
 
     @property
@@ -65,8 +68,8 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     copies: fp32 values of a parameter while the optimizer updates it: itself, its gradient and Adam's two moments. An
     optimizer that is not fused makes one more, as that of rows older than column `batch_loading` did.
 
-    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. Of the rows of
-    h200x2_train_step and h200x4_train_step, which recompute layers fully, each peak is within 3%.
+    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. Each peak of the
+    rows of h200x2_train_step, h200x2_step_methods, h200x2_step_options and h200x4_train_step is within 3%.
     """
     model, element = config.model, ELEMENT_BYTES[config.dtype]
     hidden, mlp, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
@@ -75,11 +78,13 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     state = _stored_bytes(config) / (config.sp_size * config.dp_shard_size)
     computed = 6 * hidden + 3 * q + 4 * kv + 6 * mlp  # elements of a layer a token: activations and their gradients
+    # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
+    exchanged = q if config.method.name in EXCHANGES_HEADS else 0
     kept = {  # elements of a layer a token, from its forward to its backward
         "full": hidden,
-        "selective": 2 * hidden + 2 * q + 2 * kv,
-        "selective_output": 2 * hidden + q,
-        "selective_mlp": 3 * hidden + 2 * q + 2 * kv + 2 * mlp,
+        "selective": hidden + 2 * q + 2 * kv + exchanged,
+        "selective_output": hidden + q,
+        "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
     }.get(config.workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
     if config.workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
         computed -= 6 * mlp * (1 - min(config.workload.mlp_tile_tokens / tokens, 1))
@@ -90,5 +95,6 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     return Peak(
         held + logits + head_gradient + 4 * vocab * hidden + 5 * tokens * hidden * element,
         held + head_gradient + block * (2 * element + 4) + tokens * computed * element,
+        4 * state + root * (2 * element + 4) + 5 * tokens * hidden * element,
         copies * state,
     )

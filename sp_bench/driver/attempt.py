@@ -66,7 +66,8 @@ class Driver:
     signals: Signals
     progress: Progress
     devices: tuple[str, ...]  # what its trials measure on
-    hear: Callable[[Path, Mapping[str, Any]], None]  # is told of each row once it is committed, with the campaign
+    # is told of each row once it is committed, with the campaign
+    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""

@@ -19,7 +19,8 @@ from sp_bench.driver import attempt, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary
+from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary, without_length
+from sp_bench.driver.search import EXPECTED_PROBES, Probe, Search, next_step
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -61,50 +62,59 @@ class _State:
 
 
 def planned(
-    configs: Sequence[TrialConfig], settings: CampaignConfig
+    configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search] = ()
 ) -> tuple[list[Trial], list[str | None], list[str]]:
     """What `run` would do: the trials, of each the status of the row that counts as done, and what to tell beside them.
 
     Raises:
         ConfigError: a config that no trial can have.
     """
-    return _state(configs, settings).shown
+    return _state(configs, settings, searches).shown
 
 
-def _state(configs: Sequence[TrialConfig], settings: CampaignConfig) -> _State:
-    kinds = {config.hardware.device for config in configs}
+def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _State:
+    every = [*configs, *(search.config for search in searches)]
+    kinds = {config.hardware.device for config in every}
     found = hardware.gpus() if "cuda" in kinds else None
-    require_devices(configs, found, settings)
+    require_devices(every, found, settings)
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
-    trials = plan.plan(
-        configs,
-        settings.replicates,
-        settings.order_seed,
-        num_gpus=len(found.devices) if found else None,
-        host_bytes=hardware.host_bytes(),
-        device_name=found.devices[0].name if found and found.devices else None,
-        measure_s=settings.deadlines.measure,
-    )
+    trials = _planned(configs, settings.replicates, settings, found)
     rows = _latest_rows(trials, campaign)
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     gpu_bytes = min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
     notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, found)
+    notes += [f"search: {_search_words(search, settings, found)}" for search in searches]
     return _State(campaign, found, trials, rows, numbers, notes)
+
+
+def _planned(
+    configs: Sequence[TrialConfig], replicates: int, settings: CampaignConfig, found: hardware.Gpus | None
+) -> list[Trial]:
+    return plan.plan(
+        configs,
+        replicates,
+        settings.order_seed,
+        num_gpus=len(found.devices) if found else None,
+        host_bytes=hardware.host_bytes(),
+        device_name=found.devices[0].name if found and found.devices else None,
+        measure_s=settings.deadlines.measure,
+    )
 
 
 def run(
     configs: Sequence[TrialConfig],
     settings: CampaignConfig,
     reporter: Reporter | None,
+    searches: Sequence[Search] = (),
     *,
     as_json: bool = False,
     hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
-    """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
-    many trials ended in which status, by their latest rows.
+    """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
+    the campaign may share the work. Returns how many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `hear` is told of each row that this run
@@ -115,7 +125,7 @@ def run(
         StorageError: the folder cannot be written any more; committed rows stay.
         SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
     """
-    state = _state(configs, settings)
+    state = _state(configs, settings, searches)
     trials, rows, numbers, found, campaign = state.trials, state.rows, state.numbers, state.found, state.campaign
     if settings.plan_only:
         if as_json:
@@ -140,15 +150,21 @@ def run(
         ) from error
     attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
-    on_cpu = any(config.hardware.device == "cpu" for config in configs)
+    on_cpu = any(c.hardware.device == "cpu" for c in [*configs, *(search.config for search in searches)])
     devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (found.devices if found else ()))
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress:
+                driver = Driver(campaign, claims, signals, progress, devices, hear)
+                edges: list[str] = []
                 try:
-                    _fill(attempts, Driver(campaign, claims, signals, progress, devices, hear))
+                    _fill(attempts, driver)
+                    for search in searches:
+                        searched, edge = _search(search, driver, found)
+                        trials += searched
+                        edges.append(f"longest: {edge}")
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
@@ -156,6 +172,8 @@ def run(
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
+                for line in edges:
+                    print(line)
             latest = [row for row in _latest_rows(trials, campaign) if row]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
@@ -258,6 +276,50 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
         while time.monotonic() < end:
             driver.signals.check()
             time.sleep(0.1)
+
+
+def _search(search: Search, driver: Driver, found: hardware.Gpus | None) -> tuple[list[Trial], str]:
+    """Run the trials of a search, but for those that have rows. Returns them, and where the edge is."""
+    settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
+    guess, statuses, trials = _guess(search, settings, found), {}, []
+    name = without_length(search.config)
+    while isinstance(step := next_step(statuses, guess, search.multiple, settings.search), Probe):
+        trial = _planned([search.at(step.seq_len)], step.replicate + 1, settings, found)[step.replicate]
+        (row,) = _latest_rows([trial], campaign)
+        if (number := next_attempt(row, trial, settings)) is not None:
+            progress.note(f"search: {name}: {_bracket(statuses)}; next {step.seq_len:,}")
+            progress.expect(trial)
+            _fill([Attempt(trial, campaign.env_id(trial), number)], driver)
+            (row,) = _latest_rows([trial], campaign)
+        assert row is not None, "each attempt leaves a row"
+        statuses[step] = row.status
+        trials.append(trial)
+    return trials, f"{name}: {step.words}"
+
+
+def _bracket(statuses: Mapping[Probe, str]) -> str:
+    ran = max((probe.seq_len for probe, status in statuses.items() if status == "ok"), default=None)
+    failed = min((probe.seq_len for probe, status in statuses.items() if status == "oom"), default=None)
+    told = [f"{ran:,} tokens fit" if ran else "", f"{failed:,} do not" if failed else ""]
+    return ", ".join(filter(None, told)) or "nothing is known"
+
+
+def _guess(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> int:
+    device_bytes = min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
+    return search.guess(device_bytes, settings.search.start)
+
+
+def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
+    """What a search will take, for the plan."""
+    guess = _guess(search, settings, found)
+    model = found.devices[0].name if found and found.devices else ""
+    step_s = search.step_s(guess, hardware.peak_flops(model, search.config.dtype))
+    workload = search.config.workload
+    steps = workload.warmup_steps + workload.timed_steps + 3  # the proof's at nearly this length, and the counted one
+    minutes = "" if step_s is None else f", about {EXPECTED_PROBES * (steps * step_s + 40) / 60:.0f} minutes"
+    return (
+        f"{without_length(search.config)}: from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{minutes}"
+    )
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs import message_sizes
+from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops
 from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
@@ -23,7 +23,7 @@ DERIVED = (
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
     *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
     *("model_flops", "hardware_flops", "mfu", "hfu", "attention_flops_per_s", "comm_predicted_bytes"),
-    *("max_peak_allocated_bytes", "max_peak_host_bytes"),
+    *("max_peak_allocated_bytes", "max_peak_host_bytes", "predicted_peak_bytes"),
 )
 Columns = dict[str, Any]
 Record = Mapping[str, Any]  # what rank 0 handed over, by column
@@ -47,6 +47,8 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
         row |= _flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, device_name)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
+    if config.workload.name in TRAINING and config.engine.name == "fsdp2":
+        row["predicted_peak_bytes"] = round(memory.peak(config).bytes)
     return row | {"flags": _flags(config, row, record)}
 
 

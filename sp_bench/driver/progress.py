@@ -111,6 +111,11 @@ def _option_words(trial: Trial, options: Apart) -> str:
     )
 
 
+def without_length(config: TrialConfig) -> str:
+    """A search in a few words: those of a trial but for its length."""
+    return _cell_label(config).replace(f"seq_len={config.seq_len} ", "seq_len=max ", 1)
+
+
 def _cell_label(config: TrialConfig) -> str:
     if config.workload.name == "collective":
         return f"{config.method.name} collective {config.fabric.name} sp_size={config.sp_size} {config.dtype}"
@@ -142,7 +147,7 @@ class Progress:
         self._current: Trial | None = None
         self._phase, self._since = "", 0.0
         self._noted: set[str] = set()
-        self._options = apart(left)
+        self._options = dict(apart(left))
         self._console = console()
         self._live = Live(get_renderable=self._panel, console=self._console, refresh_per_second=4, transient=True)
 
@@ -168,6 +173,12 @@ class Progress:
             return None
         mean = sum(self._launched_s) / len(self._launched_s)
         return mean * (self._to_launch - len(self._launched_s))
+
+    def expect(self, trial: Trial) -> None:
+        """One more trial, which was not planned when the run began."""
+        self.planned += 1
+        self._to_launch += not trial.unsupported_reason
+        self._options |= {trial.cell_id: []}
 
     def start(self, trial: Trial) -> None:
         self._current, self._phase, self._since = trial, "init", time.monotonic()

@@ -1,6 +1,6 @@
 """How a list of trials is run. None of it changes what a trial measures, so no worker reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sp_bench.config.parsing import require_path, require_plain_name, require_positive
@@ -23,6 +23,18 @@ class DeadlinesConfig:
 
 
 @dataclass(frozen=True)
+class SearchConfig:
+    """How seq_len=max is searched for (driver/search.py)."""
+
+    resolution: float  # the bracket's width over its shorter end
+    max_probes: int  # trials of one search
+    start: int | None  # tokens of the first probe; None: the memory model's guess
+
+    def __post_init__(self) -> None:
+        require_positive(self, "resolution", "max_probes", "start")
+
+
+@dataclass(frozen=True)
 class CampaignConfig:
     """The settings of one campaign."""
 
@@ -35,6 +47,7 @@ class CampaignConfig:
     max_attempts: int  # launches of one trial in one environment, counted over all runs
     plan_only: bool  # show the trials and launch none
     max_points: int  # a sweep of more points is refused before it is expanded
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None))
 
     def __post_init__(self) -> None:
         require_positive(self, "replicates", "max_attempts", "max_points")

@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 from hydra.core.override_parser.types import Override, Quote, QuotedString
@@ -22,20 +22,45 @@ from sp_bench.config.parsing import ConfigError, dotted, parse, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
 from sp_bench.driver.progress import composing
+from sp_bench.driver.search import STARTS_FROM, Search
 from sp_bench.driver.settings import CampaignConfig
 
+LENGTH, MAX = "seq_len", "max"
 Point = Mapping[str, Any]  # a key of the command line -> its value
 
 
-def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConfig]:
-    """The config of each trial of the sweep, and how the campaign is run.
+class Sweep(NamedTuple):
+    """What is asked for, and how the campaign is run."""
 
+    configs: list[TrialConfig]
+    searches: list[Search]  # the points with seq_len=max
+    settings: CampaignConfig
+
+
+def read(request: overrides.Request) -> Sweep:
+    """
     Raises:
         ConfigError: a field that no trial or campaign can have, an option that the chosen file lacks, a wrong block
             of a sweep file, or a sweep of more than max_points points.
     """
     _, settings, trials = _compose(request)
-    return [_trial(trial) for trial in trials], settings
+    listed = [_trial(trial) for trial in trials if trial[LENGTH] != MAX]
+    searched = [Search(_trial({**trial, LENGTH: STARTS_FROM})) for trial in trials if trial[LENGTH] == MAX]
+    if has_none := [search for search in searched if search.config.workload.name == "collective"]:
+        raise ConfigError(f"{LENGTH}={MAX}: workload={has_none[0].config.workload.name} has no seq_len")
+    return Sweep(listed, searched, settings)
+
+
+def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConfig]:
+    """`read` for who takes no searches.
+
+    Raises:
+        ConfigError: as `read`, and for a search.
+    """
+    listed, searched, settings = read(request)
+    if searched:
+        raise ConfigError(f"{LENGTH}={MAX} is a search, and here one trial is asked for: give a length")
+    return listed, settings
 
 
 def as_yaml(request: overrides.Request) -> str:

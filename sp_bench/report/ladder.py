@@ -16,10 +16,7 @@ from sp_bench.report.settings import Setting
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
-_OF_PLACE = (
-    *("model", "num_layers", "num_heads", "num_kv_heads", "head_dim", "causal", "dtype", "batch_size", "seq_len"),
-    *("hardware", "device_memory_gib", "fabric", "world_size", "sp_size", "dp_replicate_size", "dp_shard_size"),
-)
+_OF_RUNG = ("workload", "engine", "kernel", "method")  # groups of options in which rungs differ
 _TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
 _RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
 
@@ -42,7 +39,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     for setting in settings:
         for cell in setting.cells:
             if cell.asked["workload"] == "train_step":
-                place = (_campaigns(cell), kind(cell), cell.micro_batches, *(cell.asked[name] for name in _OF_PLACE))
+                given = [str(value) for path, value in cell.options.items() if group_of(path) not in _OF_RUNG]
+                place = (_campaigns(cell), kind(cell), cell.micro_batches, *given)
                 grouped.setdefault(place, []).append(cell)
     ours = [cells for cells in grouped.values() if not all(cell.is_library for cell in cells)]
     long = [cells for cells in ours if _num_settings(cells, settings) >= FEWEST]

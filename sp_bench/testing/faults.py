@@ -7,7 +7,7 @@ import resource
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 VARIABLE = "SP_BENCH_FAULT"
 FLAG = "fault_injected"  # of a row whose trial lived through a fault
@@ -53,6 +53,23 @@ def _torch_oom() -> NoReturn:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (injected)")
 
 
+OOM_ABOVE = 3000  # tokens
+
+
+def _torch_oom_above() -> None:
+    """From here on a kernel of attention that gets more than OOM_ABOVE queries runs out of memory."""
+    from sp_bench import kernels
+
+    for kernel in map(kernels.get, ("cpu_flash", "math")):
+
+        def forward(q: Any, *args: Any, honest: Any = kernel.forward, **options: Any) -> Any:
+            if q.shape[1] > OOM_ABOVE:
+                _torch_oom()
+            return honest(q, *args, **options)
+
+        kernel.forward = forward
+
+
 def _nccl_oom() -> NoReturn:
     import torch.distributed as dist
 
@@ -96,6 +113,7 @@ def _exit() -> NoReturn:
 
 KINDS: Mapping[str, Callable[[], None]] = {
     "torch_oom": _torch_oom,
+    "torch_oom_above_3000_tokens": _torch_oom_above,
     "nccl_oom": _nccl_oom,
     "host_oom": _host_oom,
     "exception": _exception,

@@ -63,6 +63,18 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_the_measur
         assert peak == pytest.approx(min(cell.memory_bytes), rel=0.03), cell.asked["method"]
 
 
+def test_so_it_is_with_a_fused_optimizer_and_each_way_of_recomputing():
+    cells = report.read([Path("results") / name for name in ("h200x2_step_methods", "h200x2_step_options")])
+    steps = [cell for cell in cells if cell.ok and cell.options["engine.name"] == "fsdp2"]
+    assert len(steps) == 20
+    assert {cell.options["workload.activation_checkpointing"] for cell in steps} == {
+        *("full", "selective", "selective_output", "selective_mlp")
+    }
+    for cell in steps:
+        config = parse(TrialConfig, json.loads(cell.measured[-1]["config"]))
+        assert memory.peak(config).bytes == pytest.approx(min(cell.memory_bytes), rel=0.03), cell.options
+
+
 def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit, qwen):
     ways = ("none", "selective_mlp", "selective", "selective_output", "full")
     configs = [replace(qwen, workload=replace(qwen.workload, activation_checkpointing=way)) for way in ways]

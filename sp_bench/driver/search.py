@@ -1,0 +1,136 @@
+"""seq_len=max: searches for the longest sequence that fits, by trials at lengths that nobody has listed.
+
+The search is a function of what is known so far, so it goes on wherever the rows of an earlier run stop. It starts from
+a guess, steps away from it until one length fits and a longer one does not, and halves that bracket down to the
+resolution. Then it tries both ends of the bracket once more, each in fresh processes, and one length above: memory need
+not be monotone in the length. Pure; no files, no processes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from sp_bench import methods
+from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.costs import memory, training
+from sp_bench.driver.settings import SearchConfig
+
+LONGEST = 2**28  # tokens; beyond, a search has lost its way
+STEPS = (1.15, 1.5)  # after one of 1.5 times the resolution, as far as this from the guess; then twice
+USABLE = 0.97  # of a device's memory: the context and NCCL hold the rest
+STARTS_FROM = 4096  # tokens a rank, where nothing tells better
+EXPECTED_PROBES = 6  # from a good guess: it, one beside it, one between them, both ends again, one above
+
+
+@dataclass(frozen=True)
+class Search:
+    """A cell whose length is searched for."""
+
+    config: TrialConfig  # at any length
+
+    def at(self, seq_len: int) -> TrialConfig:
+        return replace(self.config, seq_len=seq_len)
+
+    @property
+    def multiple(self) -> int:
+        """Lengths that the method can cut without padding are multiples of it."""
+        return methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size).multiple
+
+    def guess(self, device_bytes: int | None, start: int | None) -> int:
+        """Where the search starts: where the user says, or where the memory model puts the edge of a training step on
+        fsdp2, or STARTS_FROM. device_bytes: of the smallest GPU."""
+        config = self.config
+        cap = config.hardware.device_memory_gib
+        known = [size for size in (device_bytes, None if cap is None else cap * 2**30) if size is not None]
+        modelled = (
+            config.workload.name in TRAINING and config.engine.name == "fsdp2" and config.hardware.device != "cpu"
+        )
+        if start is not None or not (known and modelled):
+            return start or STARTS_FROM * config.sp_size
+        low, high = 1, LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = memory.peak(self.at(middle)).bytes <= USABLE * min(known)
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def step_s(self, seq_len: int, peak_flops: float | None) -> float | None:
+        """About what a training step takes, in seconds; None: nothing says."""
+        if self.config.workload.name not in TRAINING or peak_flops is None:
+            return None
+        return training.hardware_flops(self.at(seq_len), seq_len) / (self.config.world_size * peak_flops * 0.4)
+
+
+class Probe(NamedTuple):
+    seq_len: int
+    replicate: int
+
+
+@dataclass(frozen=True)
+class Edge:
+    """Where memory runs out, as far as is known. None: no such length was tried."""
+
+    fits: int | None  # the longest that ran, each time that it was tried
+    fails: int | None  # the shortest above it that was out of memory
+    note: str = ""
+
+    @property
+    def words(self) -> str:
+        fits = "nothing fits" if self.fits is None else f"{self.fits:,} tokens fit"
+        fails = "nothing ran out of memory" if self.fails is None else f"{self.fails:,} do not"
+        return f"[{fits}, {fails}]{f'; {self.note}' if self.note else ''}"
+
+
+def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: SearchConfig) -> Probe | Edge:
+    """What to try next, or the end of the search. found: the status of each probe so far."""
+    resolution = settings.resolution
+    tried: dict[int, list[str]] = {}
+    for probe, status in found.items():
+        tried.setdefault(probe.seq_len, []).append(status)
+    failed = sorted(length for length, statuses in tried.items() if "oom" in statuses)
+    ran = sorted(length for length in tried if length not in failed and set(tried[length]) == {"ok"})
+    low = max(ran, default=None)
+    high = min((length for length in failed if low is None or length > low), default=None)
+    if other := next((f"{p.seq_len:,} tokens ended as {s}" for p, s in found.items() if s not in ("ok", "oom")), None):
+        return Edge(low, high, other)
+    if not found:
+        return Probe(_rounded(guess, multiple, resolution), 0)
+    if len(found) >= settings.max_probes:
+        return Edge(low, high, f"stopped after search.max_probes={settings.max_probes}")
+    if high is None:
+        assert low is not None
+        longer = max(_rounded(low * _factor(len(ran), resolution), multiple, resolution), low + multiple)
+        return Probe(longer, 0) if longer <= LONGEST else Edge(low, None)
+    if low is None:
+        shorter = min(_rounded(high / _factor(len(failed), resolution), multiple, resolution), high - multiple)
+        return Probe(shorter, 0) if shorter >= multiple else Edge(None, high)
+    middle = _rounded((low + high) / 2, multiple, resolution)
+    middle = middle if low < middle < high else low + (high - low) // (2 * multiple) * multiple
+    if high > low * (1 + resolution) and low < middle < high:
+        return Probe(middle, 0)
+    for end in (low, high):
+        if Probe(end, 1) not in found:
+            return Probe(end, 1)
+    above = max(_rounded(high * (1 + 4 * resolution), multiple, resolution), high + multiple)
+    if max(tried) < above:
+        return Probe(above, 0)
+    return Edge(low, high, _doubts(tried, low, high))
+
+
+def _doubts(tried: Mapping[int, list[str]], low: int, high: int) -> str:
+    told = [f"{length:,} ran at times" for length in (high,) if "ok" in tried[length]]
+    told += [f"{length:,} was out of memory" for length in sorted(tried) if length < low and "oom" in tried[length]]
+    return ", ".join(told)
+
+
+def _factor(number: int, resolution: float) -> float:
+    """How far the next length is, after `number` of lengths on one side of the edge."""
+    return (1 + 1.5 * resolution, *STEPS, 2.0)[min(number - 1, len(STEPS) + 1)]
+
+
+def _rounded(length: float, multiple: int, resolution: float) -> int:
+    """The nearest of the method's lengths, as round as the resolution allows; at least one."""
+    unit = multiple
+    while 2 * unit <= length * resolution / 4:
+        unit *= 2
+    return max(round(length / unit) * unit, multiple)

@@ -1,0 +1,88 @@
+"""seq_len=max through the real command line: a kernel that runs out of memory above a length, on the CPU."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sp_bench.rows import store
+from sp_bench.testing import faults
+
+TINY = ("method=ulysses", "sp_size=2", "model.num_heads=2", "model.num_kv_heads=2", "workload.correctness_seq_len=64")
+SHORT = ("workload.warmup_steps=0", "workload.timed_steps=1", "search.resolution=0.1", "campaign=edge")
+MAX = (*TINY, *SHORT, "seq_len=max")
+FAULT = {faults.VARIABLE: "torch_oom_above_3000_tokens:all:init"}
+
+
+def says(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sp_bench", *words]
+    return subprocess.run(command, cwd=folder, env=os.environ | FAULT, capture_output=True, text=True)
+
+
+def lengths(folder: Path) -> dict[tuple[int, int], str]:
+    rows = store.read(folder / "results" / "edge", ("seq_len", "replicate", "status"))[0].to_pylist()
+    return {(row["seq_len"], row["replicate"]): row["status"] for row in rows}
+
+
+def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge_is(tmp_path):
+    done = says(tmp_path, "run", *MAX, "--no-report")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("longest: ")]
+    found = lengths(tmp_path)
+    fits = max(length for (length, _), status in found.items() if status == "ok")
+    fails = min(length for (length, _), status in found.items() if status == "oom")
+    assert said.endswith(f"[{fits:,} tokens fit, {fails:,} do not]")
+    assert fits <= faults.OOM_ABOVE < fails <= 1.1 * fits
+    assert {(fits, 1), (fails, 1)} <= found.keys()
+    again = says(tmp_path, "run", *MAX, "--no-report")
+    assert said in again.stdout
+    assert lengths(tmp_path) == found
+    page = says(tmp_path, "report", "results/edge")
+    assert page.returncode == 0, page.stderr
+    text = (tmp_path / "results" / "edge" / store.WORK / "report" / "index.html").read_text()
+    assert f"{fails:,} tokens ({fits:,} ran)" in text
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
+    command = [sys.executable, "-m", "sp_bench", "run", *MAX, "--no-report"]
+    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | FAULT, stdout=subprocess.PIPE, text=True) as run:
+        campaign = tmp_path / "results" / "edge"
+        while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.send_signal(signal.SIGINT)
+        run.communicate()
+    before = lengths(tmp_path)
+    done = says(tmp_path, "resume", *MAX, "--no-report")
+    assert done.returncode == 0, done.stderr
+    assert "longest: " in done.stdout
+    assert before.items() <= lengths(tmp_path).items()
+
+
+def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path):
+    said = json.loads(says(tmp_path, "plan", *MAX, "search.start=2000", "--json").stdout)
+    assert said["trials"] == []
+    assert any("seq_len=max" in note and "from 2,000 tokens, about 6 probes" in note for note in said["notes"])
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("workload=collective", "method=ring"), "workload=collective has no seq_len"),
+        (("search.resolution=0",), "search.resolution=0.0 must be positive"),
+        (("search.start=-1",), "search.start=-1 must be positive"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(tmp_path, words, reason):
+    kept = [word for word in MAX if word.partition("=")[0] not in {w.partition("=")[0] for w in words}]
+    if "workload=collective" in words:
+        kept = ["seq_len=max", "campaign=edge"]
+    done = says(tmp_path, "run", *kept, *words)
+    assert done.returncode == 2
+    assert reason in done.stderr

@@ -1,0 +1,99 @@
+"""seq_len=max: the search for the longest sequence that fits, on edges that are made up."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, next_step
+from sp_bench.driver.settings import SearchConfig
+
+SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None)
+
+
+def search(
+    status: Callable[[Probe], str], guess: int, multiple: int = 4, settings: SearchConfig = SETTINGS
+) -> tuple[Edge, dict[Probe, str]]:
+    found: dict[Probe, str] = {}
+    while not isinstance(step := next_step(found, guess, multiple, settings), Edge):
+        assert step not in found
+        assert step.seq_len % multiple == 0
+        found[step] = status(step)
+    return step, found
+
+
+def up_to(longest: int) -> Callable[[Probe], str]:
+    return lambda probe: "ok" if probe.seq_len <= longest else "oom"
+
+
+@given(
+    longest=st.integers(64, 2**24),
+    guess=st.integers(1, 2**24),
+    multiple=st.sampled_from([1, 2, 6, 16]),
+    resolution=st.sampled_from([0.01, 0.02, 0.04, 0.2]),
+)
+def test_a_sharp_edge_is_bracketed_and_both_ends_are_tried_twice(longest, guess, multiple, resolution):
+    settings = SearchConfig(resolution=resolution, max_probes=60, start=None)
+    edge, found = search(up_to(longest), guess, multiple, settings)
+    assert edge.fits is not None
+    assert edge.fails is not None
+    assert edge.fits <= longest < edge.fails
+    assert edge.fails <= max(edge.fits * (1 + resolution), edge.fits + multiple)
+    assert {Probe(edge.fits, 1), Probe(edge.fails, 1)} <= found.keys()
+    assert any(probe.seq_len > edge.fails for probe in found)
+    assert edge.note == ""
+
+
+@given(error=st.floats(-0.03, 0.03), longest=st.integers(20_000, 2_000_000))
+def test_from_a_good_guess_six_probes_are_about_enough(error, longest):
+    _, found = search(up_to(longest), round(longest * (1 + error)), 16, SearchConfig(0.04, 40, None))
+    assert len(found) <= EXPECTED_PROBES
+
+
+@given(longest=st.integers(64, 2**22), guess=st.integers(1, 2**22), stopped=st.integers(0, 12))
+def test_a_search_that_was_killed_goes_on_from_what_is_known(longest, guess, stopped):
+    edge, found = search(up_to(longest), guess)
+    known = dict(list(found.items())[:stopped])
+    while not isinstance(step := next_step(known, guess, 4, SETTINGS), Edge):
+        known[step] = up_to(longest)(step)
+    assert (step, known) == (edge, found)
+
+
+def test_a_length_that_runs_at_times_does_not_fit():
+    edge, found = search(lambda p: "oom" if p.seq_len > 8000 or (p.seq_len > 7800 and p.replicate) else "ok", 8000)
+    assert edge.fits is not None
+    assert edge.fits <= 7800
+    assert all(found[probe] == "ok" for probe in found if probe.seq_len == edge.fits)
+
+
+def test_an_end_that_was_out_of_memory_once_is_told_of():
+    edge, _ = search(lambda p: "oom" if p.seq_len > 8000 and not p.replicate else "ok", 8000)
+    assert "ran at times" in edge.note
+
+
+def test_a_longer_length_that_runs_moves_the_search_up_and_is_told_of():
+    edge, _ = search(lambda p: "oom" if 8000 < p.seq_len < 8500 or p.seq_len > 12_000 else "ok", 8000)
+    assert edge.fits is not None
+    assert edge.fits >= 8500
+    assert "was out of memory" in edge.note
+
+
+def test_where_nothing_fits_or_all_does_the_search_ends():
+    assert search(up_to(0), 4096)[0] == Edge(None, 4)
+    edge, found = search(up_to(2**40), 4096)
+    assert edge.fails is None
+    assert len(found) <= SETTINGS.max_probes
+
+
+@pytest.mark.parametrize("status", ["error", "incorrect", "timeout", "unsupported", "preempted"])
+def test_what_is_no_question_of_memory_ends_it(status):
+    edge, found = search(lambda p: status if p.seq_len > 5000 else "ok", 4096)
+    assert edge.note.endswith(f"tokens ended as {status}")
+    assert list(found.values()).count(status) == 1
+
+
+def test_it_stops_after_so_many_probes():
+    edge, found = search(up_to(10**6), 1000, settings=SearchConfig(0.02, 5, None))
+    assert len(found) == 5
+    assert "max_probes=5" in edge.note
