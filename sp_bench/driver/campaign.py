@@ -313,13 +313,9 @@ def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus
     """What a search will take, for the plan."""
     guess = _guess(search, settings, found)
     model = found.devices[0].name if found and found.devices else ""
-    step_s = search.step_s(guess, hardware.peak_flops(model, search.config.dtype))
-    workload = search.config.workload
-    steps = workload.warmup_steps + workload.timed_steps + 3  # the proof's at nearly this length, and the counted one
-    minutes = "" if step_s is None else f", about {EXPECTED_PROBES * (steps * step_s + 40) / 60:.0f} minutes"
-    return (
-        f"{without_length(search.config)}: from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{minutes}"
-    )
+    minutes = search.minutes(guess, hardware.peak_flops(model, search.config.dtype))
+    told = "" if minutes is None else f", about {minutes:.0f} minutes"
+    return f"{without_length(search.config)}: from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{told}"
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

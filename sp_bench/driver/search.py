@@ -19,6 +19,8 @@ LONGEST = 2**28  # tokens; beyond, a search has lost its way
 STEPS = (1.15, 1.5)  # after one of 1.5 times the resolution, as far as this from the guess; then twice
 USABLE = 0.97  # of a device's memory: the context and NCCL hold the rest
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
+SHARE_OF_PEAK = 0.4  # what a training step reaches
+START_S = 40  # of fresh processes and their proof
 EXPECTED_PROBES = 6  # from a good guess: it, one beside it, one between them, both ends again, one above
 
 
@@ -54,11 +56,15 @@ class Search:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
-    def step_s(self, seq_len: int, peak_flops: float | None) -> float | None:
-        """About what a training step takes, in seconds; None: nothing says."""
-        if self.config.workload.name not in TRAINING or peak_flops is None:
+    def minutes(self, seq_len: int, peak_flops: float | None) -> float | None:
+        """About what EXPECTED_PROBES of a training step take; None: nothing says."""
+        workload = self.config.workload
+        if workload.name not in TRAINING or peak_flops is None:
             return None
-        return training.hardware_flops(self.at(seq_len), seq_len) / (self.config.world_size * peak_flops * 0.4)
+        flops = training.hardware_flops(self.at(seq_len), seq_len)
+        step_s = flops / (self.config.world_size * peak_flops * SHARE_OF_PEAK)
+        steps = workload.warmup_steps + workload.timed_steps + 3  # the proof's at nearly this length, the counted one
+        return EXPECTED_PROBES * (steps * step_s + START_S) / 60
 
 
 class Probe(NamedTuple):

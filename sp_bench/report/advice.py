@@ -20,7 +20,7 @@ from sp_bench.report.projection import Fit, Links, NotProjectable, attention_wor
 
 # What keeps most first: it computes least again.
 CHECKPOINTING = ("none", "selective_mlp", "selective", "selective_output", "full")
-MEASURED = ("full",)  # of them, those of rows that the rates are fitted to
+MEASURED = ("full", "selective", "selective_output", "selective_mlp")  # ways of recomputing whose peaks are known
 SPARE = 0.95  # of a device's memory: the context, NCCL and what an allocator cannot use take the rest
 ASSUMPTIONS = (
     "Each group of P GPUs trains on one sequence of its own, and all GPUs share the parameters (fsdp2). Ulysses groups "

@@ -35,7 +35,7 @@ async def main():
             case [1, *rest] | {"k": rest}:
                 yield rest
 '''
-DIGEST = "1f146506127f610e"
+DIGEST = "f64c1bda1cf56bdc"
 
 
 @pytest.fixture

@@ -92,6 +92,7 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
+    "driver/search.py": {"device_memory_gib", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *("backend", "device_memory_gib", "dkv_dtype", "env", "exchange", "isolation", "launch", "layout"),
         "single_step",
@@ -115,6 +116,7 @@ USES = {
     "report/cards.py": {"isolation"},
     "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
     "report/fabric_model.py": {"exchange"},
+    "report/ladder.py": {"activation_checkpointing", "learning_rate", "max_grad_norm", "model_code", "optimizer"},
     "report/limits.py": {"device_memory_gib"},
     # whose schedule and amounts are predicted
     "report/projection.py": {
