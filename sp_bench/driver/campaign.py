@@ -19,8 +19,8 @@ from sp_bench.driver import attempt, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary, without_length
-from sp_bench.driver.search import EXPECTED_PROBES, Probe, Search, next_step
+from sp_bench.driver.progress import Progress, number_of, plan_as_json, search_names, show_plan, summary
+from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, Search, next_step
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -86,7 +86,8 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, found)
-    notes += [f"search: {_search_words(search, settings, found)}" for search in searches]
+    names = search_names([search.config for search in searches])
+    notes += [f"search: {n}: {_search_words(s, settings, found)}" for n, s in zip(names, searches, strict=True)]
     return _State(campaign, found, trials, rows, numbers, notes)
 
 
@@ -161,10 +162,11 @@ def run(
                 edges: list[str] = []
                 try:
                     _fill(attempts, driver)
-                    for search in searches:
-                        searched, edge = _search(search, driver, found)
+                    names = search_names([search.config for search in searches])
+                    for name, search in zip(names, searches, strict=True):
+                        searched, edge = _search(name, search, driver, found)
                         trials += searched
-                        edges.append(f"longest: {edge}")
+                        edges.append(f"longest: {name}: {edge.words}")
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
@@ -278,11 +280,10 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             time.sleep(0.1)
 
 
-def _search(search: Search, driver: Driver, found: hardware.Gpus | None) -> tuple[list[Trial], str]:
+def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | None) -> tuple[list[Trial], Edge]:
     """Run the trials of a search, but for those that have rows. Returns them, and where the edge is."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     guess, statuses, trials = _guess(search, settings, found), {}, []
-    name = without_length(search.config)
     while isinstance(step := next_step(statuses, guess, search.multiple, settings.search), Probe):
         trial = _planned([search.at(step.seq_len)], step.replicate + 1, settings, found)[step.replicate]
         (row,) = _latest_rows([trial], campaign)
@@ -294,7 +295,7 @@ def _search(search: Search, driver: Driver, found: hardware.Gpus | None) -> tupl
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
         trials.append(trial)
-    return trials, f"{name}: {step.words}"
+    return trials, step
 
 
 def _bracket(statuses: Mapping[Probe, str]) -> str:
@@ -315,7 +316,7 @@ def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus
     model = found.devices[0].name if found and found.devices else ""
     minutes = search.minutes(guess, hardware.peak_flops(model, search.config.dtype))
     told = "" if minutes is None else f", about {minutes:.0f} minutes"
-    return f"{without_length(search.config)}: from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{told}"
+    return f"from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{told}"
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

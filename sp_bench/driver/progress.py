@@ -80,7 +80,7 @@ def duration(seconds: float) -> str:
 
 def label(trial: Trial, options: Apart) -> str:
     """One trial in a few words. `options`: as `apart` has them for the trials that it stands among."""
-    more = (_option_words(trial, options), f"replicate {trial.replicate}" if trial.replicate else "")
+    more = (_option_words(options[trial.cell_id]), f"replicate {trial.replicate}" if trial.replicate else "")
     return " ".join(filter(None, (_cell_label(trial.config), *more)))
 
 
@@ -99,21 +99,28 @@ def workload(config: TrialConfig) -> str:
 def apart(trials: Iterable[Trial]) -> Apart:
     """cell_id -> the options, with its values, that tell a cell from others with the same label."""
     cells = {trial.cell_id: trial.config for trial in trials}
-    values = [config_values(config) for config in cells.values()]
+    return dict(zip(cells, _told_apart([*cells.values()]), strict=True))
+
+
+def _told_apart(configs: Sequence[TrialConfig]) -> list[list[tuple[str, Any]]]:
+    values = [config_values(config) for config in configs]
     paths = dict.fromkeys(path for each in values for path in each)
-    return dict(zip(cells, tell_apart([*map(_cell_label, cells.values())], values, [*paths]), strict=True))
+    return tell_apart([*map(_cell_label, configs)], values, [*paths])
 
 
-def _option_words(trial: Trial, options: Apart) -> str:
+def _option_words(options: Sequence[tuple[str, Any]]) -> str:
     """As they are overridden: workload.micro_batches=8."""
-    return " ".join(
-        f"{as_overridden(path)}={'null' if value is None else value}" for path, value in options[trial.cell_id]
-    )
+    return " ".join(f"{as_overridden(path)}={'null' if value is None else value}" for path, value in options)
 
 
-def without_length(config: TrialConfig) -> str:
-    """A search in a few words: those of a trial but for its length."""
-    return _cell_label(config).replace(f"seq_len={config.seq_len} ", "seq_len=max ", 1)
+def search_names(configs: Sequence[TrialConfig]) -> list[str]:
+    """Searches in a few words: those of their trials but for the length."""
+    return [
+        " ".join(
+            filter(None, (_cell_label(c).replace(f"seq_len={c.seq_len} ", "seq_len=max ", 1), _option_words(options)))
+        )
+        for c, options in zip(configs, _told_apart(configs), strict=True)
+    ]
 
 
 def _cell_label(config: TrialConfig) -> str:
@@ -347,7 +354,7 @@ def _plan_cells(trial: Trial, options: Apart) -> tuple[str, ...]:
         *(str(trial.order_index), config.method.name, layout(config), kernel, workload(config)),
         *(config.fabric.name, model, config.dtype, seq_len, str(config.sp_size)),
         *(str(config.dp_replicate_size * config.dp_shard_size), str(trial.replicate)),
-        _option_words(trial, options),
+        _option_words(options[trial.cell_id]),
     )
 
 
