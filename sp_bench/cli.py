@@ -33,7 +33,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")
 
 ConfigDir = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FOLDER", help="With files of your own in sweep, model, hardware or fabric; may be repeated"),
+    typer.Option(
+        metavar="FOLDER", help="With files of your own in sweep, model, hardware, fabric or cluster; may be repeated"
+    ),
 ]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)

@@ -131,7 +131,7 @@ def conf_folder() -> Path:
     return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 
 
-OWN_GROUPS = ("sweep", "model", "hardware", "fabric")  # of which users may have files beside ours
+OWN_GROUPS = ("sweep", "model", "hardware", "fabric", "cluster")  # of which users may have files beside ours
 _own_folders: tuple[Path, ...] = ()
 
 
