@@ -7,7 +7,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -96,13 +96,19 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig) -> _State:
 
 
 def run(
-    configs: Sequence[TrialConfig], settings: CampaignConfig, reporter: Reporter | None, *, as_json: bool = False
+    configs: Sequence[TrialConfig],
+    settings: CampaignConfig,
+    reporter: Reporter | None,
+    *,
+    as_json: bool = False,
+    only: Collection[str] | None = None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial. Other runs of the campaign may share the work. Returns how
     many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
-    nothing; nothing is counted. Without a reporter, no report is made.
+    nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
+    this run is for, such as those of one job; None: all.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -119,6 +125,7 @@ def run(
         return Counter()
     for note in state.notes:
         print(note)
+    _require_planned(only or (), trials)
 
     try:
         campaign.work.mkdir(parents=True, exist_ok=True)
@@ -132,6 +139,9 @@ def run(
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
         ) from error
+    if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
+        kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
+        trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
     attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
     on_cpu = any(config.hardware.device == "cpu" for config in configs)
@@ -162,6 +172,15 @@ def run(
             return Counter(row.status for row in latest)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
+
+
+def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
+    """Refuse words of another sweep than that whose trials are asked for."""
+    if unknown := set(only) - {trial.trial_id for trial in trials}:
+        raise ConfigError(
+            f"{len(unknown)} of the {len(only)} trials of the pack are not in this plan of {len(trials)}, such as "
+            f"{min(unknown)}; give the words of the submission, with the code and the files that it had"
+        )
 
 
 def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None, settings: CampaignConfig) -> None:
