@@ -534,13 +534,15 @@ def status(
     folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a campaign is: rows by status, what is planned and left, who runs what, and why trials failed.
+    """Show how far a campaign is: rows by status, what is planned and left, its jobs, who runs what, and why trials
+    failed.
 
     sp-bench status results/smoke
 
     Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
     measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
-    are not rows are named. With several campaigns, failures are counted and their reasons left out.
+    are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
+    and their reasons left out.
     """
     from sp_bench.driver import overview
     from sp_bench.rows import store
@@ -738,7 +740,8 @@ def _run_sweep(
     pack: tuple[Path, int] | None = None,
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
-    from sp_bench.driver import campaign, overrides, submission, sweep
+    from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.rows import submissions
 
     failures = _statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dirs or [])
@@ -747,7 +750,7 @@ def _run_sweep(
         print(sweep.as_yaml(request), end="")
     else:
         reporter = None if no_report else _Reporter()
-        only = submission.trials_of(*pack) if pack else None
+        only = submissions.trials_of(*pack) if pack else None
         statuses = campaign.run(*sweep.configs(request), reporter, as_json=as_json, only=only)
         _exit_if_failed(statuses, failures)
 

@@ -1,43 +1,27 @@
-"""Submissions: the planned trials without a row become jobs of a cluster, and a file beside the rows says which.
+"""From the planned trials without a row to the jobs of a cluster."""
 
-A submission is one JSON file in `_work/submissions`: its packs, of each the trials and, once Slurm has it, the job's
-id. It is there before the first job is submitted, since a job reads its trials from it.
-"""
-
-import json
-import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sp_bench import hardware
-from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, identity, packs, plan, slurm
+from sp_bench.driver import batch_script, campaign, identity, packs, plan, slurm
 from sp_bench.driver.cluster import ClusterConfig
 from sp_bench.driver.packs import Pack
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration, number_of
 from sp_bench.driver.settings import CampaignConfig
-from sp_bench.rows import store
+from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
 
-FOLDER = "submissions"  # in the campaign's _work
-LOGS = "jobs"  # beside it: what each job printed
+LOGS = "jobs"  # in the campaign's _work: what each job printed
 POLL_S = 5.0  # between looks at the queue, while waiting
-
-
-@dataclass(frozen=True)
-class Submitted:
-    """One pack of a submission, as its file has it."""
-
-    job_id: int | None  # None: Slurm does not have it, or the submission ended before it could say
-    trials: frozenset[str]  # trial_ids
 
 
 def submit(
@@ -60,13 +44,14 @@ def submit(
     store.require_contained(settings.folder)
     trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
     left, slowest_s = _without_row(trials, settings, cluster)
+    submitted = submissions.jobs(settings.folder)
     try:
-        queued = slurm.queue() if any(_files(settings.folder)) else {}
+        queued = slurm.queue() if submitted else {}
     except slurm.NoAnswer as error:
         if not dry_run:
             raise ConfigError(f"earlier jobs of this campaign may still wait or run, but {error}") from None
         queued = {}
-    taken = {trial: job for job, each in jobs(settings.folder).items() if job in queued for trial in each.trials}
+    taken = {trial: job_id for job_id, its in submitted.items() if job_id in queued for trial in its}
     waiting = [trial for trial in left if trial.trial_id in taken]
     found = packs.packs(
         [trial for trial in left if trial not in waiting], settings.deadlines, slowest_s, cluster.time_limit_minutes
@@ -76,7 +61,7 @@ def submit(
     if hours := packs.gpu_hours(found):
         print(f"at most {hours:,.1f} GPU-hours")
     if dry_run:
-        for text in _scripts(found, settings, cluster, words, _new_file(settings.folder)):
+        for text in _scripts(found, settings, cluster, words, submissions.new_file(settings.folder)):
             print(f"\n{text}", end="")
         return []
     earlier = sorted({taken[trial.trial_id] for trial in waiting})
@@ -108,37 +93,6 @@ def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: 
     rows = _rows(trials, settings.folder, cluster)
     latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
     return Counter(row.status if row else "missing" for row in latest)
-
-
-def jobs(folder: Path) -> dict[int, Submitted]:
-    """All jobs that were submitted for a campaign, by their ids. Damaged files are passed over."""
-    return {each.job_id: each for path in _files(folder) for each in _packs_of(path) if each.job_id is not None}
-
-
-def trials_of(path: Path, number: int) -> frozenset[str]:
-    """The trial_ids of pack `number` of a submission's file.
-
-    Raises:
-        ConfigError: no such file, or no such pack in it.
-    """
-    found = list(_packs_of(path))
-    if not 0 <= number < len(found):
-        raise ConfigError(
-            f"--pack {shown(path)} {number}: the file has {_counted(len(found), 'pack')}, counted from 0; "
-            "`sp-bench submit` writes it"
-        )
-    return found[number].trials
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from sorted((folder / store.WORK / FOLDER).glob("[!.]*.json"))
-
-
-def _packs_of(path: Path) -> Iterator[Submitted]:
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        for each in json.loads(path.read_text("utf-8"))["packs"]:
-            job_id = each["job_id"]
-            yield Submitted(None if job_id is None else int(job_id), frozenset(map(str, each["trials"])))
 
 
 def _without_row(
@@ -198,11 +152,6 @@ def _columns(folder: Path, *names: str) -> list[dict[str, Any]]:
     return store.read(folder, names)[0].to_pylist() if folder.is_dir() else []
 
 
-def _new_file(folder: Path) -> Path:
-    name = f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{os.getpid()}.json"
-    return folder / store.WORK / FOLDER / name
-
-
 def _scripts(
     found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str], file: Path
 ) -> list[str]:
@@ -211,7 +160,7 @@ def _scripts(
     log = (settings.folder / store.WORK / LOGS / "%j.txt").absolute()
     name, folder = f"sp_bench-{settings.campaign}", Path.cwd()
     return [
-        slurm.script(
+        batch_script.script(
             pack, cluster, name, log, folder, [*starter, "resume", *words, "--no-report", "--pack", str(file), str(n)]
         )
         for n, pack in enumerate(found)
@@ -221,16 +170,18 @@ def _scripts(
 def _hand_over(
     found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str]
 ) -> list[int]:
-    file = _new_file(settings.folder)
+    file = submissions.new_file(settings.folder)
     scripts = _scripts(found, settings, cluster, words, file)
+    said = {"cluster": cluster.name, "words": list(words)}
+    described = [_as_json(pack) for pack in found]
     job_ids: list[int] = []
     try:
         for folder in (file.parent, settings.folder / store.WORK / LOGS):
             folder.mkdir(parents=True, exist_ok=True)
-        _write(file, cluster, words, found, job_ids)
+        submissions.write(file, said, described, job_ids)
         for pack, text in zip(found, scripts, strict=True):
             job_ids.append(slurm.submit(text))
-            _write(file, cluster, words, found, job_ids)  # at once: a submission may be killed
+            submissions.write(file, said, described, job_ids)  # at once: a submission may be killed
             print(f"job {job_ids[-1]}: {_described(pack)}")
     except OSError as error:
         raise ConfigError(
@@ -251,27 +202,14 @@ def _named(job_ids: Sequence[int]) -> str:
     return ", ".join(map(str, job_ids)) or "none"
 
 
-def _write(
-    file: Path, cluster: ClusterConfig, words: Sequence[str], found: Sequence[Pack], job_ids: Sequence[int]
-) -> None:
-    content = {
-        "cluster": cluster.name,
-        "words": list(words),
-        "packs": [
-            {
-                "job_id": job_ids[number] if number < len(job_ids) else None,
-                "num_nodes": pack.num_nodes,
-                "gpus_per_node": pack.gpus_per_node,
-                "replicate": pack.replicate,
-                "minutes": pack.minutes,
-                "trials": [trial.trial_id for trial in pack.trials],
-            }
-            for number, pack in enumerate(found)
-        ],
+def _as_json(pack: Pack) -> dict[str, Any]:
+    return {
+        "num_nodes": pack.num_nodes,
+        "gpus_per_node": pack.gpus_per_node,
+        "replicate": pack.replicate,
+        "minutes": pack.minutes,
+        "trials": [trial.trial_id for trial in pack.trials],
     }
-    temporary = file.with_name(f".{file.name}")
-    temporary.write_text(json.dumps(content), "utf-8")
-    os.replace(temporary, file)
 
 
 def _described(pack: Pack) -> str:

@@ -155,7 +155,7 @@ def test_a_pack_that_is_not_there_is_named(tmp_path, capfd, monkeypatch, file, n
     (tmp_path / "damaged.json").write_text("{")
     (tmp_path / "one.json").write_text(json.dumps({"packs": [{"job_id": 1, "trials": ["0" * 12]}]}))
     message = refusal(capfd, "resume", *WORDS, "--pack", file, number)
-    assert f"--pack {file} {number}: the file has {int(file == 'one.json')} pack" in message
+    assert f"--pack {file} {number}: the file has {int(file == 'one.json')} packs" in message
 
 
 def test_a_pack_of_other_words_is_refused(tmp_path, capfd, monkeypatch):
@@ -171,3 +171,47 @@ def test_the_job_runs_this_python_from_this_folder(cluster, capfd):
     submit(capfd, *WORDS)
     (text,) = scripts(cluster)
     assert f"\ncd {cluster} || exit 1\nexec {sys.executable} -m sp_bench resume {' '.join(WORDS)} " in text
+
+
+def test_status_shows_the_jobs_that_wait_and_run(cluster, capfd):
+    submit(capfd, *WORDS, "replicates=3")
+    (cluster / "queue").write_text("1|RUNNING|1:02|n1\n2|PENDING|0:00|(Resources)\n99|RUNNING|0:01|n2\n")
+    code, printed, _ = console(capfd, "status", "results/default")
+    assert code == 0
+    assert "  job 1: running on n1 for 1:02, 2 trials\n  job 2: pending (Resources), 2 trials\n" in printed
+    assert "job 3" not in printed, "it has ended"
+    assert "99" not in printed, "it is another campaign's"
+    (told,) = json.loads(console(capfd, "status", "results/default", "--json")[1])
+    assert told["jobs"][0] == {"job_id": 1, "state": "RUNNING", "used": "1:02", "where": "n1", "trials": 2}
+    assert (len(told["jobs"]), told["queue_problem"]) == (2, None)
+
+
+def test_status_says_why_it_does_not_know_the_jobs(cluster, capfd, monkeypatch):
+    submit(capfd, *WORDS)
+    monkeypatch.setenv("PATH", str(cluster / "jobs"))
+    _, printed, _ = console(capfd, "status", "results/default")
+    assert "whether its submitted jobs wait or run is not known: there is no squeue on this machine" in printed
+    (told,) = json.loads(console(capfd, "status", "results/default", "--json")[1])
+    assert told["jobs"] == []
+    assert "no squeue" in told["queue_problem"]
+
+
+def test_status_asks_no_queue_about_a_campaign_that_was_never_submitted(cluster, capfd):
+    (cluster / "results" / "default").mkdir(parents=True)
+    assert console(capfd, "status", "results/default")[0] == 0
+    assert not (cluster / "asked").exists()
+
+
+def test_no_second_submission_while_the_queue_does_not_answer(cluster, capfd):
+    submit(capfd, *WORDS)
+    (cluster / "bin" / "squeue").write_text("#!/bin/sh\necho 'slurm_load_jobs error: Unable to contact' >&2; exit 1\n")
+    code, _, err = console(capfd, "submit", *WORDS, "--cluster", "slurm")
+    assert code == 2
+    assert "earlier jobs of this campaign may still wait or run, but squeue failed: slurm_load_jobs error" in err
+    assert len(scripts(cluster)) == 1
+
+
+def test_wait_returns_when_the_jobs_have_left_the_queue_and_says_what_has_no_row(cluster, capfd):
+    code, printed, err = console(capfd, "submit", *WORDS, "--cluster", "slurm", "--wait")
+    assert (code, "job 1: " in printed) == (1, True)
+    assert err == "sp-bench: the latest rows of trials are 2 missing\n"

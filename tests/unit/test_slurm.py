@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import slurm
+from sp_bench.driver import batch_script, slurm
 from sp_bench.driver.cluster import ClusterConfig
 from sp_bench.driver.packs import Pack
 
@@ -15,7 +15,7 @@ LOG = Path("/data/results/c/_work/jobs/%j.txt")
 
 def script(cluster: ClusterConfig, *words: str, num_gpus: int = 4, log: Path = LOG, folder: str = "/data") -> str:
     pack = Pack(1, num_gpus, 0, (), 600.0, 15)
-    return slurm.script(pack, cluster, "sp_bench-c", log, Path(folder), ["sp-bench", "resume", *words])
+    return batch_script.script(pack, cluster, "sp_bench-c", log, Path(folder), ["sp-bench", "resume", *words])
 
 
 def directives(text: str) -> list[str]:
