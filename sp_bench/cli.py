@@ -37,7 +37,14 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")
 
 ConfigDir = Annotated[
     list[Path] | None,
-    typer.Option(metavar="FOLDER", help="With files of your own in sweep, model, hardware or fabric; may be repeated"),
+    typer.Option(
+        metavar="FOLDER", help="With files of your own in sweep, model, hardware, fabric or cluster; may be repeated"
+    ),
+]
+
+Pack = Annotated[
+    tuple[Path, int] | None,
+    typer.Option(metavar="FILE NUMBER", help="Only the trials of this pack of a submission, as its job gives it"),
 ]
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -101,6 +108,7 @@ def run(
     no_report: NoReport = False,
     log_to: LogTo = None,
     config_dir: ConfigDir = None,
+    pack: Pack = None,
 ) -> None:
     """Run a sweep. Every trial that has no row yet gets one.
 
@@ -129,7 +137,7 @@ def run(
     latest row of one is an error, incorrect or a timeout, 2 bad input or a folder that cannot be written, 130 after
     Ctrl-C, 143 after SIGTERM.
     """
-    _run_sweep(context.args, config_dir, fail_on, no_report, log_to)
+    _run_sweep(context.args, config_dir, fail_on, no_report, log_to, pack=pack)
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
@@ -139,6 +147,7 @@ def resume(
     no_report: NoReport = False,
     log_to: LogTo = None,
     config_dir: ConfigDir = None,
+    pack: Pack = None,
 ) -> None:
     """Continue a sweep: run what has no row yet, and retry what ended as preempted, timeout or error.
 
@@ -150,7 +159,49 @@ def resume(
     the first run included. A trial that is ok, oom or incorrect would end the same way, so it is not retried. An
     unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
-    _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report, log_to)
+    _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report, log_to, pack=pack)
+
+
+@app.command(context_settings=PASS_ON, cls=WithKeys)
+def submit(
+    context: typer.Context,
+    cluster: Annotated[str, typer.Option(metavar="NAME", help="A file of conf/cluster, such as slurm")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the batch scripts and submit nothing")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Return once the jobs have ended")] = False,
+    fail_on: FailOn = FAILURES,
+    config_dir: ConfigDir = None,
+) -> None:
+    """Submit a sweep to Slurm: jobs that run what has no row yet, and retry what `resume` retries.
+
+    Show the batch scripts, and submit nothing:
+
+        sp-bench submit sweep=smoke --cluster slurm --dry-run
+
+    Submit, with the words of a run, and come back when all jobs have ended:
+
+        sp-bench submit method=ulysses,ring sp_size=8 hardware=h200 fabric=nvlink --cluster mine --wait
+
+    The trials of a replicate that need equally many GPUs are one job on one node, so that methods are compared on
+    the same node. Each job is a `resume` on its node. Submitted again, the same words submit what has no row and is
+    in no job that waits or runs. conf/cluster/slurm.yaml says what a file of conf/cluster holds. Exit codes: 0
+    submitted, 2 bad input or a refusal of Slurm's; with --wait those of run, and 1 if trials have no row.
+    """
+    from sp_bench.driver import cluster as clusters
+    from sp_bench.driver import overrides, submission, sweep
+
+    failures = _statuses("--fail-on", fail_on)
+    overrides.use_config_dirs(config_dir or [])
+    request = overrides.read_arguments([*context.args, "resume=true"])
+    if request.show_config:
+        raise ConfigError("--cfg job shows one configuration; `sp-bench run` takes it")
+    asked = clusters.read(cluster)
+    configs, settings = sweep.configs(request)
+    words = [*context.args, "--fail-on", fail_on]
+    words += [word for folder in config_dir or [] for word in ("--config-dir", str(folder))]
+    job_ids = submission.submit(configs, settings, asked, words, dry_run=dry_run)
+    if wait and not dry_run:
+        submission.wait(job_ids)
+        _exit_if_failed(submission.statuses(configs, settings, asked), ["missing", *failures])
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
@@ -489,13 +540,15 @@ def status(
     folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a campaign is: rows by status, what is planned and left, who runs what, and why trials failed.
+    """Show how far a campaign is: rows by status, what is planned and left, its jobs, who runs what, and why trials
+    failed.
 
     sp-bench status results/smoke
 
     Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
     measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
-    are not rows are named. With several campaigns, failures are counted and their reasons left out.
+    are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
+    and their reasons left out.
     """
     from sp_bench.driver import overview
     from sp_bench.rows import store
@@ -757,10 +810,12 @@ def _run_sweep(
     no_report: bool = False,
     log_to: str | None = None,
     as_json: bool = False,
+    pack: tuple[Path, int] | None = None,
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import campaign, overrides, sweep
     from sp_bench.driver.log_to import Logger
+    from sp_bench.rows import submissions
 
     failures = _statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dirs or [])
@@ -771,7 +826,10 @@ def _run_sweep(
         reporter = None if no_report else _Reporter()
         heard = {"hear": Logger(log_to)} if log_to else {}
         asked = sweep.read(request)
-        statuses = campaign.run(asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, **heard)
+        only = submissions.trials_of(*pack) if pack else None
+        statuses = campaign.run(
+            asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
+        )
         _exit_if_failed(statuses, failures)
 
 

@@ -7,7 +7,7 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -112,14 +112,15 @@ def run(
     searches: Sequence[Search] = (),
     *,
     as_json: bool = False,
+    only: Collection[str] | None = None,
     hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
     the campaign may share the work. Returns how many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
-    nothing; nothing is counted. Without a reporter, no report is made. `hear` is told of each row that this run
-    commits.
+    nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
+    this run is for, such as those of one job; None: all. `hear` is told of each row that this run commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -136,6 +137,7 @@ def run(
         return Counter()
     for note in state.notes:
         print(note)
+    _require_planned(only or (), trials)
 
     try:
         campaign.work.mkdir(parents=True, exist_ok=True)
@@ -149,6 +151,9 @@ def run(
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
         ) from error
+    if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
+        kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
+        trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
     attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
     on_cpu = any(c.hardware.device == "cpu" for c in [*configs, *(search.config for search in searches)])
@@ -188,6 +193,15 @@ def run(
             return Counter(row.status for row in latest)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
+
+
+def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
+    """Refuse words of another sweep than that whose trials are asked for."""
+    if unknown := set(only) - {trial.trial_id for trial in trials}:
+        raise ConfigError(
+            f"{len(unknown)} of the {len(only)} trials of the pack are not in this plan of {len(trials)}, such as "
+            f"{min(unknown)}; give the words of the submission, with the code and the files that it had"
+        )
 
 
 def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None, settings: CampaignConfig) -> None:

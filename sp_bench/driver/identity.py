@@ -20,8 +20,11 @@ from sp_bench.kernels import REFERENCE
 BY_NAME = ("methods", "kernels", "engines")
 
 
-def env_id(config: TrialConfig) -> str:
-    """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines."""
+def env_id(config: TrialConfig, model: str | None = None) -> str:
+    """8 hex digits: what this trial is measured with. Part of the row's file name; equal on equal machines.
+
+    model: the device's name, as `hardware.device_model` gives it there; None: that of this machine.
+    """
     kernel = config.kernel.name if config.workload.name != "collective" else None  # messages without attention
     engine = config.engine.name if config.workload.pass_kind == "step" else None
     sources = (
@@ -30,7 +33,7 @@ def env_id(config: TrialConfig) -> str:
         engines.source_of(engine) if engine else None,
     )
     from_outside = tuple(f"{source.kind} {source.name} {outside_hash(source)}" for source in sources if source)
-    return _env_id(config.hardware.device, config.method.name, kernel, engine, from_outside)
+    return _env_id(config.hardware.device, model, config.method.name, kernel, engine, from_outside)
 
 
 def method_source(name: str) -> str | None:
@@ -54,21 +57,28 @@ def _hash_of_any(file: Path) -> str:
 
 
 @cache
-def core_id(device: str) -> str:
+def core_id(device: str, model: str | None = None) -> str:
     """8 hex digits: what every trial on `device` (cpu or cuda) is measured with, whatever its method, kernel or engine.
 
-    Rows of one core_id may be compared.
+    Rows of one core_id may be compared. `model`: as of `env_id`.
     """
-    environment = repr((sorted(hardware.package_versions().items()), hardware.device_model(device)))
+    environment = repr((sorted(hardware.package_versions().items()), model or hardware.device_model(device)))
     return _digest([environment, *(_file_hash(path) for path in _shared())])
 
 
 @cache
-def _env_id(device: str, method: str, kernel: str | None, engine: str | None, from_outside: tuple[str, ...]) -> str:
+def _env_id(
+    device: str,
+    model: str | None,
+    method: str,
+    kernel: str | None,
+    engine: str | None,
+    from_outside: tuple[str, ...],
+) -> str:
     named = zip(BY_NAME, (method, kernel, engine), strict=True)
     files = [hardware.PACKAGE / folder / f"{name}.py" for folder, name in named if name]
     own = _with_imports(files) - set(_shared())
-    return _digest([core_id(device), *(_file_hash(path) for path in sorted(own)), *from_outside])
+    return _digest([core_id(device, model), *(_file_hash(path) for path in sorted(own)), *from_outside])
 
 
 def _file_hash(path: Path) -> str:

@@ -102,7 +102,9 @@ def _this_device() -> dict[str, Any]:
     """
     found = hardware.gpus()
     if not found or not found.devices:
-        raise ConfigError(f"hardware={THIS_DEVICE}: no GPU here; use hardware=cpu")
+        raise ConfigError(
+            f"hardware={THIS_DEVICE}: no GPU here; use hardware=cpu, or name those of the machine that runs it"
+        )
     model = found.devices[0].name
     for name in choices("hardware"):
         if hardware.describes(name, model):
@@ -131,7 +133,7 @@ def conf_folder() -> Path:
     return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 
 
-OWN_GROUPS = ("sweep", "model", "hardware", "fabric")  # of which users may have files beside ours
+OWN_GROUPS = ("sweep", "model", "hardware", "fabric", "cluster")  # of which users may have files beside ours
 _own_folders: tuple[Path, ...] = ()
 
 

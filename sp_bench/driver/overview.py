@@ -13,9 +13,9 @@ from typing import Any
 
 from sp_bench import handover
 from sp_bench.config.parsing import shown
-from sp_bench.driver import claims
-from sp_bench.driver.progress import duration
-from sp_bench.rows import plans, store
+from sp_bench.driver import claims, slurm
+from sp_bench.driver.progress import duration, number_of
+from sp_bench.rows import plans, store, submissions
 from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
@@ -37,6 +37,17 @@ class Running:
 
 
 @dataclass(frozen=True)
+class Job:
+    """A job of `submit` that waits or runs. The fields are what --json shows."""
+
+    job_id: int
+    state: str  # as squeue has it: PENDING, RUNNING, ...
+    used: str  # run time so far, as squeue has it
+    where: str  # its nodes, or in brackets why it waits
+    trials: int  # that it was given
+
+
+@dataclass(frozen=True)
 class Failure:
     status: str
     reason: str  # of one of them; the others' differ in numbers at most
@@ -54,6 +65,8 @@ class Overview:
     left: int | None  # of them, those without a row
     eta_s: float | None  # at the pace since that run began; None: nothing has ended since, or nothing is left
     running: tuple[Running, ...]
+    jobs: tuple[Job, ...]
+    queue_problem: str | None  # why the jobs are not known; None: they are, or `submit` was never used
     failures: tuple[Failure, ...]
     passed_over: tuple[str, ...]  # files that are not rows
 
@@ -67,6 +80,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
     started, planned = _planned(folder)
     left = None if planned is None else sum(trial not in latest for trial in planned)
     found = latest.values()
+    jobs, queue_problem = _jobs(folder)
     return Overview(
         campaign=folder.name,
         counts=dict.fromkeys(store.STATUSES, 0) | Counter(row.status for row in found),
@@ -75,6 +89,8 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         left=left,
         eta_s=_eta_s(folder, [latest[trial] for trial in planned or () if trial in latest], started, left or 0),
         running=tuple(_running(folder)),
+        jobs=jobs,
+        queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
         passed_over=tuple(sorted(store.passed_over(folder))),
     )
@@ -118,6 +134,22 @@ def _running(folder: Path) -> Iterator[Running]:
             )
 
 
+def _jobs(folder: Path) -> tuple[tuple[Job, ...], str | None]:
+    """(the campaign's jobs in the queue, why they are not known)."""
+    submitted = submissions.jobs(folder)
+    if not submitted:
+        return (), None
+    try:
+        queue = slurm.queue()
+    except slurm.NoAnswer as error:
+        return (), f"whether its submitted jobs wait or run is not known: {error}"
+    return tuple(
+        Job(job_id, job.state, job.used, job.where, len(submitted[job_id]))
+        for job_id, job in sorted(queue.items())
+        if job_id in submitted
+    ), None
+
+
 def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
     """By status and reason, whatever numbers it has; the most frequent first. Of many only the newest are opened."""
     if not rows:
@@ -137,6 +169,11 @@ def lines(found: Overview) -> Iterator[str]:
         left = f"{found.left:,} of {found.planned:,} planned left"
         eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""
         yield f"{shown(found.campaign)}: {left}{eta}{'' if found.running else '; nothing runs'}"
+    for job in found.jobs:
+        where = f"on {job.where} for {job.used}" if job.state == "RUNNING" else job.where
+        yield f"  job {job.job_id}: {shown(job.state.lower())} {shown(where)}, {number_of(job.trials)}"
+    if found.queue_problem:
+        yield f"  {found.queue_problem}"
     for each in found.running:
         at_work = f"in {each.phase} for {duration(each.seconds)}" if each.phase else "waits for its turn"
         if each.dead or each.quiet_s > claims.STALE_S:

@@ -59,7 +59,7 @@ def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConf
     """
     listed, searched, settings = read(request)
     if searched:
-        raise ConfigError(f"{LENGTH}={MAX} is a search, and here one trial is asked for: give a length")
+        raise ConfigError(f"{LENGTH}={MAX} is a search, which only run, resume and plan take: give a length")
     return listed, settings
 
 

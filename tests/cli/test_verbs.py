@@ -13,7 +13,7 @@ from .console import console, refusal
 
 
 @pytest.mark.parametrize(
-    "verb", ["run", "resume", "plan", "report", "compare", "status", "show", "rm", "doctor", "methods"]
+    "verb", ["run", "resume", "submit", "plan", "report", "compare", "status", "show", "rm", "doctor", "methods"]
 )
 def test_the_help_of_each_verb_teaches_by_example(capfd, verb):
     code, printed, _ = console(capfd, verb, "--help")

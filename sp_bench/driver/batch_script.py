@@ -1,0 +1,48 @@
+"""The batch script of a pack, for Slurm."""
+
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.driver.cluster import PLACE, ClusterConfig
+from sp_bench.driver.packs import Pack
+
+NOTICE_S = 120  # before the time limit: how early the run is told, so that it records the running trial
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@=,:-]+")  # in sbatch, % and \ stand for something else
+
+
+def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder: Path, command: Sequence[str]) -> str:
+    """The batch script that runs `command` in `folder`. `log`: a file for what it prints, %j in it being the job's id.
+
+    Raises:
+        ConfigError: a log that sbatch would take for another.
+    """
+    if not _PLAIN_PATH.fullmatch(str(log.parent)):
+        raise ConfigError(
+            f"sbatch cannot write its log to {shown(log)}: it reads blanks, quotes, % and the like as its own; use a "
+            "results_root of letters, digits and _./+@=,:-"
+        )
+    asked = {
+        "job-name": job_name,
+        "account": cluster.account,
+        "partition": cluster.partition,
+        "qos": cluster.qos,
+        "constraint": cluster.constraint,
+        "nodes": pack.num_nodes,
+        "ntasks": pack.num_nodes,
+        "gres": cluster.gres.replace(PLACE, str(pack.gpus_per_node)) if pack.gpus_per_node else None,
+        "cpus-per-task": cluster.cpus_per_task,
+        "mem": cluster.memory,
+        "time": pack.minutes,
+        "signal": f"B:TERM@{NOTICE_S}",  # to the script alone, which has become the run: that ends its ranks itself
+        "output": log,
+        "open-mode": "append",  # a job that is started again continues its log, too
+    }
+    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
+    lines += ["#SBATCH --exclusive"] * cluster.exclusive
+    lines += ["#SBATCH --requeue"]  # a preempted job waits again, and then goes on with what has no row
+    lines += [f"cd {shlex.quote(str(folder))} || exit 1", *cluster.setup]
+    words = [*cluster.container, *command]
+    return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join(words)}", ""])

@@ -1,0 +1,112 @@
+"""Packs: which trials one job of a cluster runs, on one node. Pure; no files, no processes.
+
+The trials of a replicate that need equally many GPUs are one pack, so that its methods are compared on one node. Where
+they do not fit one job, those stay together that differ in their method only.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver.plan import Trial
+from sp_bench.driver.progress import duration
+from sp_bench.driver.settings import DeadlinesConfig
+
+NUM_NODES = 1  # of a trial, and so of a job
+START_S = 300.0  # what a job may spend before its first trial and after its last
+SLOWER = 2.0  # how much longer a trial may take than the slowest of its cell has taken
+
+
+@dataclass(frozen=True)
+class Pack:
+    """What one job runs."""
+
+    num_nodes: int
+    gpus_per_node: int  # 0: its trials run on the CPU
+    replicate: int
+    trials: tuple[Trial, ...]
+    estimate_s: float  # what they may take together, with the start of the job
+    minutes: int  # to ask for: the estimate, or the limit where that is less
+
+
+def at_most_s(trial: Trial, deadlines: DeadlinesConfig, slowest_s: Mapping[str, float]) -> float:
+    """Seconds that a trial may take: the deadlines of its phases together, or less if its cell has been measured.
+
+    slowest_s: cell_id -> seconds of the slowest trial of that cell that ended well.
+    """
+    if trial.unsupported_reason:
+        return 0.0
+    every_phase_s = 3 * deadlines.init + deadlines.correctness + deadlines.warmup + 2 * deadlines.measure
+    return min(every_phase_s, SLOWER * slowest_s.get(trial.cell_id, math.inf))
+
+
+def packs(
+    trials: Sequence[Trial], deadlines: DeadlinesConfig, slowest_s: Mapping[str, float], limit_minutes: int
+) -> list[Pack]:
+    """The jobs that run these trials, in the order of the plan.
+
+    Raises:
+        ConfigError: a trial that may take longer than a job.
+    """
+    seconds = {trial.trial_id: at_most_s(trial, deadlines, slowest_s) for trial in trials}
+    for trial in trials:
+        _require_fits(trial, seconds[trial.trial_id], limit_minutes)
+    groups: dict[tuple[int, int], list[Trial]] = {}
+    for trial in trials:
+        if not trial.unsupported_reason:
+            groups.setdefault((trial.replicate, _num_gpus(trial)), []).append(trial)
+    for trial in trials:  # what cannot run gets its row where most GPUs are: its reason may count them
+        if trial.unsupported_reason:
+            of_replicate = [key for key in groups if key[0] == trial.replicate]
+            largest = max(of_replicate, default=(trial.replicate, int(_num_gpus(trial) > 0)))
+            groups.setdefault(largest, []).append(trial)
+    found = []
+    for (replicate, num_gpus), group in sorted(groups.items()):
+        for part in _parts(group, seconds, 60 * limit_minutes - START_S):
+            estimate_s = START_S + sum(seconds[trial.trial_id] for trial in part)
+            minutes = min(limit_minutes, math.ceil(estimate_s / 60))
+            found.append(Pack(NUM_NODES, num_gpus, replicate, tuple(part), estimate_s, minutes))
+    return found
+
+
+def gpu_hours(of: Sequence[Pack]) -> float:
+    """GPU-hours that the packs ask for; they may end earlier."""
+    return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in of)
+
+
+def _num_gpus(trial: Trial) -> int:
+    return trial.config.world_size if trial.config.hardware.device == "cuda" else 0
+
+
+def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:
+    if START_S + seconds > 60 * limit_minutes:
+        raise ConfigError(
+            f"a trial of method={trial.config.method.name} seq_len={trial.config.seq_len} may take "
+            f"{duration(seconds)}, and its job {duration(START_S)} to start and end; that is more than "
+            f"time_limit_minutes={limit_minutes}. Give smaller deadlines, which add up to it (3 x init + correctness + "
+            "warmup + 2 x measure), such as deadlines.measure=60, or a cluster with a higher limit"
+        )
+
+
+def _parts(group: Sequence[Trial], seconds: Mapping[str, float], limit_s: float) -> Iterator[list[Trial]]:
+    """The group, cut where the next trials that stay together do not fit a job. Such trials are never parted: what does
+    not fit even alone is left to the next submission."""
+    together: dict[str, list[Trial]] = {}
+    for trial in group:
+        together.setdefault(_apart_from_method(trial.config), []).append(trial)
+    part, taken_s = [], 0.0
+    for unit in together.values():
+        unit_s = sum(seconds[trial.trial_id] for trial in unit)
+        if part and taken_s + unit_s > limit_s:
+            yield part
+            part, taken_s = [], 0.0
+        part += unit
+        taken_s += unit_s
+    yield part
+
+
+def _apart_from_method(config: TrialConfig) -> str:
+    return json.dumps({key: value for key, value in config.to_mapping().items() if key != "method"}, sort_keys=True)

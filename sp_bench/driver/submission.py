@@ -1,0 +1,224 @@
+"""From the planned trials without a row to the jobs of a cluster."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from sp_bench import hardware
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import batch_script, campaign, identity, packs, plan, slurm
+from sp_bench.driver.cluster import ClusterConfig
+from sp_bench.driver.packs import Pack
+from sp_bench.driver.plan import Trial
+from sp_bench.driver.progress import duration, number_of
+from sp_bench.driver.settings import CampaignConfig
+from sp_bench.rows import store, submissions
+from sp_bench.rows.store import RowName
+
+LOGS = "jobs"  # in the campaign's _work: what each job printed
+POLL_S = 5.0  # between looks at the queue, while waiting
+
+
+def submit(
+    configs: Sequence[TrialConfig],
+    settings: CampaignConfig,
+    cluster: ClusterConfig,
+    words: Sequence[str],
+    *,
+    dry_run: bool = False,
+) -> list[int]:
+    """Submit a job for each pack of trials that `resume` would run and no job has yet. Returns the ids of the jobs that
+    have what is left, earlier ones too.
+
+    words: of the command line, which each job gives to `resume`. dry_run: print the batch scripts instead.
+
+    Raises:
+        ConfigError: a config that no trial can have, a trial that fits no job, a folder that cannot be written, or a
+            refusal of Slurm's; jobs that it has already stay, and are named.
+    """
+    store.require_contained(settings.folder)
+    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    left, slowest_s = _without_row(trials, settings, cluster)
+    submitted = submissions.jobs(settings.folder)
+    try:
+        queued = slurm.queue() if submitted else {}
+    except slurm.NoAnswer as error:
+        if not dry_run:
+            raise ConfigError(f"earlier jobs of this campaign may still wait or run, but {error}") from None
+        queued = {}
+    taken = {trial: job_id for job_id, its in submitted.items() if job_id in queued for trial in its}
+    waiting = [trial for trial in left if trial.trial_id in taken]
+    found = packs.packs(
+        [trial for trial in left if trial not in waiting], settings.deadlines, slowest_s, cluster.time_limit_minutes
+    )
+    print(f"{number_of(len(trials))}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end="")
+    print(f", {sum(len(pack.trials) for pack in found):,} in {_counted(len(found), 'new job')}")
+    if hours := packs.gpu_hours(found):
+        print(f"at most {hours:,.1f} GPU-hours")
+    if dry_run:
+        for text in _scripts(found, settings, cluster, words, submissions.new_file(settings.folder)):
+            print(f"\n{text}", end="")
+        return []
+    earlier = sorted({taken[trial.trial_id] for trial in waiting})
+    return [*earlier, *(_hand_over(found, settings, cluster, words) if found else [])]
+
+
+def wait(job_ids: Collection[int]) -> None:
+    """Return once none of the jobs waits or runs.
+
+    Raises:
+        ConfigError: squeue does not answer.
+    """
+    left, failures = set(job_ids), 0
+    while left:
+        try:
+            left &= slurm.queue().keys()
+            failures = 0
+        except slurm.NoAnswer as error:
+            failures += 1  # a controller that restarts is no end of its jobs
+            if failures == 10:
+                raise ConfigError(f"cannot wait for the jobs, which go on: {error}") from None
+        if left:
+            time.sleep(POLL_S)
+
+
+def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Counter[str]:
+    """How many trials ended in which status, by their latest rows; `missing`: without a row."""
+    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    rows = _rows(trials, settings.folder, cluster)
+    latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
+    return Counter(row.status if row else "missing" for row in latest)
+
+
+def _without_row(
+    trials: Sequence[Trial], settings: CampaignConfig, cluster: ClusterConfig
+) -> tuple[list[Trial], dict[str, float]]:
+    """(trials that `resume` would run, cell_id -> seconds of its slowest trial that was ok)."""
+    retrying = replace(settings, resume=True)
+    rows = _rows(trials, settings.folder, cluster)
+    left = []
+    for trial in trials:
+        found = rows[trial.trial_id]
+        if all(campaign.next_attempt(row, trial, retrying) is not None for row in found):
+            left.append(trial)
+    cells = {trial.cell_id for trial in left}
+    slowest_s: dict[str, float] = {}
+    for row in _columns(settings.folder, "cell_id", "status", "duration_s"):
+        if row["status"] == "ok" and row["cell_id"] in cells and row["duration_s"]:
+            slowest_s[row["cell_id"]] = max(slowest_s.get(row["cell_id"], 0.0), row["duration_s"])
+    return left, slowest_s
+
+
+def _rows(trials: Sequence[Trial], folder: Path, cluster: ClusterConfig) -> Mapping[str, list[RowName]]:
+    """trial_id -> its latest row in each environment that a job of the cluster may have.
+
+    The machine that submits may have another processor, and no GPU. So a device is one that rows of the campaign name,
+    or this machine's. Which packages a container has cannot be told here: with one, rows of any environment count.
+    """
+    found: dict[str, list[RowName]] = {trial.trial_id: [] for trial in trials}
+    latest = store.latest(store.committed(folder)) if folder.is_dir() else {}
+    models = _device_models(folder) if latest else {}
+    by_trial: dict[str, list[RowName]] = {}
+    for row in latest.values():
+        by_trial.setdefault(row.trial_id, []).append(row)
+    for trial in trials:
+        rows = by_trial.get(trial.trial_id, [])
+        if rows and cluster.same_packages:
+            known = {identity.env_id(trial.config, model) for model in models[trial.config.hardware.device]}
+            rows = [row for row in rows if row.env_id in known]
+        found[trial.trial_id] = rows
+    return found
+
+
+def _device_models(folder: Path) -> dict[str, set[str]]:
+    """cpu and cuda -> the names of such devices that rows of the campaign were measured on, and those of this machine,
+    as `hardware.device_model` gives them."""
+    models = {device: {hardware.device_model(device)} for device in ("cpu", "cuda")}
+    for row in _columns(folder, "environment"):
+        measured_on = row["environment"] or {}
+        if names := measured_on.get("device_names"):
+            models["cuda"].add(", ".join(sorted(set(names))))
+        if measured_on.get("cpu"):
+            models["cpu"].add(measured_on["cpu"])
+    return models
+
+
+def _columns(folder: Path, *names: str) -> list[dict[str, Any]]:
+    return store.read(folder, names)[0].to_pylist() if folder.is_dir() else []
+
+
+def _scripts(
+    found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str], file: Path
+) -> list[str]:
+    """The batch script of each pack. Jobs begin where the submission was: words may name files from there."""
+    starter = cluster.sp_bench or (sys.executable, "-m", "sp_bench")
+    log = (settings.folder / store.WORK / LOGS / "%j.txt").absolute()
+    name, folder = f"sp_bench-{settings.campaign}", Path.cwd()
+    return [
+        batch_script.script(
+            pack, cluster, name, log, folder, [*starter, "resume", *words, "--no-report", "--pack", str(file), str(n)]
+        )
+        for n, pack in enumerate(found)
+    ]
+
+
+def _hand_over(
+    found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str]
+) -> list[int]:
+    file = submissions.new_file(settings.folder)
+    scripts = _scripts(found, settings, cluster, words, file)
+    said = {"cluster": cluster.name, "words": list(words)}
+    described = [_as_json(pack) for pack in found]
+    job_ids: list[int] = []
+    try:
+        for folder in (file.parent, settings.folder / store.WORK / LOGS):
+            folder.mkdir(parents=True, exist_ok=True)
+        submissions.write(file, said, described, job_ids)
+        for pack, text in zip(found, scripts, strict=True):
+            job_ids.append(slurm.submit(text))
+            submissions.write(file, said, described, job_ids)  # at once: a submission may be killed
+            print(f"job {job_ids[-1]}: {_described(pack)}")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write the submission to {file.parent}: {error.strerror}; jobs submitted: {_named(job_ids)}"
+        ) from error
+    except slurm.NoAnswer as error:
+        if not job_ids:
+            file.unlink()
+        raise ConfigError(
+            f"{len(job_ids)} of {_counted(len(found), 'job')} submitted ({_named(job_ids)}): {error}. The same command "
+            "submits the rest"
+        ) from None
+    print(f"sp-bench status {settings.folder} shows the queue and the rows")
+    return job_ids
+
+
+def _named(job_ids: Sequence[int]) -> str:
+    return ", ".join(map(str, job_ids)) or "none"
+
+
+def _as_json(pack: Pack) -> dict[str, Any]:
+    return {
+        "num_nodes": pack.num_nodes,
+        "gpus_per_node": pack.gpus_per_node,
+        "replicate": pack.replicate,
+        "minutes": pack.minutes,
+        "trials": [trial.trial_id for trial in pack.trials],
+    }
+
+
+def _described(pack: Pack) -> str:
+    where = f"{_counted(pack.gpus_per_node, 'GPU')} of one node" if pack.gpus_per_node else "one node"
+    words = f"{number_of(len(pack.trials))} of replicate {pack.replicate} on {where}, {duration(60 * pack.minutes)}"
+    if pack.estimate_s > 60 * pack.minutes:
+        words += f"; they may take {duration(pack.estimate_s)}, and what is left then needs another submission"
+    return words
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
