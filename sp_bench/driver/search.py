@@ -90,6 +90,7 @@ class Edge:
 def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: SearchConfig) -> Probe | Edge:
     """What to try next, or the end of the search. found: the status of each probe so far."""
     resolution = settings.resolution
+    longest = max((settings.longest or LONGEST) // multiple * multiple, multiple)
     tried: dict[int, list[str]] = {}
     for probe, status in found.items():
         tried.setdefault(probe.seq_len, []).append(status)
@@ -100,13 +101,14 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
     if other := next((f"{p.seq_len:,} tokens ended as {s}" for p, s in found.items() if s not in ("ok", "oom")), None):
         return Edge(low, high, other)
     if not found:
-        return Probe(_rounded(guess, multiple, resolution), 0)
+        return Probe(min(_rounded(guess, multiple, resolution), longest), 0)
     if len(found) >= settings.max_probes:
         return Edge(low, high, f"stopped after search.max_probes={settings.max_probes}")
     if high is None:
         assert low is not None
         longer = max(_rounded(low * _factor(len(ran), resolution), multiple, resolution), low + multiple)
-        return Probe(longer, 0) if longer <= LONGEST else Edge(low, None)
+        longer = min(longer, longest)
+        return Probe(longer, 0) if longer > low else Edge(low, None, f"nothing beyond {longest:,} was tried")
     if low is None:
         shorter = min(_rounded(high / _factor(len(failed), resolution), multiple, resolution), high - multiple)
         return Probe(shorter, 0) if shorter >= multiple else Edge(None, high)
@@ -118,7 +120,7 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
         if Probe(end, 1) not in found:
             return Probe(end, 1)
     above = max(_rounded(high * (1 + 4 * resolution), multiple, resolution), high + multiple)
-    if max(tried) < above:
+    if max(tried) < above <= longest:
         return Probe(above, 0)
     return Edge(low, high, _doubts(tried, low, high))
 

@@ -29,9 +29,10 @@ class SearchConfig:
     resolution: float  # the bracket's width over its shorter end
     max_probes: int  # trials of one search
     start: int | None  # tokens of the first probe; None: the memory model's guess
+    longest: int | None  # tokens beyond which nothing is tried; None: there is no such length
 
     def __post_init__(self) -> None:
-        require_positive(self, "resolution", "max_probes", "start")
+        require_positive(self, "resolution", "max_probes", "start", "longest")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class CampaignConfig:
     max_attempts: int  # launches of one trial in one environment, counted over all runs
     plan_only: bool  # show the trials and launch none
     max_points: int  # a sweep of more points is refused before it is expanded
-    search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None))
+    search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None, None))
 
     def __post_init__(self) -> None:
         require_positive(self, "replicates", "max_attempts", "max_points")

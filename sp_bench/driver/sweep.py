@@ -48,6 +48,11 @@ def read(request: overrides.Request) -> Sweep:
     searched = [Search(_trial({**trial, LENGTH: STARTS_FROM})) for trial in trials if trial[LENGTH] == MAX]
     if has_none := [search for search in searched if search.config.workload.name == "collective"]:
         raise ConfigError(f"{LENGTH}={MAX}: workload={has_none[0].config.workload.name} has no seq_len")
+    if settings.search.longest is None and any(search.config.hardware.device == "cpu" for search in searched):
+        raise ConfigError(
+            f"{LENGTH}={MAX} with hardware=cpu would end only where the host's memory does: give search.longest, such "
+            "as search.longest=65536"
+        )
     return Sweep(listed, searched, settings)
 
 

@@ -14,7 +14,13 @@ from sp_bench.rows import store
 from sp_bench.testing import faults
 
 TINY = ("method=ulysses", "sp_size=2", "model.num_heads=2", "model.num_kv_heads=2", "workload.correctness_seq_len=64")
-SHORT = ("workload.warmup_steps=0", "workload.timed_steps=1", "search.resolution=0.1", "campaign=edge")
+SHORT = (
+    "workload.warmup_steps=0",
+    "workload.timed_steps=1",
+    "search.resolution=0.1",
+    "search.longest=9000",
+    "campaign=edge",
+)
 MAX = (*TINY, *SHORT, "seq_len=max")
 FAULT = {faults.VARIABLE: "torch_oom_above_3000_tokens:all:init"}
 
@@ -77,6 +83,7 @@ def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path):
         (("workload=collective", "method=ring"), "workload=collective has no seq_len"),
         (("search.resolution=0",), "search.resolution=0.0 must be positive"),
         (("search.start=-1",), "search.start=-1 must be positive"),
+        (("search.longest=null",), "would end only where the host's memory does: give search.longest"),
     ],
 )
 def test_a_search_that_makes_no_sense_is_refused(tmp_path, words, reason):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, next_step
 from sp_bench.driver.settings import SearchConfig
 
-SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None)
+SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=None)
 
 
 def search(
@@ -34,7 +34,7 @@ def up_to(longest: int) -> Callable[[Probe], str]:
     resolution=st.sampled_from([0.01, 0.02, 0.04, 0.2]),
 )
 def test_a_sharp_edge_is_bracketed_and_both_ends_are_tried_twice(longest, guess, multiple, resolution):
-    settings = SearchConfig(resolution=resolution, max_probes=60, start=None)
+    settings = SearchConfig(resolution=resolution, max_probes=60, start=None, longest=None)
     edge, found = search(up_to(longest), guess, multiple, settings)
     assert edge.fits is not None
     assert edge.fails is not None
@@ -47,7 +47,7 @@ def test_a_sharp_edge_is_bracketed_and_both_ends_are_tried_twice(longest, guess,
 
 @given(error=st.floats(-0.03, 0.03), longest=st.integers(20_000, 2_000_000))
 def test_from_a_good_guess_six_probes_are_about_enough(error, longest):
-    _, found = search(up_to(longest), round(longest * (1 + error)), 16, SearchConfig(0.04, 40, None))
+    _, found = search(up_to(longest), round(longest * (1 + error)), 16, SearchConfig(0.04, 40, None, None))
     assert len(found) <= EXPECTED_PROBES
 
 
@@ -93,7 +93,15 @@ def test_what_is_no_question_of_memory_ends_it(status):
     assert list(found.values()).count(status) == 1
 
 
+def test_nothing_beyond_the_longest_is_tried():
+    settings = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=10_001)
+    edge, found = search(up_to(2**40), 4096, settings=settings)
+    assert edge == Edge(10_000, None, "nothing beyond 10,000 was tried")
+    assert max(found).seq_len == 10_000
+    assert max(search(up_to(9_990), 50_000, settings=settings)[1]).seq_len <= 10_000
+
+
 def test_it_stops_after_so_many_probes():
-    edge, found = search(up_to(10**6), 1000, settings=SearchConfig(0.02, 5, None))
+    edge, found = search(up_to(10**6), 1000, settings=SearchConfig(0.02, 5, None, None))
     assert len(found) == 5
     assert "max_probes=5" in edge.note
