@@ -96,7 +96,7 @@ def which(program: str) -> str:
     """Daemons lie in sbin, which a user's PATH may lack."""
     found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
     if not found:
-        pytest.skip(f"{program} is not installed: apt-get install slurm-wlm munge (.ci/system_packages.sh)")
+        pytest.skip(f"{program} is not installed: apt-get install slurm-wlm munge")
     return found
 
 
