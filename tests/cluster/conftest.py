@@ -43,7 +43,7 @@ SlurmdParameters=config_overrides
 MailProg=/bin/true
 NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=1000
 NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=1000
-PartitionName=main Nodes=n1,n2 Default=YES MaxTime=60 OverSubscribe=EXCLUSIVE
+PartitionName=main Nodes=n1,n2 Default=YES MaxTime=INFINITE OverSubscribe=EXCLUSIVE
 """
 
 
