@@ -17,7 +17,7 @@ import pytest
 from sp_bench.rows import store
 
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
-DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60", "deadlines.measure=60")
+DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60", "deadlines.measure=180")
 CLUSTER = "name: two\npartition: main\ngpus_per_node: 0\ntime_limit_minutes: {minutes}\nsetup: [export SP_SETUP=done]\n"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -77,7 +77,14 @@ def test_a_submitted_sweep_has_a_row_for_each_planned_trial(sp_bench, slurm, tmp
     assert "2 trials: 2 done, 0 in earlier jobs, 0 in 0 new jobs" in again.stdout
 
 
-WORDS = ("method=single", "sp_size=1", "seq_len=96,112", "replicates=2", "campaign=two", *SMALL, *DEADLINES)
+LONGER = (
+    *(word for word in SMALL if "timed_steps" not in word),
+    *DEADLINES,
+    "campaign=two",
+    "method=single",
+    "sp_size=1",
+)
+WORDS = (*LONGER, "seq_len=96,112", "replicates=2", "workload.timed_steps=3000")  # some seconds a trial
 
 
 def at_work(folder: Path) -> bool:
@@ -97,11 +104,11 @@ def drivers(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def require_exactly_the_planned_rows(sp_bench: Run, folder: Path) -> Counter[str]:
+def require_exactly_the_planned_rows(sp_bench: Run, folder: Path, words: tuple[str, ...] = WORDS) -> Counter[str]:
     """Each planned trial is ok once, and nothing is left of any job. Returns how many rows have which status."""
     found = rows(folder)
     ok = Counter(row.trial_id for row in found if row.status == "ok")
-    assert ok == dict.fromkeys(planned(sp_bench, *WORDS), 1), logs(folder)
+    assert ok == dict.fromkeys(planned(sp_bench, *words), 1), logs(folder)
     assert len({(row.trial_id, row.attempt) for row in found}) == len(found)
     assert [*folder.glob("_work/claims/*")] == []
     assert drivers(folder) == []
@@ -117,12 +124,12 @@ def test_after_scancel_a_second_submission_runs_what_is_left(sp_bench, slurm, tm
     assert [str(job["job_id"]) for job in status["jobs"]] == first
     slurm.say("scancel", *first)
     slurm.wait_for("", "squeue", "--noheader", limit_s=60)
-    assert {row.status for row in rows(folder)} <= {"ok", "preempted"}
+    assert "preempted" in {row.status for row in rows(folder)}, logs(folder)
     left = 4 - sum(row.status == "ok" for row in rows(folder))
     again = sp_bench("submit", *WORDS, "--cluster", "two", "--wait")
     assert again.returncode == 0, again.stderr + logs(folder)
     assert f"{left} in {len(jobs(again.stdout))} new job" in again.stdout
-    assert set(require_exactly_the_planned_rows(sp_bench, folder)) <= {"ok", "preempted"}
+    assert require_exactly_the_planned_rows(sp_bench, folder) == {"ok": 4, "preempted": 1}
 
 
 @pytest.mark.faults
@@ -136,28 +143,33 @@ def test_two_submissions_at_once_measure_nothing_twice(sp_bench, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_requeued_job_goes_on_with_what_has_no_row(sp_bench, slurm, tmp_path):
+def test_requeued_jobs_go_on_with_what_has_no_row(sp_bench, slurm, tmp_path):
     folder = tmp_path / "results" / "two"
-    first, *_ = jobs(sp_bench("submit", *WORDS, "--cluster", "two").stdout)
+    submitted = jobs(sp_bench("submit", *WORDS, "--cluster", "two").stdout)
+    slurm.wait_for("RUNNING\nRUNNING", "squeue", "--noheader", "--format=%T")
     wait_until(lambda: at_work(folder), folder)
-    slurm.say("scontrol", "requeue", first)
-    slurm.say("scontrol", "update", f"JobId={first}", "StartTime=now")  # it would wait for two minutes
+    slurm.say("scontrol", "requeue", ",".join(submitted))
+    slurm.wait_for("PENDING\nPENDING", "squeue", "--noheader", "--format=%T")
+    for job in submitted:
+        slurm.say("scontrol", "update", f"JobId={job}", "StartTime=now")  # it would wait for two minutes
     waited = sp_bench("submit", *WORDS, "--cluster", "two", "--wait")
     assert "in 0 new jobs" in waited.stdout
     assert waited.returncode == 0, waited.stderr + logs(folder)
-    assert set(require_exactly_the_planned_rows(sp_bench, folder)) <= {"ok", "preempted"}
+    assert require_exactly_the_planned_rows(sp_bench, folder) == {"ok": 4, "preempted": 1}
 
 
 @pytest.mark.faults
 def test_before_its_time_limit_a_job_records_the_running_trial(sp_bench, slurm, tmp_path):
     folder = tmp_path / "results" / "two"
-    first, *_ = jobs(sp_bench("submit", *WORDS, "--cluster", "two").stdout)
+    words = (*LONGER, "seq_len=96", "workload.timed_steps=40000")  # Slurm looks at its limits twice a minute
+    (job,) = jobs(sp_bench("submit", *words, "--cluster", "two").stdout)
     wait_until(lambda: at_work(folder), folder)
-    slurm.say("scontrol", "update", f"JobId={first}", "TimeLimit=2")  # so it is told at once
+    slurm.say("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # so it is told at once
     slurm.wait_for("", "squeue", "--noheader", limit_s=150)
-    again = sp_bench("submit", *WORDS, "--cluster", "two", "--wait")
+    assert [row.status for row in rows(folder)] == ["preempted"], logs(folder)
+    again = sp_bench("submit", *words, "--cluster", "two", "--wait")
     assert again.returncode == 0, again.stderr + logs(folder)
-    assert set(require_exactly_the_planned_rows(sp_bench, folder)) <= {"ok", "preempted"}
+    assert require_exactly_the_planned_rows(sp_bench, folder, words) == {"ok": 1, "preempted": 1}
 
 
 @pytest.mark.faults
@@ -190,3 +202,34 @@ def test_a_killed_slurmd_costs_no_row_and_doubles_none(sp_bench, slurm, tmp_path
         waited = sp_bench("submit", *WORDS, "--cluster", "two", "--wait")
     assert waited.returncode == 0, waited.stderr + logs(folder)
     assert set(require_exactly_the_planned_rows(sp_bench, folder)) <= {"ok", "preempted"}
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "CLUSTER.md"
+
+
+def block(text: str, begin: str) -> str:
+    """The indented block of the page whose first line is `begin`."""
+    found = re.search(rf"^    {re.escape(begin)}\n((    .*)?\n)*", text, re.MULTILINE)
+    assert found, begin
+    return "\n".join(line[4:] for line in found[0].splitlines()).rstrip() + "\n"
+
+
+@pytest.mark.faults
+def test_the_commands_of_the_page_about_clusters_do_what_it_says(sp_bench, slurm, tmp_path):
+    text = PAGE.read_text().partition("## Untried")[0]
+    (tmp_path / "conf" / "cluster" / "mine.yaml").write_text(block(text, "name: mine"))
+    commands = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("    sp-bench ")]
+    assert len(commands) == 5
+    for command in commands:
+        done = sp_bench(*command[1:])
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+    folder = tmp_path / "results" / "night"
+    assert [row.status for row in rows(folder)] == ["ok", "ok"]
+    assert (folder / "_work" / "report" / "index.html").is_file()
+
+    (tmp_path / "job.sh").write_text(block(text, "#!/bin/bash").replace("campaign=night", "campaign=second"))
+    variables = slurm.variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    (line,) = [line.split() for line in text.splitlines() if line.startswith("    sbatch ")]
+    subprocess.run(line, cwd=tmp_path, env=variables, check=True, capture_output=True)
+    slurm.wait_for("", "squeue", "--noheader", limit_s=120)
+    assert [row.status for row in rows(tmp_path / "results" / "second")] == ["ok", "ok"]
