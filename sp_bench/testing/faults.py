@@ -28,7 +28,7 @@ def strike(phase: str, rank: int, environment: Mapping[str, str] = os.environ) -
     if when != phase or where not in ("all", str(rank)):
         return
     print(f"fault injected: {kind} in phase {phase}", flush=True)
-    {**KINDS, **_lies()}[kind]()
+    {**KINDS, **PLANTED, **_lies()}[kind]()
 
 
 def _lies() -> Mapping[str, Callable[[], None]]:
@@ -38,7 +38,7 @@ def _lies() -> Mapping[str, Callable[[], None]]:
 
 def _parse(fault: str) -> tuple[str, str, str]:
     kind, where, when = [*fault.split(":"), "", ""][:3]
-    known = [*KINDS, *_lies()]
+    known = [*KINDS, *PLANTED, *_lies()]
     if fault.count(":") != 2 or kind not in known or when not in PHASES or not (where == "all" or where.isdecimal()):
         raise ValueError(
             f"{VARIABLE}={fault!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(known)} "
@@ -113,7 +113,6 @@ def _exit() -> NoReturn:
 
 KINDS: Mapping[str, Callable[[], None]] = {
     "torch_oom": _torch_oom,
-    "torch_oom_above_3000_tokens": _torch_oom_above,
     "nccl_oom": _nccl_oom,
     "host_oom": _host_oom,
     "exception": _exception,
@@ -123,3 +122,5 @@ KINDS: Mapping[str, Callable[[], None]] = {
     "slow": _slow,
     "exit": _exit,
 }
+# Faults that strike later, where their condition holds.
+PLANTED: Mapping[str, Callable[[], None]] = {"torch_oom_above_3000_tokens": _torch_oom_above}
