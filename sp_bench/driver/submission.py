@@ -43,18 +43,22 @@ def submit(
     """
     store.require_contained(settings.folder)
     trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
-    left, slowest_s = _without_row(trials, settings, cluster)
     submitted = submissions.jobs(settings.folder)
     try:
         queued = slurm.queue() if submitted else {}
     except slurm.NoAnswer as error:
         if not dry_run:
             raise ConfigError(f"earlier jobs of this campaign may still wait or run, but {error}") from None
+        print(f"warning: what earlier jobs have is not left out here, since {error}")
         queued = {}
+    left, slowest_s = _without_row(trials, settings, cluster)  # after the queue: a job that has ended has its rows
     taken = {trial: job_id for job_id, its in submitted.items() if job_id in queued for trial in its}
     waiting = [trial for trial in left if trial.trial_id in taken]
     found = packs.packs(
-        [trial for trial in left if trial not in waiting], settings.deadlines, slowest_s, cluster.time_limit_minutes
+        [trial for trial in left if trial.trial_id not in taken],
+        settings.deadlines,
+        slowest_s,
+        cluster.time_limit_minutes,
     )
     print(f"{number_of(len(trials))}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end="")
     print(f", {sum(len(pack.trials) for pack in found):,} in {_counted(len(found), 'new job')}")

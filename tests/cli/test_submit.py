@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sp_bench import hardware
 from sp_bench.driver import identity, overrides, plan, sweep
 from sp_bench.rows import store
 
@@ -69,7 +70,7 @@ def test_a_dry_run_prints_the_scripts_that_would_be_submitted_and_leaves_nothing
     assert not (cluster / "asked").exists()
 
 
-def test_each_job_runs_the_trials_of_its_pack_and_no_others(cluster, capfd):
+def test_each_job_runs_the_trials_of_its_pack_and_no_others(cluster, capfd, monkeypatch):
     words = ("method=single", *WORDS[1:], "replicates=2")
     printed = submit(capfd, *words)
     assert "2 trials: 0 done, 0 in earlier jobs, 2 in 2 new jobs" in printed
@@ -90,6 +91,9 @@ def test_each_job_runs_the_trials_of_its_pack_and_no_others(cluster, capfd):
     assert run_job(cluster, 3).returncode == 0
     assert "2 trials: 2 done, 0 in earlier jobs, 0 in 0 new jobs" in submit(capfd, *words)
     assert len(list(store.committed(cluster / "results" / "default"))) == 2
+    with monkeypatch.context() as elsewhere:  # a machine that submits may have another processor than the nodes
+        elsewhere.setattr(hardware, "cpu_model", lambda: "another processor")
+        assert "2 trials: 2 done, 0 in earlier jobs, 0 in 0 new jobs" in submit(capfd, *words)
     plans = list((cluster / "results" / "default" / "_plans").iterdir())
     assert len(plans) == 1, "each job plans all trials, so that reports know what is missing"
 
@@ -209,6 +213,8 @@ def test_no_second_submission_while_the_queue_does_not_answer(cluster, capfd):
     assert code == 2
     assert "earlier jobs of this campaign may still wait or run, but squeue failed: slurm_load_jobs error" in err
     assert len(scripts(cluster)) == 1
+    dry = submit(capfd, *WORDS, "--dry-run")
+    assert dry.startswith("warning: what earlier jobs have is not left out here, since squeue failed")
 
 
 def test_wait_returns_when_the_jobs_have_left_the_queue_and_says_what_has_no_row(cluster, capfd):
