@@ -108,7 +108,6 @@ def run(
     no_report: NoReport = False,
     log_to: LogTo = None,
     config_dir: ConfigDir = None,
-    pack: Pack = None,
 ) -> None:
     """Run a sweep. Every trial that has no row yet gets one.
 
@@ -137,7 +136,7 @@ def run(
     latest row of one is an error, incorrect or a timeout, 2 bad input or a folder that cannot be written, 130 after
     Ctrl-C, 143 after SIGTERM.
     """
-    _run_sweep(context.args, config_dir, fail_on, no_report, log_to, pack=pack)
+    _run_sweep(context.args, config_dir, fail_on, no_report, log_to)
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
@@ -814,7 +813,6 @@ def _run_sweep(
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import campaign, overrides, sweep
-    from sp_bench.driver.log_to import Logger
     from sp_bench.rows import submissions
 
     failures = _statuses("--fail-on", fail_on)
@@ -824,13 +822,19 @@ def _run_sweep(
         print(sweep.as_yaml(request), end="")
     else:
         reporter = None if no_report else _Reporter()
-        heard = {"hear": Logger(log_to)} if log_to else {}
+        heard = {"hear": _logger(log_to)} if log_to else {}
         asked = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
         statuses = campaign.run(
             asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
         )
         _exit_if_failed(statuses, failures)
+
+
+def _logger(name: str) -> Any:
+    from sp_bench.driver.log_to import Logger  # a run without it need not import it
+
+    return Logger(name)
 
 
 def _statuses(option: str, given: str) -> Collection[str]:

@@ -306,6 +306,8 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
             progress.expect(trial)
             _fill([Attempt(trial, campaign.env_id(trial), number)], driver)
             (row,) = _latest_rows([trial], campaign)
+        elif row is not None:
+            progress.know(row.status)
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
         trials.append(trial)

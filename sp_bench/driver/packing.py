@@ -1,12 +1,13 @@
 """Packs a campaign: its rows into one file (rows/packed.py), and back. No run may be under way meanwhile."""
 
+import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.claims import FOLDER, Claims
@@ -56,8 +57,7 @@ def pack(campaign: Path) -> Packed:
             packed.replace(campaign, rows, campaign / store.WORK / PLACE, lambda place: _require_equal(place, want))
             packed.unlink(campaign, files)
             packed.sync(campaign)
-    number = sum(1 for _ in store.committed(campaign)) - len(left)
-    return Packed(number, before, _size(campaign), tuple(left))
+    return Packed(len(packed.names(campaign)), before, _size(campaign), tuple(left))
 
 
 def unpack(campaign: Path) -> int:
@@ -73,23 +73,25 @@ def unpack(campaign: Path) -> int:
         want, _ = store.read(campaign)
         names = rows[packed.FILE_NAME].to_pylist()
         place = campaign / store.WORK / PLACE
-        place.mkdir(exist_ok=True)
+        place.mkdir(exist_ok=True)  # a killed process may have left it
         for i, name in enumerate(names):
             if not (campaign / name).exists():
                 row = rows.slice(i, 1)
                 # columns of another version are those of the rows that have them
                 kept = [n for n in row.column_names if n in SCHEMA.names or row[n].null_count == 0]
-                row = row.select([n for n in kept if n != packed.FILE_NAME]).replace_schema_metadata(SCHEMA.metadata)
-                pq.write_table(row, place / name, use_dictionary=False, write_statistics=False, store_schema=False)
+                with open(place / name, "wb") as file:
+                    store.write_table(row.select([n for n in kept if n != packed.FILE_NAME]), file)
+                    file.flush()
+                    os.fsync(file.fileno())
                 (place / name).replace(campaign / name)
-        place.rmdir()
+        shutil.rmtree(place)
+        packed.sync(campaign)
         (campaign / packed.PACK).rename(aside := campaign / store.WORK / packed.PACK)
         try:
             _require_equal(campaign, want)
         except ConfigError:
             aside.rename(campaign / packed.PACK)
             raise
-        packed.sync(campaign)
         aside.unlink()
     return len(names)
 
@@ -138,7 +140,7 @@ def _require_equal(folder: Path, want: pa.Table) -> None:
     got, problems = store.read(folder)
     if not (got.equals(want) or repr(got.to_pylist()) == repr(want.to_pylist())):  # NaN equals nothing
         told = "; ".join(problems[:1]) or "values differ"
-        raise ConfigError(f"rows were not written as they were read ({told}); {folder} is as it was")
+        raise ConfigError(f"rows were not written as they were read ({told}); nothing was removed")
 
 
 def _size(campaign: Path) -> int:

@@ -181,6 +181,11 @@ class Progress:
         mean = sum(self._launched_s) / len(self._launched_s)
         return mean * (self._to_launch - len(self._launched_s))
 
+    def know(self, status: str) -> None:
+        """One more trial, which has had its row since before the run."""
+        self.planned += 1
+        self.before[status] += 1
+
     def expect(self, trial: Trial) -> None:
         """One more trial, which was not planned when the run began."""
         self.planned += 1

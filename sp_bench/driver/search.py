@@ -17,7 +17,7 @@ from sp_bench.driver.settings import SearchConfig
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
 STEPS = (1.15, 1.5)  # after one of 1.5 times the resolution, as far as this from the guess; then twice
-USABLE = 0.97  # of a device's memory: the context and NCCL hold the rest
+OUTSIDE_BYTES = 4 * 2**30  # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 SHARE_OF_PEAK = 0.4  # what a training step reaches
 START_S = 40  # of fresh processes and their proof
@@ -52,7 +52,7 @@ class Search:
         low, high = 1, LONGEST
         while low < high:
             middle = (low + high + 1) // 2
-            fits = memory.peak(self.at(middle)).bytes <= USABLE * min(known)
+            fits = memory.peak(self.at(middle)).bytes <= min(known) - OUTSIDE_BYTES
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -6,6 +6,7 @@ packed too, and nothing else.
 """
 
 import os
+import shutil
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import lru_cache
@@ -18,6 +19,9 @@ from sp_bench.testing.kill_points import reach
 
 PACK = "packed.parquet"
 FILE_NAME = "file_name"  # the column
+MAX_BYTES = 2**32  # that a pack unpacks to; ours of 256 rows unpacks to 8 MB
+LEADS_OUT = "a link that leads out of the results"
+NO_FILE = "not a file"
 LEVEL = 19  # of zstd: a pack is written once
 
 
@@ -31,6 +35,7 @@ def names(folder: Path) -> frozenset[str]:
         found = os.stat(folder / PACK)
     except (FileNotFoundError, NotADirectoryError):
         return frozenset()
+    _require_own(folder / PACK)
     return _names(folder / PACK, found.st_ino, found.st_mtime_ns, found.st_size)
 
 
@@ -48,14 +53,30 @@ def table(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return _read(folder / PACK, columns)
 
 
+def stays(path: Path, root: Path) -> bool:
+    """Whether `path` is inside `root` once links are followed; a loop of links leads nowhere."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
+
+
+def _require_own(path: Path) -> None:
+    if path.is_symlink() and not stays(path, path.parent.parent):
+        raise ValueError(LEADS_OUT)
+    if not path.is_file():  # a pipe would be waited for
+        raise ValueError(NO_FILE)
+
+
 def columns(folder: Path) -> set[str]:
     """The names of all columns of the pack."""
     return set(pq.read_schema(folder / PACK).names)
 
 
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
+    _require_own(path)
     try:
         file = pq.ParquetFile(path, pre_buffer=False)
+        groups = range(file.metadata.num_row_groups)
+        if (size := sum(file.metadata.row_group(i).total_byte_size for i in groups)) > MAX_BYTES:
+            raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_BYTES:,}")
         present = file.schema_arrow.names
         if FILE_NAME not in present:
             raise ValueError(f"not a pack (it has no column {FILE_NAME})")
@@ -82,12 +103,12 @@ def replace(folder: Path, rows: pa.Table, place: Path, verify: Callable[[Path], 
         os.replace(place / PACK, folder / PACK)
         reach("pack_replaced")
     finally:
-        (place / PACK).unlink(missing_ok=True)
-        place.rmdir()
+        shutil.rmtree(place)  # with what a killed process left there
     sync(folder)
 
 
 def sync(folder: Path) -> None:
+    """Make the names of a folder's files survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sp_bench.config.options import OPTIONS
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 class Column(NamedTuple):

@@ -14,13 +14,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.rows import packed
+from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
 from sp_bench.testing.kill_points import reach
@@ -32,8 +33,6 @@ STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preemp
 IDENTITY = ("status", "trial_id", "env_id", "attempt")  # what a file's name says of its row
 PART = 200  # files that are read as one piece
 FOREIGN = "not a row (its name has another form)"
-LEADS_OUT = "a link that leads out of the results"
-NO_FILE = "not a file"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
 # With any status: those of a newer schema are read too.
@@ -139,11 +138,6 @@ def _is_row(folder: Path, name: str, descriptor: int) -> bool:
     return stat.S_ISREG(mode)
 
 
-def stays(path: Path, root: Path) -> bool:
-    """Whether `path` is inside `root` once links are followed; a loop of links leads nowhere."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
-
-
 def require_contained(campaign: Path) -> None:
     """Neither the campaign's folder nor what we write to below it is a link to somewhere else.
 
@@ -214,13 +208,7 @@ def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> P
     temporary = within / UNCOMMITTED if within else folder / f".{name.file_name}.{os.getpid()}"
     try:
         with open(temporary, "wb") as file:
-            # of a single value, dictionaries and statistics are larger than the value; Arrow's own schema, of which the
-            # file's says all that a reader needs, would be a third of the file
-            with pq.ParquetWriter(
-                file, SCHEMA, use_dictionary=False, write_statistics=False, store_schema=False
-            ) as writer:
-                writer.write_table(table)
-                writer.add_key_value_metadata(SCHEMA.metadata)
+            write_table(table, file)
             file.flush()
             reach("row_written")
             os.fsync(file.fileno())
@@ -231,13 +219,18 @@ def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> P
         with suppress(OSError):  # what stopped the writing counts; the file is in nobody's way
             os.unlink(temporary)
         raise
-    descriptor = os.open(folder, os.O_RDONLY)  # not `within`: at worst a crash brings back a file that nobody commits
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    packed.sync(folder)  # not `within`: at worst a crash brings back a file that nobody commits
     reach("row_committed")
     return target
+
+
+def write_table(row: pa.Table, file: BinaryIO) -> None:
+    """Write a row as its file has it."""
+    # of a single value, dictionaries and statistics are larger than the value; Arrow's own schema, of which the file's
+    # says all that a reader needs, would be a third of the file
+    with pq.ParquetWriter(file, row.schema, use_dictionary=False, write_statistics=False, store_schema=False) as writer:
+        writer.write_table(row)
+        writer.add_key_value_metadata(SCHEMA.metadata)
 
 
 def _table(row: Mapping[str, Any]) -> pa.Table:

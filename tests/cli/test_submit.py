@@ -165,7 +165,7 @@ def test_a_pack_that_is_not_there_is_named(tmp_path, capfd, monkeypatch, file, n
 def test_a_pack_of_other_words_is_refused(tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.json").write_text(json.dumps({"packs": [{"job_id": 1, "trials": ["0" * 12]}]}))
-    code, _, err = console(capfd, "run", *WORDS, "--pack", "one.json", "0")
+    code, _, err = console(capfd, "resume", *WORDS, "--pack", "one.json", "0")
     assert code == 2
     assert "1 of the 1 trials of the pack are not in this plan of 2, such as 000000000000; give the words of" in err
     assert not (tmp_path / "results").exists()

@@ -68,12 +68,10 @@ def test_rows_that_come_later_are_packed_with_the_others(campaign):
 
 def test_a_file_stands_before_the_packed_row_of_its_name(campaign):
     packing.pack(campaign)
-    again = row(median_ms=123.0, method="ring", seq_len=1024)
     first = store.read(campaign)[0].to_pylist()[0]
     commit([first | {"median_step_ms": 123.0}], campaign)
     assert len(identities(campaign)) == len(store.read(campaign)[0])
     assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
-    assert again["status"] == "ok"
     packing.pack(campaign)
     assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
 
@@ -115,11 +113,25 @@ def test_pandas_duckdb_and_polars_read_packs_and_files_alike(campaign):
 def test_what_is_no_row_stays_where_it_is_and_is_named(campaign):
     name = identities(campaign)[0]
     (campaign / name).write_bytes(b"torn")
+    (campaign / "notes.parquet").write_bytes(b"mine")
     rows = store.read(campaign)[0]
     done = packing.pack(campaign)
-    assert [line.split(":")[0] for line in done.left] == [name]
-    assert files(campaign) == sorted([name, packed.PACK])
+    assert sorted(line.split(":")[0] for line in done.left) == [name, "notes.parquet"]
+    assert done.num_rows == len(rows)
+    assert files(campaign) == sorted([name, "notes.parquet", packed.PACK])
     assert store.read(campaign)[0] == rows
+
+
+def test_a_pack_that_is_no_file_or_leads_out_of_the_results_is_named_and_not_read(campaign, tmp_path):
+    packing.pack(campaign)
+    outside = tmp_path / "elsewhere.parquet"
+    (campaign / packed.PACK).rename(outside)
+    (campaign / packed.PACK).symlink_to(outside)
+    assert store.read(campaign)[1] == [f"{packed.PACK}: {packed.LEADS_OUT}; skipped"]
+    assert identities(campaign) == []
+    (campaign / packed.PACK).unlink()
+    os.mkfifo(campaign / packed.PACK)
+    assert store.read(campaign)[1] == [f"{packed.PACK}: {packed.NO_FILE}; skipped"]
 
 
 @pytest.mark.parametrize("damage", [b"", b"PAR1 and no more", None])
