@@ -662,7 +662,7 @@ def pack(
     folders: Annotated[list[Path], typer.Argument(metavar="CAMPAIGN", help="Campaign folders, such as results/smoke")],
     undo: Annotated[bool, typer.Option("--undo", help="Make a file of each row again")] = False,
 ) -> None:
-    """Put all rows of a campaign into one small file, packed.parquet, which takes a tenth to a thirtieth.
+    """Put all rows of a campaign into one file, packed.parquet, which is many times smaller.
 
     sp-bench reads packed rows as it reads files: report, status, resume and all else go on as before. So do pandas,
     DuckDB and polars. New rows are files of their own until the campaign is packed again:

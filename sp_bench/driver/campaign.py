@@ -139,18 +139,7 @@ def run(
         print(note)
     _require_planned(only or (), trials)
 
-    try:
-        campaign.work.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=campaign.folder):
-            pass
-        plans.write(
-            campaign.folder,
-            [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials],
-        )
-    except OSError as error:
-        raise ConfigError(
-            f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
-        ) from error
+    _write_plan(campaign, trials)
     if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
         kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
         trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
@@ -193,6 +182,24 @@ def run(
             return Counter(row.status for row in latest)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
+
+
+def _write_plan(campaign: Campaign, trials: Sequence[Trial]) -> None:
+    """Make the campaign's folder, and write what is planned beside its rows.
+
+    Raises:
+        ConfigError: the folder cannot be written.
+    """
+    try:
+        campaign.work.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=campaign.folder):
+            pass
+        planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
+        plans.write(campaign.folder, planned)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
+        ) from error
 
 
 def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:

@@ -48,7 +48,8 @@ def pack(campaign: Path) -> Packed:
             tables.append(table.append_column(packed.FILE_NAME, pa.array([row.file_name], pa.string())))
             files.append(row.file_name)
         if in_pack is not None:
-            stands = [name not in set(files) for name in in_pack[packed.FILE_NAME].to_pylist()]
+            again = set(files)
+            stands = [name not in again for name in in_pack[packed.FILE_NAME].to_pylist()]
             tables.append(in_pack.filter(pa.array(stands, pa.bool_())))
         if files:
             rows = _joined(tables)

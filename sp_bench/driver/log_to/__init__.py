@@ -2,7 +2,7 @@
 told of and left, and the sweep goes on.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 class Logger:
     """Logs rows of one campaign to `name`."""
 
-    def __init__(self, name: str, say: Callable[[str], None] = print) -> None:
+    def __init__(self, name: str) -> None:
         """
         Raises:
             ConfigError: an unknown name, or its package is missing.
@@ -26,7 +26,7 @@ class Logger:
         if name not in NAMES:
             raise ConfigError(f"--log-to {shown(name)}: unknown; use one of {', '.join(NAMES)}")
         self._module = _module(name)
-        self._name, self._say, self._failed = name, say, False
+        self._name, self._failed = name, False
 
     def __call__(self, campaign: Path, row: Row) -> None:
         if self._failed:
@@ -40,7 +40,7 @@ class Logger:
         except Exception as error:  # whatever a service raises: the measurement goes on
             self._failed = True
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            self._say(f"--log-to {self._name} failed and hears of no further row: {shown(first)}")
+            print(f"--log-to {self._name} failed and hears of no further row: {shown(first)}")
 
 
 def _module(name: str) -> ModuleType:
