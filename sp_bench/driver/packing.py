@@ -81,7 +81,8 @@ def unpack(campaign: Path) -> int:
                 # columns of another version are those of the rows that have them
                 kept = [n for n in row.column_names if n in SCHEMA.names or row[n].null_count == 0]
                 with open(place / name, "wb") as file:
-                    store.write_table(row.select([n for n in kept if n != packed.FILE_NAME]), file)
+                    row = row.select([n for n in kept if n != packed.FILE_NAME])
+                    store.write_table(row, file, row.schema)
                     file.flush()
                     os.fsync(file.fileno())
                 (place / name).replace(campaign / name)

@@ -224,11 +224,11 @@ def write(row: Mapping[str, Any], folder: Path, within: Path | None = None) -> P
     return target
 
 
-def write_table(row: pa.Table, file: BinaryIO) -> None:
-    """Write a row as its file has it."""
+def write_table(row: pa.Table, file: BinaryIO, schema: pa.Schema = SCHEMA) -> None:
+    """Write a row as its file has it. `schema`: of a row of another version, its own."""
     # of a single value, dictionaries and statistics are larger than the value; Arrow's own schema, of which the file's
     # says all that a reader needs, would be a third of the file
-    with pq.ParquetWriter(file, row.schema, use_dictionary=False, write_statistics=False, store_schema=False) as writer:
+    with pq.ParquetWriter(file, schema, use_dictionary=False, write_statistics=False, store_schema=False) as writer:
         writer.write_table(row)
         writer.add_key_value_metadata(SCHEMA.metadata)
 
