@@ -1,6 +1,6 @@
 """Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism.
 
-This adapter was written from the library's public sources (2.x). What it says was read there, and has not been run.
+What is said here was read in the sources of 2.20.2. The byte counts of p2p, all_gather and a2a hold on 2 GPUs.
 
 Variants are the library's cp_comm_type; P ranks:
 - `p2p`: K and V travel as one message around a ring, P-1 hops, and again in the backward. dK/dV travel P-1 hops in the
@@ -13,9 +13,10 @@ None of them replicates KV heads.
 
 Each variant wants the zigzag layout over all P ranks (the library's DualChunkSwap), whether causal or not. Variants
 that exchange heads reorder the chunks by copies of their own. Tensors are [B, S/P, H, D] in and [B, S/P, H*D] out,
-which is a view of ours. The kernel is flash-attn 2, or TransformerEngine's own cuDNN attention (kernel=cudnn).
+which is a view of ours. The kernel is flash-attn 2, FlashAttention-4, or TransformerEngine's own cuDNN attention
+(kernel=cudnn). FlashAttention-4 must be older than 4.0.0b30: docs/METHODS.md says why.
 
-Closing restores NVTE_*_ATTN in the environment and makes the library choose its backend again. The imported modules
+Closing restores NVTE_*_ATTN* in the environment and makes the library choose its backend again. The imported modules
 stay.
 """
 
@@ -45,7 +46,14 @@ PRIMITIVE = {
     "a2a+p2p": "all_to_all+send_recv",
 }
 
-_BACKENDS = {"flash_attn": "FLASH", "cudnn": "FUSED"}  # our kernel -> the <...> of NVTE_<...>_ATTN, which allows it
+# our kernel -> the library's switches that allow it, NVTE_<...>; it chooses among what is allowed and installed
+_SWITCHES = {
+    "flash_attn": ("FLASH_ATTN", "FLASH_ATTN_V2"),
+    "flash_attn_4": ("FLASH_ATTN", "FLASH_ATTN_V4"),
+    "cudnn": ("FUSED_ATTN",),
+}
+_ALL_SWITCHES = ("FLASH_ATTN", "FLASH_ATTN_V2", "FLASH_ATTN_V3", "FLASH_ATTN_V4", "FUSED_ATTN", "UNFUSED_ATTN")
+_MAJOR = {"flash_attn": "2", "flash_attn_4": "4"}  # version of what the library calls flash attention
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -69,10 +77,15 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
     if reason := missing_library_reason(method.name, "transformer-engine"):
         return reason
-    if kernel_name not in _BACKENDS:
+    if kernel_name not in _SWITCHES:
         return (
-            f"transformer_engine runs flash-attn 2 or its own cuDNN attention, not kernel={kernel_name}; "
-            "use kernel=flash_attn or cudnn"
+            f"transformer_engine runs flash-attn 2, FlashAttention-4 or its own cuDNN attention, not "
+            f"kernel={kernel_name}; use kernel=flash_attn, flash_attn_4 or cudnn"
+        )
+    if kernel_name == "flash_attn_4" and method.variant == "a2a+p2p":
+        return (
+            "transformer_engine has no FlashAttention-4 for method.variant=a2a+p2p; "
+            "use kernel=flash_attn or cudnn, or method.variant=p2p, all_gather or a2a"
         )
     if sp_size == 1:
         return "transformer_engine on sp_size=1 is its kernel alone; use sp_size of 2 or more, or method=single"
@@ -122,7 +135,7 @@ def open(
     ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
     groups = {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
     cut = layout(method, ulysses.size() * ring.size())
-    with _only_backend(next(name for name in _BACKENDS if kernels.get(name) is kernel)) as require_asked_for:
+    with _only_backend(next(name for name in _SWITCHES if kernels.get(name) is kernel)) as require_asked_for:
         from transformer_engine.pytorch import DotProductAttention  # pyright: ignore[reportMissingImports]
 
         module = DotProductAttention(
@@ -150,20 +163,20 @@ def open(
 
 @contextmanager
 def _only_backend(kernel_name: str) -> Iterator[Any]:
-    """Inside, TransformerEngine may use only the backend of `kernel_name`, one of its three. Yields a function that
-    raises unless the last call ran that backend."""
+    """Inside, TransformerEngine may use only the backend of `kernel_name`. Yields a function that raises unless the
+    last call ran that backend."""
     from transformer_engine.pytorch.attention.dot_product_attention import (  # pyright: ignore[reportMissingImports]
         _attention_backends as chosen,
     )
 
-    names = [f"NVTE_{name}_ATTN" for name in ("FLASH", "FUSED", "UNFUSED")]
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    os.environ.update({name: str(int(_BACKENDS[kernel_name] in name.split("_"))) for name in names})
+    allowed = {f"NVTE_{name}": str(int(name in _SWITCHES[kernel_name])) for name in _ALL_SWITCHES}
+    before = {name: os.environ[name] for name in allowed if name in os.environ}
+    os.environ.update(allowed)
     chosen["backend_selection_requires_update"] = True  # otherwise it would keep its choice while shapes stay the same
     try:
         yield lambda: _require(kernel_name, chosen)
     finally:
-        for name in names:
+        for name in allowed:
             del os.environ[name]
         os.environ.update(before)
         chosen["backend_selection_requires_update"] = True
@@ -172,12 +185,11 @@ def _only_backend(kernel_name: str) -> Iterator[Any]:
 def _require(kernel_name: str, chosen: Mapping[str, Any]) -> None:
     """
     Raises:
-        RuntimeError: the library ran another backend, or another flash-attn than version 2. With several versions
-            installed it takes the newest.
+        RuntimeError: the library ran another backend, or another version of flash attention.
     """
     version = str(chosen["flash_attention_backend"])
-    ran_flash = chosen["use_flash_attention"] and version.partition(".")[0] == "2"
-    if not (ran_flash if kernel_name == "flash_attn" else chosen["use_fused_attention"]):
+    ran_flash = chosen["use_flash_attention"] and version.partition(".")[0] == _MAJOR.get(kernel_name)
+    if not (ran_flash if kernel_name in _MAJOR else chosen["use_fused_attention"]):
         raise RuntimeError(f"kernel={kernel_name} was asked for, and transformer_engine chose {dict(chosen)}")
 
 

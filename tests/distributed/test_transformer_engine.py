@@ -33,7 +33,7 @@ HIERARCHICAL = MethodConfig(NAME, "zigzag", "a2a+p2p", 2)
 def cases(sp_size: int) -> list[Case]:
     chosen = []
     for method, kernel, hkv, causal, batch in itertools.product(
-        (P2P, GATHER, A2A, HIERARCHICAL), ("flash_attn", "cudnn"), (8, 4, 1), (True, False), (1, 2)
+        (P2P, GATHER, A2A, HIERARCHICAL), ("flash_attn", "flash_attn_4", "cudnn"), (8, 4, 1), (True, False), (1, 2)
     ):
         shape = AttentionShape(batch, 128 * sp_size, 8, hkv, 64, causal, "bfloat16")
         own = kernels.get(kernel).unsupported_reason(shape, here().type)
@@ -72,8 +72,15 @@ class Reduced(torch.autograd.Function):
         return grad
 
 
-def backends_asked_for() -> list[str]:
-    return [name for name in ("FLASH", "FUSED", "UNFUSED") if os.environ.get(f"NVTE_{name}_ATTN") == "1"]
+SWITCHES = {
+    "flash_attn": ["NVTE_FLASH_ATTN", "NVTE_FLASH_ATTN_V2"],
+    "flash_attn_4": ["NVTE_FLASH_ATTN", "NVTE_FLASH_ATTN_V4"],
+    "cudnn": ["NVTE_FUSED_ATTN"],
+}
+
+
+def switched_on() -> list[str]:
+    return sorted(name for name in os.environ if name.startswith("NVTE_") and os.environ[name] == "1")
 
 
 class StandIn:
@@ -92,8 +99,9 @@ class StandIn:
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         assert StandIn.state["backend_selection_requires_update"]
-        StandIn.state |= {"use_flash_attention": backends_asked_for() == ["FLASH"], "flash_attention_backend": "2.8.3"}
-        StandIn.state |= {"use_fused_attention": backends_asked_for() == ["FUSED"]}
+        StandIn.state |= {"use_flash_attention": "NVTE_FLASH_ATTN" in switched_on()}
+        StandIn.state |= {"flash_attention_backend": "4.0.0b29" if "NVTE_FLASH_ATTN_V4" in switched_on() else "2.8.3"}
+        StandIn.state |= {"use_fused_attention": "NVTE_FUSED_ATTN" in switched_on()}
         mixed = Reduced.apply(q) * (k.sum() + v.sum())  # pyright: ignore[reportOperatorIssue]
         return mixed.flatten(2)
 
@@ -123,11 +131,11 @@ def check_what_it_is_told(rank: int) -> None:
     shape = AttentionShape(1, 16, 4, 2, 8, True, "float32")
     pair, across = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
     expected = {"p2p": [0, 1, 2, 3], "all_gather": [0, 1, 2, 3], "a2a": [0, 1, 2, 3], "a2a+p2p": [pair, across]}
-    for method, kernel in itertools.product((P2P, GATHER, A2A, HIERARCHICAL), ("flash_attn", "cudnn")):
+    for method, kernel in itertools.product((P2P, GATHER, A2A, HIERARCHICAL), SWITCHES):
         q, k, v = (torch.ones(1, 4, heads, 8, requires_grad=True) for heads in (4, 2, 2))
         mesh = mesh_of(methods.get(NAME).layout(method, 4))
         with methods.get(NAME).open(method, kernels.get(kernel), shape, mesh) as attention, Ledger() as book:
-            assert backends_asked_for() == [{"flash_attn": "FLASH", "cudnn": "FUSED"}[kernel]]
+            assert switched_on() == SWITCHES[kernel]
             out = attention(q, k, v)
             assert out.shape == q.shape
             with ledger.phase("backward"):
@@ -140,7 +148,7 @@ def check_what_it_is_told(rank: int) -> None:
             ("backward", "all_reduce"): 1,
         }
     assert os.environ.pop("NVTE_FLASH_ATTN") == "7"
-    assert not backends_asked_for()
+    assert not switched_on()
     assert StandIn.state["backend_selection_requires_update"]
 
 
@@ -150,8 +158,11 @@ def test_each_variant_gets_its_groups_and_the_environment_is_restored() -> None:
 
 def test_another_backend_than_the_one_asked_for_is_an_error() -> None:
     ran = {"use_flash_attention": True, "flash_attention_backend": "3.0.0", "use_fused_attention": False}
-    for kernel in ("flash_attn", "cudnn"):
+    for kernel in SWITCHES:
         with pytest.raises(RuntimeError, match=f"kernel={kernel} was asked for"):
             _require(kernel, ran)
+    with pytest.raises(RuntimeError, match="kernel=flash_attn was asked for"):
+        _require("flash_attn", ran | {"flash_attention_backend": "4.0.0b36"})
+    _require("flash_attn_4", ran | {"flash_attention_backend": "4.0.0b36"})
     _require("flash_attn", ran | {"flash_attention_backend": "2.8.3"})
     _require("cudnn", ran | {"use_flash_attention": False, "use_fused_attention": True})
