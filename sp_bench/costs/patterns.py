@@ -51,7 +51,6 @@ class Library:
     dkv_dtype: Literal["input", "float32"] = "input"  # in which dK/dV travel between ring ranks
     own_dkv_travels: bool = False  # True: a rank's own dK/dV go all the way round, R hops instead of R-1
     replicates_kv: bool = False  # False: fewer KV heads than ranks that exchange heads are unsupported
-    exchanges_output_again: bool = False  # True: the backward of the head exchange sends the output once more
     gathers_positions: bool = False  # True: each call gathers position_ids
 
 
@@ -68,8 +67,8 @@ LIBRARIES: Mapping[tuple[str, str | None], Library] = {  # (method, variant)
     ("torch_context_parallel", "alltoall"): _FP32_ALL_THE_WAY,
     ("transformer_engine", "p2p"): Library("ring"),
     ("transformer_engine", "all_gather"): Library("all_gather"),
-    ("transformer_engine", "a2a"): Library("ulysses", exchanges_output_again=True),
-    ("transformer_engine", "a2a+p2p"): Library("usp", exchanges_output_again=True),
+    ("transformer_engine", "a2a"): Library("ulysses"),
+    ("transformer_engine", "a2a+p2p"): Library("usp"),
 }
 
 
@@ -121,20 +120,11 @@ def differences(library: Library, shape: AttentionShape, degrees: Degrees) -> Ma
         "a rank's own dK/dV travel too, one hop more": {
             "backward": n * travelling if library.own_dkv_travels and in_a_ring else Fraction(0)
         },
-        "the output is exchanged again in the backward": {
-            "backward": _output_exchange_bytes(shape, degrees) if library.exchanges_output_again else Fraction(0)
-        },
         "position_ids are gathered in each call": {
             "forward": _positions_bytes(shape, degrees.sp_size) if library.gathers_positions else Fraction(0)
         },
     }
     return {words: more for words, more in found.items() if any(more.values())}
-
-
-def _output_exchange_bytes(shape: AttentionShape, degrees: Degrees) -> Fraction:
-    """Bytes of one exchange of the output: (U-1)/U * B * S/P * Hq * D * e."""
-    local = Fraction(shape.batch_size * shape.seq_len * shape.num_heads * shape.head_dim, degrees.sp_size)
-    return local * shape.element_bytes * Fraction(degrees.ulysses - 1, degrees.ulysses)
 
 
 def _positions_bytes(shape: AttentionShape, sp_size: int) -> Fraction:

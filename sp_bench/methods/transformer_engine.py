@@ -6,8 +6,7 @@ Variants are the library's cp_comm_type; P ranks:
 - `p2p`: K and V travel as one message around a ring, P-1 hops, and again in the backward. dK/dV travel P-1 hops in the
   input's dtype.
 - `all_gather`: K and V are gathered, and again in the backward. dK/dV are reduce-scattered in the input's dtype.
-- `a2a`: Ulysses. Q, K, V and the output each travel in an all-to-all of their own. The library keeps the output by
-  tokens, so the backward exchanges it a second time.
+- `a2a`: Ulysses. Q, K, V and the output each travel in an all-to-all of their own.
 - `a2a+p2p`: both. Groups of `ulysses_degree` adjacent ranks exchange heads.
 None of them replicates KV heads.
 
@@ -23,7 +22,6 @@ stay.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from sp_bench import kernels
@@ -109,18 +107,13 @@ def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) ->
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    """The closed form of each pattern. A head exchange also sends the output again in the backward:
-    (U-1)/U * B * S/P * Hq * D * e bytes."""
+    """The closed form of each pattern, with dK/dV in the input's dtype."""
     cut = layout(method, sp_size)
-    ring, degree = cut.ring_degree, cut.ulysses_degree
     if method.variant == "all_gather":
         return all_gather_traffic(shape, sp_size, "input")
-    local_output = Fraction(shape.batch_size * shape.seq_len * shape.num_heads * shape.head_dim, sp_size)
-    again = local_output * shape.element_bytes * Fraction(degree - 1, degree)
     return add_traffic(
-        ulysses_traffic(shape, degree, sp_size),
-        {("backward", "all_to_all"): again},
-        ring_traffic(shape, ring, degree, "input"),
+        ulysses_traffic(shape, cut.ulysses_degree, sp_size),
+        ring_traffic(shape, cut.ring_degree, cut.ulysses_degree, "input"),
     )
 
 

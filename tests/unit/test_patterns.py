@@ -103,9 +103,8 @@ def test_at_the_headline_shape_the_differences_are_these_mebibytes() -> None:
     all_the_way = "a rank's own dK/dV travel too, one hop more"
     assert mebibytes("ring_flash_attn", None, Degrees(1, 8)) == {"dK/dV travel in float32": 448, all_the_way: 128}
     assert mebibytes("deepspeed_ulysses_hf", None, Degrees(8, 1)) == {"position_ids are gathered in each call": 0.875}
-    again = "the output is exchanged again in the backward"
-    assert mebibytes("transformer_engine", "a2a", Degrees(8, 1)) == {again: 112}
-    assert mebibytes("yunchang", "usp", Degrees(8, 1)) == mebibytes("deepspeed_ulysses", None, Degrees(8, 1)) == {}
+    for name, variant in (("yunchang", "usp"), ("deepspeed_ulysses", None), ("transformer_engine", "a2a")):
+        assert mebibytes(name, variant, Degrees(8, 1)) == {}
 
 
 @pytest.mark.parametrize(
@@ -150,10 +149,9 @@ def test_the_table_of_the_docs_says_what_is_declared() -> None:
     for (name, variant), (*cells, copies) in documented().items():
         library = LIBRARIES[name, variant]
         replication = {True: "yes", False: "no"}[library.replicates_kv] if library.kind in ("ulysses", "usp") else "-"
-        extra = {(True, False): "position_ids", (False, True): "output again", (False, False): "-"}
         assert cells == [
             *(library.kind, methods.primitive(MethodConfig(name, variant=variant)), library.dkv_dtype),
-            *(dkv_hops(library), replication, extra[library.gathers_positions, library.exchanges_output_again]),
+            *(dkv_hops(library), replication, "position_ids" if library.gathers_positions else "-"),
         ], (name, variant)
         assert copies
 
