@@ -304,6 +304,17 @@ class WorkloadConfig:
             protocol=True,
         ),
     ] = False
+    fit: Annotated[
+        bool,
+        Declared(
+            "single_step: does it fit? Attention is computed in the last layer alone, all else as ever; memory and "
+            "messages are in the row, and no time",
+            of=("train_step",),
+            old_rows=False,
+            omitted=True,
+            protocol=True,
+        ),
+    ] = False
     trace: Annotated[
         bool,
         Declared(
@@ -370,6 +381,8 @@ class WorkloadConfig:
                 f"workload.single_step=true: workload {self.name} with warmup_steps={self.warmup_steps} and "
                 f"timed_steps={self.timed_steps}; it is for workload=train_step with 0 and 1"
             )
+        if self.fit and not self.single_step:
+            raise ConfigError("workload.fit=true asks of one step whether it fits; use workload.single_step=true too")
         if (
             self.model_code == "compiled"
             and self.warmup_steps == 0

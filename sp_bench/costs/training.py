@@ -63,9 +63,14 @@ def matmul_parameters(model: ModelConfig) -> int:
 
 
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
-    """FLOPs of the attention forwards of one step: of all layers and all sequences."""
+    """FLOPs of the attention forwards of one step, of all sequences."""
     one_sequence = replace(config.attention_shape(seq_len), batch_size=1)
-    return config.model.num_layers * config.num_sequences * attention_forward_flops(one_sequence)
+    return _attention_layers(config) * config.num_sequences * attention_forward_flops(one_sequence)
+
+
+def _attention_layers(config: TrialConfig) -> int:
+    """Layers that compute their attention."""
+    return 1 if config.workload.fit else config.model.num_layers
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:
@@ -164,7 +169,7 @@ def expected_work(
     )
     if calls is None or engine in HUGGING_FACE:
         return expected
-    layers = config.model.num_layers * config.workload.num_micro_batches
+    layers = _attention_layers(config) * config.workload.num_micro_batches
     return replace(
         expected,
         attention_flops=attention_flops(config, padded_seq_len),

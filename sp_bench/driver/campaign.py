@@ -306,7 +306,9 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     guess, statuses, trials = _guess(search, settings, found), {}, []
     while isinstance(step := next_step(statuses, guess, search.multiple, settings.search), Probe):
-        trial = _planned([search.at(step.seq_len)], step.replicate + 1, settings, found)[step.replicate]
+        trial = _planned([search.at(step.seq_len, confirming=step.confirming)], step.replicate + 1, settings, found)[
+            step.replicate
+        ]
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
             progress.note(f"search: {name}: {_bracket(statuses)}; next {step.seq_len:,}")

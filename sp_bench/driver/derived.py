@@ -19,6 +19,10 @@ HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
 MAX_CLOCK_MISMATCH = 0.02  # of a rank's window: how far the sum of its steps may be off without a flag
 
+TIMES = (  # columns that a row of `workload.fit` has not: its step computed no attention
+    *("rank_step_ms", "window_ms", "host_step_ms", "host_launch_us", "energy_j", "device_state"),
+    *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "mfu", "hfu"),
+)
 DERIVED = (
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
     *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
@@ -126,6 +130,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
         flags.append("clock_mismatch")
     flags += ["single_step"] if config.workload.single_step else []
+    flags += ["fit"] if config.workload.fit else []
     flags += flags_of_times(row["step_ms"], record["window_ms"])
     issued_ms = record.get("host_step_ms") or [0.0]
     if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:

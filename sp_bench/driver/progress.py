@@ -218,8 +218,9 @@ class Progress:
             if reason and status != "ok"
             else ""
         )
-        if median_step_ms is not None and status == "ok":
-            said = f": {median_step_ms:,.3f} ms a step"
+        if status == "ok":
+            said = ": it fits" if trial.config.workload.fit else ""
+            said = f": {median_step_ms:,.3f} ms a step" if median_step_ms is not None else said
         if logs is not None:
             said += f"; trial {trial.trial_id}, logs: {logs}"
         self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))

@@ -19,7 +19,7 @@ from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
-from sp_bench.driver.derived import DERIVED, Record, derived, predicted_bytes
+from sp_bench.driver.derived import DERIVED, TIMES, Record, derived, predicted_bytes
 from sp_bench.driver.plan import resolve
 from sp_bench.rows.row import Identity, Outcome, asked_for
 from sp_bench.rows.schema import SCHEMA
@@ -41,6 +41,7 @@ REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "parity": ("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", *TRAINED),
     "collective": ("curve",),
 }
+AT_TIMED_LENGTH = (*PROOF[-1:], *PROOF_OF_GRADIENTS, "timed_loss_error", "timed_max_loss_error")
 PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes", "device_used_bytes", "allocator_retries"),
@@ -77,8 +78,10 @@ def checked(outcome: Outcome, config: TrialConfig) -> Outcome:
         peak = (hardware.peak_flops(device_name or "", config.dtype) or 0) / 1e12
         reason = f"{columns['hfu'] * peak:.0f} TFLOP/s a device is above its peak of {peak:.0f}: the step did not do "
         return replace(outcome, status="incorrect", reason=f"{reason}the work", measured={})
-    measured = {name: value for name, value in record.items() if name != "environment"}
-    return replace(outcome, environment=record["environment"], measured=measured | columns)
+    measured = {name: value for name, value in record.items() if name != "environment"} | columns
+    if config.workload.fit:
+        measured |= dict.fromkeys(TIMES)
+    return replace(outcome, environment=record["environment"], measured=measured)
 
 
 def _refused(outcome: Outcome, problem: str) -> Outcome:
@@ -103,8 +106,9 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         yield f"{_short(record)}; expected columns"
         return
     workload = config.workload
+    unproven = AT_TIMED_LENGTH if workload.fit else ()
     for name in (*REQUIRED["any"], *REQUIRED[workload.name], *REQUIRED.get(workload.pass_kind, ())):
-        if record.get(name) is None:
+        if record.get(name) is None and name not in unproven:
             yield f"{name}=null; expected a value, as every {workload.name} trial has"
     told = {name: value for name, value in record.items() if value is not None}
     measured = {name: value for name, value in told.items() if name in SCHEMA.names and name not in DRIVERS}

@@ -30,8 +30,10 @@ class Search:
 
     config: TrialConfig  # at any length
 
-    def at(self, seq_len: int) -> TrialConfig:
-        return replace(self.config, seq_len=seq_len)
+    def at(self, seq_len: int, *, confirming: bool = False) -> TrialConfig:
+        """The trial at a length. Where lengths are tried with `workload.fit`, a whole step confirms the longest."""
+        workload = replace(self.config.workload, fit=self.config.workload.fit and not confirming)
+        return replace(self.config, seq_len=seq_len, workload=workload)
 
     @property
     def multiple(self) -> int:
@@ -70,6 +72,7 @@ class Search:
 class Probe(NamedTuple):
     seq_len: int
     replicate: int
+    confirming: bool = False  # the longest that fits
 
 
 @dataclass(frozen=True)
@@ -95,11 +98,12 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
     for probe, status in found.items():
         tried.setdefault(probe.seq_len, []).append(status)
     failed = sorted(length for length, statuses in tried.items() if "oom" in statuses)
-    ran = sorted(length for length in tried if length not in failed and set(tried[length]) == {"ok"})
+    ran = sorted(length for length in tried if length not in failed and "ok" in tried[length])
     low = max(ran, default=None)
     high = min((length for length in failed if low is None or length > low), default=None)
-    if other := next((f"{p.seq_len:,} tokens ended as {s}" for p, s in found.items() if s not in ("ok", "oom")), None):
-        return Edge(low, high, other)
+    for probe, status in found.items():
+        if status not in ("ok", "oom") and not (probe.confirming and status == "unsupported"):
+            return Edge(low, high, f"{probe.seq_len:,} tokens ended as {status}")
     if not found:
         return Probe(min(_rounded(guess, multiple, resolution), longest), 0)
     if len(found) >= settings.max_probes:
@@ -116,17 +120,19 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
     middle = middle if low < middle < high else low + (high - low) // (2 * multiple) * multiple
     if high > low * (1 + resolution) and low < middle < high:
         return Probe(middle, 0)
-    for end in (low, high):
-        if Probe(end, 1) not in found:
-            return Probe(end, 1)
+    for end in (Probe(low, 1, confirming=True), Probe(high, 1)):
+        if end not in found:
+            return end
     above = max(_rounded(high * (1 + 4 * resolution), multiple, resolution), high + multiple)
     if max(tried) < above <= longest:
         return Probe(above, 0)
-    return Edge(low, high, _doubts(tried, low, high))
+    return Edge(low, high, _doubts(found, tried, low, high))
 
 
-def _doubts(tried: Mapping[int, list[str]], low: int, high: int) -> str:
-    told = [f"{length:,} ran at times" for length in (high,) if "ok" in tried[length]]
+def _doubts(found: Mapping[Probe, str], tried: Mapping[int, list[str]], low: int, high: int) -> str:
+    unconfirmed = found.get(Probe(low, 1, confirming=True)) == "unsupported"
+    told = ["fit only: the whole step cannot run here"] if unconfirmed else []
+    told += [f"{length:,} ran at times" for length in (high,) if "ok" in tried[length]]
     told += [f"{length:,} was out of memory" for length in sorted(tried) if length < low and "oom" in tried[length]]
     return ", ".join(told)
 

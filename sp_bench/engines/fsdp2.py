@@ -41,8 +41,14 @@ def run(
     watch: Watch | None = None,
 ) -> list[StepResult]:
     padded_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    with train.open_attention(config, padded_len, mesh) as attention:
+    with (
+        train.open_attention(config, padded_len, mesh) as attention,
+        train.open_unattended(config, padded_len, mesh) as unattended,
+    ):
         training = start(config, attention, mesh, device, watch)
+        if unattended is not None:
+            for block in list(training.decoder.blocks)[:-1]:
+                block.attention.attention = unattended
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 

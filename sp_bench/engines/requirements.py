@@ -76,6 +76,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
+    if config.workload.fit and (name != "fsdp2" or not hasattr(methods.get(config.method.name), "kernel_calls")):
+        return (
+            f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
+            "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
+        )
     if name == "fsdp2":
         if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
             return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"

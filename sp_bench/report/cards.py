@@ -175,7 +175,7 @@ def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
 def memory_words(setting: Setting) -> str:
     """Where memory ran out first, and what ran; or that it did not."""
     failed = setting.out_of_memory
-    lengths = [cell.asked["seq_len"] for cell in setting.cells if cell.ok and cell.asked["seq_len"]]
+    lengths = [cell.asked["seq_len"] for cell in setting.cells if cell.fits and cell.asked["seq_len"]]
     if not failed:
         return f"Nothing ran out of memory up to {whole(max(lengths))} tokens." if lengths else ""
     brackets = []

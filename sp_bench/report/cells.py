@@ -12,6 +12,7 @@ import pandas as pd
 
 from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.report.device_sets import are_several
+from sp_bench.report.formats import GIB
 from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
 from sp_bench.report.statistics import Interval, median_interval
 from sp_bench.rows.names import group_of, library, option_values
@@ -20,6 +21,7 @@ GRADIENTS = ("dq", "dk", "dv")
 TENSORS = ("output", *GRADIENTS)
 # Of the ledger, as a step has them; `other` is none of them.
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
+OOM = "oom"
 NO_LENGTH = ("parity", EXCHANGE)  # workloads without a throughput, memory or limit of a length
 
 
@@ -108,6 +110,24 @@ class Cell:
     def ok(self) -> bool:
         """At least one replicate was measured."""
         return self.median_step_ms is not None
+
+    @property
+    def out_of_memory(self) -> bool:
+        """At least one replicate was, so that nobody can count on it, although others may have run."""
+        return OOM in self.statuses
+
+    @property
+    def fits(self) -> bool:
+        """Each replicate that says something about memory ran. One of `workload.fit` has no time, and fits too."""
+        return "ok" in self.statuses and not self.out_of_memory
+
+    @property
+    def predicted_gib(self) -> float | None:
+        """What the memory model said of a device before the run; None on a CPU, whose memory holds the process too."""
+        if self.memory_column != "max_peak_allocated_bytes":
+            return None
+        known = [row["predicted_peak_bytes"] for row in self.rows if row["predicted_peak_bytes"] is not None]
+        return known[0] / GIB if known else None
 
     @property
     def is_of_a_length(self) -> bool:
@@ -275,8 +295,9 @@ def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
     step_ms = {_launch(row): row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
     on_several = are_several(row["device_set"] for row in measured)
+    ran = [row for row in rows if row["status"] == "ok"]  # those of `workload.fit` too, which have no time
     memory_column = next(
-        (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in measured)),
+        (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in ran)),
         None,
     )
     mfu_ms, hfu_ms = _per_step(measured, "mfu"), _per_step(measured, "hfu")
@@ -295,7 +316,7 @@ def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
         mfu=mfu_ms / middle if mfu_ms is not None and middle else None,
         hfu=hfu_ms / middle if hfu_ms is not None and middle else None,
         memory_column=memory_column,
-        memory_bytes=tuple(row[memory_column] for row in measured if memory_column and row[memory_column] is not None),
+        memory_bytes=tuple(row[memory_column] for row in ran if memory_column and row[memory_column] is not None),
         communication=_communication(measured),
         errors=_errors(measured),
     )

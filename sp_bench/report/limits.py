@@ -1,7 +1,7 @@
 """The largest length that ran and the smallest that was out of memory, of each series on each number of ranks.
 
-A cell ran if any of its replicates is ok: one that was also out of memory ran at the brink, but it ran. Only a cell
-without an ok row and with an oom one was out of memory; other failures say nothing about memory.
+A cell of which any replicate was out of memory does not fit, although others ran: nobody can count on it. The search
+for the longest length takes it so too. Failures of other kinds say nothing about memory.
 """
 
 import re
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from sp_bench.report.cells import Cell, listed
 
-OOM = "oom"
 CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
 
 
@@ -38,23 +37,18 @@ def capacity_gib(cell: Cell) -> float | None:
     return next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
 
 
-def out_of_memory(cell: Cell) -> bool:
-    """No replicate ran, and at least one was out of memory."""
-    return not cell.ok and OOM in cell.statuses
-
-
 def limits(cells: Sequence[Cell]) -> list[Limit]:
     """In the order of `cells` (setting, sp_size); series by name."""
     grouped: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in cells:
         known = None not in (cell.asked["sp_size"], cell.asked["seq_len"])
-        if known and cell.is_of_a_length and (cell.ok or out_of_memory(cell)):
+        if known and cell.is_of_a_length and (cell.fits or cell.out_of_memory):
             grouped.setdefault((cell.setting, cell.asked["sp_size"], cell.series), []).append(cell)
     return [_limit(group) for _, group in sorted(grouped.items())]
 
 
 def _limit(group: Sequence[Cell]) -> Limit:
-    ran, failed = [c for c in group if c.ok], [c for c in group if out_of_memory(c)]
+    ran, failed = [c for c in group if c.fits], [c for c in group if c.out_of_memory]
     first = group[0]
     return Limit(
         setting=first.setting,

@@ -12,7 +12,7 @@ from sp_bench.report import words
 from sp_bench.report.cards import memory_gib, tflops, tokens
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.limits import limits, out_of_memory
+from sp_bench.report.limits import limits
 from sp_bench.report.time_parts import kernel_alone
 from sp_bench.rows.schema import SCHEMA
 
@@ -135,7 +135,7 @@ def _read(figure: Figure, cell: Cell, cells: Sequence[Cell]) -> float | None:
 def _ours(figure: Figure, cells: Sequence[Cell]) -> list[Cell]:
     """Of its stack the closest cell with the optimizer offloaded and the closest without, else the fastest of its kind
     and the fastest of all; of differences the largest, a claim about all."""
-    asked = [c for c in cells if figure.is_asked_of(c) and (_read(figure, c, cells) is not None or out_of_memory(c))]
+    asked = [c for c in cells if figure.is_asked_of(c) and (_read(figure, c, cells) is not None or c.out_of_memory)]
     if figure.metric == LONGEST:
         longest = max((limit.largest_ok.asked["seq_len"] for limit in limits(asked) if limit.largest_ok), default=None)
         asked = [c for c in asked if c.asked["seq_len"] == longest]

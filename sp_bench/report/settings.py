@@ -13,7 +13,7 @@ from typing import Any
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
-from sp_bench.report.limits import Limit, limits, out_of_memory
+from sp_bench.report.limits import Limit, limits
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import PairedRatio, by_speed, fastest, paired_ratio, ranked, ratio_of_medians, times
 from sp_bench.report.series import shared_values
@@ -165,7 +165,7 @@ class Setting:
 
     @property
     def out_of_memory(self) -> list[Cell]:
-        return [cell for cell in self.cells if out_of_memory(cell)]
+        return [cell for cell in self.cells if cell.out_of_memory]
 
     @property
     def campaigns(self) -> list[str]:

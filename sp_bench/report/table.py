@@ -13,9 +13,11 @@ from tabulate import tabulate
 from sp_bench.report import words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING, number
+from sp_bench.report.formats import MISSING, number, whole
 from sp_bench.report.ladder import Ladder, ladders
 from sp_bench.report.latex_text import escape
+from sp_bench.report.limits import capacity_gib
+from sp_bench.report.longest import Longest, longest
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
 
@@ -34,8 +36,12 @@ CAPTION = (
     "Medians over replicates. Ratio: step time over that of the first line of its group, with an interval from 6 "
     "replicates on."
 )
+LONGEST_CAPTION = (
+    "Where memory runs out, as a bracket. Peak, prediction and speed are of the longest that fits. Fit only: all "
+    "attention but one layer's was left out of the step, which allocates and sends all the same."
+)
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
-FAILED = {"oom": "out of memory"}
+FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class SettingTable:
     setting: Setting
     heads: tuple[str, ...]
     groups: tuple[Group, ...]
+    caption: str = CAPTION
 
     @property
     def num_lines(self) -> int:
@@ -66,9 +73,30 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One a ladder and one a setting; columns of which no line knows anything are left out. None of a single line."""
-    found = [_ladder_table(ladder) for ladder in ladders(settings)]
+    """One of where memory runs out, one a ladder and one a setting; columns of which no line knows anything are left
+    out. None of a single line."""
+    found = [] if (where := longest(settings)) is None else [_longest_table(where)]
+    found += [_ladder_table(ladder) for ladder in ladders(settings)]
     return [*found, *(table for setting in settings if (table := _table(setting)).num_lines > 1)]
+
+
+def _longest_table(found: Longest) -> SettingTable:
+    lines = []
+    for name, limit in zip(found.names, found.limits, strict=True):
+        ran, failed, first = limit.largest_ok, limit.smallest_oom, limit.cells[0]
+        fits, fails = (whole(cell and cell.asked["seq_len"]) for cell in (ran, failed))
+        peak, predicted = (None, None) if ran is None else (memory_gib(ran), ran.predicted_gib)
+        sizes = [MISSING if size is None else gib(size) for size in (peak, predicted, capacity_gib(first))]
+        rate = None if ran is None else rate_of(ran)
+        fit_only = " (fit only)" if ran is not None and not ran.ok else ""
+        lines.append(Line(first, (name, fits + fit_only, fails, *sizes, number(rate)), None, None))
+    heads = ("Method", "fits", "does not fit", "peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
+    ranks = "GPU" if any(c.processor == "GPU" for c in found.setting.cells) else "rank"
+    kept = [i for i in range(len(heads)) if i < 3 or any(line.texts[i] != MISSING for line in lines)]
+    lines = [replace(line, texts=tuple(line.texts[i] for i in kept)) for line in lines]
+    shown = tuple(heads[i].replace("GPU", ranks) for i in kept)
+    title = "the longest sequence that fits, and the shortest that does not, in tokens"
+    return SettingTable(found.setting, shown, (Group(title, tuple(lines)),), LONGEST_CAPTION)
 
 
 def _ladder_table(ladder: Ladder) -> SettingTable:
@@ -92,8 +120,14 @@ def _table(setting: Setting) -> SettingTable:
             group = grouped[tuple(str(part) for part in place_key(cell))]
             group += [] if alone in group else [alone]
     of_place = {id(place.first): n for n, place in enumerate(reversed(setting.places))}
-    ordered = sorted(grouped.values(), key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
+    told = [cells for cells in grouped.values() if not all(_says_memory_alone(cell) for cell in cells)]
+    ordered = sorted(told, key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
     return _without_empty(setting, [_group(setting, cells) for cells in ordered])
+
+
+def _says_memory_alone(cell: Cell) -> bool:
+    """A probe of the longest length, whose bracket stands in the table of it."""
+    return not cell.ok and (cell.fits or cell.out_of_memory)
 
 
 def _without_empty(setting: Setting, groups: list[Group]) -> SettingTable:
@@ -254,7 +288,7 @@ def markdown(tables: Sequence[SettingTable]) -> str:
             disable_numparse=True,
             colalign=("left", *["right"] * (len(table.heads) - 1)),
         )
-        parts.append(f"**{_cell(table.setting.title)}.** {CAPTION}\n\n{grid}\n")
+        parts.append(f"**{_cell(table.setting.title)}.** {table.caption}\n\n{grid}\n")
     return "\n".join(parts)
 
 
@@ -273,7 +307,7 @@ def _latex_table(table: SettingTable) -> str:
     width = len(table.heads)
     columns = rf"{{@{{}}l{'r' * (width - 1)}@{{}}}}"
     head = rf"\toprule {' & '.join(map(escape, table.heads))} \\ \midrule"
-    caption = rf"\caption{{{escape(f'{table.setting.title}. {CAPTION}')}}}"
+    caption = rf"\caption{{{escape(f'{table.setting.title}. {table.caption}')}}}"
     if table.num_lines + len(table.groups) > PAGE_LINES:
         opening = [r"{", rf"\begin{{longtable}}{columns}", rf"{caption}\\"]
         opening += [rf"{head} \endfirsthead", rf"{head} \endhead", r"\bottomrule \endfoot"]

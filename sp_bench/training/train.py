@@ -6,7 +6,7 @@ one loss, so gradients are summed over all of them and never averaged.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -21,6 +21,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.trial import ModelConfig, TrialConfig, WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
+from sp_bench.training import unattended
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
 from sp_bench.training.model_code import EAGER, ModelCode
@@ -81,6 +82,17 @@ def open_attention(
     """The trial's method and kernel, opened for sequences of `seq_len` (padded) tokens."""
     shape, kernel = config.attention_shape(seq_len), kernels.get(config.kernel.name)
     return methods.open_counted(config.method, kernel, shape, mesh)
+
+
+@contextmanager
+def open_unattended(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iterator[AttentionCall | None]:
+    """With `workload.fit`: the trial's method without its kernel's arithmetic, for all layers but the last."""
+    if not config.workload.fit:
+        yield None
+        return
+    module = methods.get(config.method.name)
+    with module.open(config.method, unattended, config.attention_shape(seq_len), mesh) as attention:
+        yield attention
 
 
 def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:

@@ -22,12 +22,14 @@ def run(job: Job) -> Measurement:
     job.enter_phase("correctness")
     compile_s = [compiling.seconds]  # spent until here and until each tick
     attention_columns = prove_attention(job)
-    step_columns = training_step.prove(job.config, job.mesh, job.device)
+    whole = replace(job.config, workload=replace(job.config.workload, fit=False))
+    step_columns = training_step.prove(whole, job.mesh, job.device)
     release_memory(job.device)
     config, engine = job.config, engines.get(job.config.engine.name)
     padded_len = train.padded_seq_len(config, config.seq_len)
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
-    shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
+    # with `fit` the losses at the timed length are of no attention, so nothing is compared with them
+    shorter = None if config.workload.fit else timed_step.run_shorter(config, sequences, job.mesh, job.device)
     if config.workload.single_step:
         warm_up(job)
     clock, weights = (
@@ -43,8 +45,10 @@ def run(job: Job) -> Measurement:
         texts = [sequences] * num_steps(config.workload)
         results = engine.run(config, texts, job.mesh, job.device, watched, token_losses=1)
     measurement = clock.measurement
-    first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
-    timed_columns = timed_step.check_first_step(first, shorter)
+    timed_columns = {}
+    if shorter is not None:
+        first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
+        timed_columns = timed_step.check_first_step(first, shorter)
     steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
     weights.require_changed()
     timed_step.require_new_results(**steps)
@@ -90,8 +94,8 @@ def warm_up(job: Job) -> None:
 
 
 def prove_attention(job: Job) -> dict[str, Any]:
-    """Prove the method's output and gradients on random inputs, at the reduced length and at the timed length. Returns
-    row columns.
+    """Prove the method's output and gradients on random inputs, at the reduced length, and unless all attention but one
+    layer's is left out, at the timed length. Returns row columns.
 
     Raises:
         Incorrect: an error is above its budget.
@@ -103,6 +107,8 @@ def prove_attention(job: Job) -> dict[str, Any]:
         columns = reduced_length.check_attention(
             attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
         )
+    if config.workload.fit:
+        return columns
     timed = config.attention_shape(train.padded_seq_len(config, config.seq_len))
     with train.open_attention(config, timed.seq_len, job.mesh) as attention:
         seed = config.seed * config.world_size + job.mesh.get_rank()

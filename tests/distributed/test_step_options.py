@@ -12,6 +12,7 @@ from test_train_step import check_counted_bytes, check_parameters_after_a_step
 from trials import TINY, TRAIN, row, trial
 
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.driver.derived import TIMES
 from sp_bench.training.model_code import compiling
 
 SIX = replace(TINY, num_heads=6, num_kv_heads=3)  # heads that three ranks can split
@@ -128,6 +129,25 @@ def check_single_step(rank: int) -> None:
 
 def test_a_single_step_is_timed_and_counted_at_once() -> None:
     run(2, check_single_step)
+
+
+def check_fit(rank: int) -> None:
+    """Attention is computed in the last layer alone, and all else is sent and updated as ever."""
+    for checkpointing in ("full", "selective", "selective_output"):
+        options = {"activation_checkpointing": checkpointing, "warmup_steps": 0, "timed_steps": 1, "single_step": True}
+        for config in trials(2, **options):
+            fit = replace(config, workload=replace(config.workload, fit=True))
+            real, fits = check_counted_bytes(config), check_counted_bytes(fit)
+            assert fits.counts == real.counts
+            assert fits.work.attention_flops * config.model.num_layers == real.work.attention_flops
+    columns = row(fit)
+    assert columns["flags"][-2:] == ["single_step", "fit"]
+    assert {name for name in TIMES if columns.get(name) is not None} == set()
+    assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"] > 0
+
+
+def test_what_asks_only_whether_a_step_fits_sends_all_of_it_and_has_no_time() -> None:
+    run(2, check_fit)
 
 
 def check_sharding_options(rank: int, world_size: int) -> None:

@@ -98,7 +98,7 @@ USES = {
         "single_step",
         *("threads_per_rank", "variant"),
     },
-    "driver/derived.py": {"device_memory_gib", "single_step"},
+    "driver/derived.py": {"device_memory_gib", "fit", "single_step"},
     "driver/record_check.py": {"timed_steps", "warmup_steps"},
     "driver/launch.py": {"env", "threads_per_rank"},
     "driver/overrides.py": {"env", "own"},
@@ -108,7 +108,7 @@ USES = {
     "measure/record.py": {"env"},
     "testing/lies.py": {"num_layers"},
     # what a trial is called: the layout is part of a method's name
-    "driver/progress.py": {"layout", "placement"},
+    "driver/progress.py": {"fit", "layout", "placement"},
     "driver/doctor.py": {"exchange"},
     "rows/row.py": {"exchange", "timed_steps"},
     "rows/names.py": {"dkv_dtype"},

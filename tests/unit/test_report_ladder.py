@@ -26,7 +26,8 @@ def rung(checkpointing: str, code: str, ms: float, **columns: object):
 def test_options_of_one_method_are_rungs_from_the_fastest_to_what_failed():
     made = settings(cells_of([*(rung(*each) for each in reversed(RUNGS)), rung("full", "liger", 0.0, status="oom")]))
     (ladder,) = ladders(made)
-    (table,) = tables(made)
+    where_memory_runs_out, table = tables(made)
+    assert [line.texts[2] for line in where_memory_runs_out.groups[0].lines] == ["4,096"]
     (group,) = table.groups
     names = [line.texts[0] for line in group.lines]
     assert [line.cell.median_step_ms for line in group.lines] == [10.0, 12.0, 16.0, None]

@@ -40,7 +40,7 @@ def test_a_sharp_edge_is_bracketed_and_both_ends_are_tried_twice(longest, guess,
     assert edge.fails is not None
     assert edge.fits <= longest < edge.fails
     assert edge.fails <= max(edge.fits * (1 + resolution), edge.fits + multiple)
-    assert {Probe(edge.fits, 1), Probe(edge.fails, 1)} <= found.keys()
+    assert {Probe(edge.fits, 1, confirming=True), Probe(edge.fails, 1)} <= found.keys()
     assert any(probe.seq_len > edge.fails for probe in found)
     assert edge.note == ""
 
@@ -105,3 +105,17 @@ def test_it_stops_after_so_many_probes():
     edge, found = search(up_to(10**6), 1000, settings=SearchConfig(0.02, 5, None, None))
     assert len(found) == 5
     assert "max_probes=5" in edge.note
+
+
+def test_a_longest_length_whose_whole_step_is_refused_fits_and_says_so():
+    edge, found = search(lambda p: "unsupported" if p.confirming else up_to(8000)(p), 8000)
+    assert edge.fits is not None
+    assert found[Probe(edge.fits, 1, confirming=True)] == "unsupported"
+    assert edge.note == "fit only: the whole step cannot run here"
+
+
+def test_where_the_whole_step_does_not_fit_the_longest_that_does_is_searched_for():
+    edge, found = search(lambda p: up_to(7000 if p.confirming else 8000)(p), 8000)
+    assert edge.fits is not None
+    assert edge.fits <= 7000
+    assert found[Probe(edge.fits, 1, confirming=True)] == "ok"

@@ -15,6 +15,7 @@ from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, pan
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
+from sp_bench.report.longest import longest
 from sp_bench.report.settings import Setting
 
 
@@ -59,18 +60,18 @@ def _with_capacity(panel: Panel) -> Panel:
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     """A line a method and number of GPUs, of the settings in which anything ran out of memory."""
-    rows = [(s, limit) for s in settings if s.out_of_memory for limit in s.limits]
-    if not rows:
+    found = longest(settings)
+    if found is None:
         return []
-    shown = list({s.title: s for s, _ in rows}.values())
+    rows = found.limits
     width = 58 if look.width_in > 5 else 28
-    names = [wrapped(_name(s, limit, shown), width) for s, limit in reversed(rows)]
+    names = [wrapped(name, width) for name in reversed(found.names)]
     tallest = max(name.count("\n") for name in names)
     figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(rows) + 0.85)
     axis = figure.subplots()
     data = []
-    lengths = [c.asked["seq_len"] for _, limit in rows for c in limit.cells]
-    for place, (_, limit) in enumerate(reversed(rows)):
+    lengths = [c.asked["seq_len"] for limit in rows for c in limit.cells]
+    for place, limit in enumerate(reversed(rows)):
         ran, failed = limit.largest_ok, limit.smallest_oom
         ends = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
         axis.plot(ends, [place] * len(ends), color="#999999", lw=1.2)
@@ -88,7 +89,7 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
             Line2D([], [], marker="o", color=BLACK, ls="none"),
             Line2D([], [], marker="x", color=BLACK, ls="none", mew=1.4),
         ],
-        ["the longest that ran", "the shortest that ran out of memory"],
+        ["the longest that fits", "the shortest that does not"],
         loc="outside lower center",
         ncols=2 if look.width_in > 5 else 1,
     )
@@ -97,17 +98,10 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
             "memory",
             "longest",
             figure,
-            shared_title(shown) + "The longest sequence that fits, as a bracket.",
+            found.title + ". The longest sequence that fits, as a bracket.",
             pd.DataFrame(data),
         )
     ]
-
-
-def _name(setting: Setting, limit: Limit, shown: Sequence[Setting]) -> str:
-    cell = limit.cells[0]
-    told = f"{words.method(cell)}, {words.processors(cell)}"
-    apart = setting.apart(shown)
-    return f"{told}: {apart}" if apart else told
 
 
 def _data(limit: Limit) -> dict[str, object]:
