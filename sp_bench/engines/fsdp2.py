@@ -19,7 +19,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
-from sp_bench.training.model import AttentionCall, Decoder, Keeping, initialise
+from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
 from sp_bench.training.train import Batch, StepResult, Watch
 
 UNPREDICTED = ()
@@ -48,7 +48,7 @@ def run(
         training = start(config, attention, mesh, device, watch)
         if unattended is not None:
             for block in list(training.decoder.blocks)[:-1]:
-                block.attention.attention = unattended
+                cast(Block, block).attention.attention = unattended
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 

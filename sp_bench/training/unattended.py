@@ -9,7 +9,7 @@ from sp_bench.config.trial import AttentionShape
 if TYPE_CHECKING:
     from torch import Tensor
 
-CUDA_KERNELS = None
+CUDA_KERNELS: tuple[str, str] | None = None
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
