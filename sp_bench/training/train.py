@@ -18,10 +18,10 @@ from torch.nn import functional as F
 
 from sp_bench import kernels, methods
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import ModelConfig, TrialConfig, WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
-from sp_bench.training import unattended
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
 from sp_bench.training.model_code import EAGER, ModelCode
@@ -91,7 +91,7 @@ def open_unattended(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iter
         yield None
         return
     module = methods.get(config.method.name)
-    with module.open(config.method, unattended, config.attention_shape(seq_len), mesh) as attention:
+    with module.open(config.method, NoKernel(torch.zeros), config.attention_shape(seq_len), mesh) as attention:
         yield attention
 
 

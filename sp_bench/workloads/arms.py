@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention import exchange
-from sp_bench.attention.merge import wide_dtype
-from sp_bench.config.trial import AttentionShape, WorkloadConfig
+from sp_bench.attention.no_kernel import NoKernel
+from sp_bench.config.trial import WorkloadConfig
 from sp_bench.kernels import Kernel
 from sp_bench.measure.cuda_graph import as_launched
 from sp_bench.measure.timing import time_arm
@@ -39,31 +39,3 @@ def arms(
     with open_method(NoKernel()) as attention:
         comm_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
     return {"compute_only": compute_only, "comm_only": comm_only}
-
-
-class NoKernel:
-    """A kernel that computes nothing and returns tensors of the right shapes (as `kernels.Kernel`)."""
-
-    CUDA_KERNELS: tuple[str, str] | None = None
-
-    @staticmethod
-    def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
-        return None
-
-    @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
-
-    @staticmethod
-    def backward(
-        dout: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        *,
-        causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

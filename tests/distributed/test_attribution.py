@@ -24,10 +24,11 @@ from sp_bench import kernels, methods
 from sp_bench.attention import exchange
 from sp_bench.attention.copy_engines import CopyEngines
 from sp_bench.attention.exchange import Collectives, Message, Transport, local_copies
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
-from sp_bench.workloads.arms import NoKernel, arms
+from sp_bench.workloads.arms import arms
 
 GQA = AttentionShape(2, 36, 12, 6, 8, True, "float64")
 
