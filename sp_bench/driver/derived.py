@@ -4,7 +4,7 @@ The driver computes them, once. Ranks hand over samples, and no number that is m
 """
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp_bench import hardware, methods
@@ -20,13 +20,13 @@ MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and 
 MAX_CLOCK_MISMATCH = 0.02  # of a rank's window: how far the sum of its steps may be off without a flag
 
 TIMES = (  # columns that a row of `workload.fit` has not: its step computed no attention
-    *("rank_step_ms", "window_ms", "host_step_ms", "host_launch_us", "energy_j", "device_state"),
+    *("rank_step_ms", "window_ms", "host_step_ms", "host_launch_us", "energy_j", "device_state", "part_ms"),
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "mfu", "hfu"),
 )
 DERIVED = (
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
     *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
-    *("model_flops", "hardware_flops", "mfu", "hfu", "attention_flops_per_s", "comm_predicted_bytes"),
+    *("model_flops", "hardware_flops", "mfu", "hfu", "share_of_limit", "attention_flops_per_s", "comm_predicted_bytes"),
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "predicted_peak_bytes"),
 )
 Columns = dict[str, Any]
@@ -49,7 +49,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
         row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
     else:
         row |= _flops(config, padded_len or config.seq_len)
-        row |= _utilisation(config, row, device_name)
+        row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
     if config.workload.name in TRAINING and config.engine.name == "fsdp2":
         row["predicted_peak_bytes"] = round(memory.peak(config).bytes)
@@ -97,9 +97,11 @@ def _flops(config: TrialConfig, padded_len: int) -> Columns:
     return {"model_flops": float(model), "hardware_flops": float(hardware_)}
 
 
-def _utilisation(config: TrialConfig, row: Columns, device_name: str | None) -> Columns:
+def _utilisation(
+    config: TrialConfig, row: Columns, limit_ms: Sequence[float] | None, device_name: str | None
+) -> Columns:
     seconds = row["median_step_ms"] / 1e3
-    found: Columns = {}
+    found: Columns = {"share_of_limit": limit_ms and max(limit_ms) / row["median_step_ms"]}
     if config.workload.name == "attention":
         found["attention_flops_per_s"] = row["hardware_flops"] / seconds
     if device_name and (peak := hardware.peak_flops(device_name, config.dtype)):

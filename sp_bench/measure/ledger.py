@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from sp_bench.kernels import Kernel
+from sp_bench.measure.step_parts import PhaseTimes
 from sp_bench.measure.work import Work
 
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss", "other")
@@ -35,6 +36,7 @@ Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls,
 _current = {"phase": "forward", "attention": False}
 _active: list["Ledger"] = []
 _NOTHING = nullcontext()
+CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -45,7 +47,10 @@ def phase(name: str) -> Iterator[None]:
     before = _current["phase"]
     _current["phase"] = name
     try:
-        yield
+        with ExitStack() as timed:
+            for book in _active:
+                timed.enter_context(book.phase_times.inside(name))
+            yield
     finally:
         _current["phase"] = before
 
@@ -220,8 +225,9 @@ class Ledger(TorchDispatchMode):
     def ignore_compile_internals(cls) -> bool:
         return True  # what is compiled runs compiled in the counted step too; the collectives are outside of it
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device = CPU) -> None:
         super().__init__()
+        self.phase_times = PhaseTimes(device)
         self._calls: dict[tuple[str, str], int] = {}
         self._bytes: dict[tuple[str, str], Fraction] = {}
         self.work = Work()
@@ -229,12 +235,15 @@ class Ledger(TorchDispatchMode):
     def __enter__(self) -> "Ledger":
         _active.append(self)
         self._hook = register_optimizer_step_pre_hook(lambda optimizer, *_: self.work.see_update(optimizer))
+        self._step = self.phase_times.inside("step")
+        self._step.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         _active.remove(self)
         self._hook.remove()
         super().__exit__(*error)
+        self._step.__exit__(None, None, None)
 
     @property
     def counts(self) -> Counts:

@@ -28,6 +28,7 @@ from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure import trace
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
+from sp_bench.measure.step_parts import by_class, kernels_of
 from sp_bench.measure.work import Work
 
 LAUNCHES = 100  # of one sample of `launch_us`; few enough that a device slower than the host can still queue them
@@ -56,6 +57,9 @@ class Measurement:
     host_launch_us: float | None = None  # see `launch_us`
     host_step_ms: float | None = None  # time in which the host issues a step; None on a CPU, which computes it itself
     cuda_kernels: Mapping[str, int] | None = None  # all kernels that the untimed steps launched -> how often
+    part_ms: Mapping[str, float] | None = None  # of the counted step: step_parts.PARTS
+    kernel_ms: Mapping[str, float] | None = None  # of the same: step_parts.KERNEL_PARTS
+    limit_ms: float | None = None  # a training step whose kernels are all that it does
     profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
     counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step
@@ -136,7 +140,7 @@ def _phases(
     enter_phase("measure")
     before = counters.read() if counters else None
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
-    book = Ledger() if workload.single_step else None
+    book = Ledger(device) if workload.single_step else None
     with book or contextlib.nullcontext():
         step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
@@ -153,6 +157,7 @@ def _phases(
         measurement.trace_files = trace.files(trace_to)
     else:
         measurement.counts, measurement.work = book.counts, book.work
+        measurement.part_ms = book.phase_times.ms()
     measurement.host_launch_us = launch_us(device)
     return measurement
 
@@ -168,7 +173,7 @@ def _inspect(
     """Run one more, untimed step. Records its collectives and, on CUDA, its kernels and the state of the device
     meanwhile. If steps are `replayed`, the kernels of one replay are recorded too."""
     with trace.profiled(device, trace_to) as profiler:
-        with Ledger() as ledger:
+        with Ledger(device) as ledger:
             yield True
         if counters is not None:
             if replayed:
@@ -181,6 +186,8 @@ def _inspect(
     if counters is not None:
         assert profiler is not None
         measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
+        measurement.kernel_ms = None if replayed else by_class(kernels_of(profiler))
+    measurement.part_ms = ledger.phase_times.ms()
     measurement.counts, measurement.work = ledger.counts, ledger.work
 
 

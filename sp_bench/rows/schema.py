@@ -36,6 +36,10 @@ DEVICE_STATE = pa.list_(
         ]
     )
 )
+STEP_PARTS = pa.list_(pa.struct([(name, REAL) for name in ("forward", "recompute", "backward", "optimizer")]))
+KERNEL_PARTS = pa.list_(
+    pa.struct([(name, REAL) for name in ("attention", "matmul", "other", "messages", "exposed_messages", "idle")])
+)
 LAUNCHES = pa.map_(TEXT, INT)
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
 ENVIRONMENT = pa.struct(
@@ -126,6 +130,16 @@ COLUMNS = (
     Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
     Column("hfu", REAL, "", "the same of hardware_flops"),
     Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
+    # what the untimed step is made of; it is slower than a timed one, for its operations are counted
+    Column("part_ms", STEP_PARTS, "ms", "per rank, phases of the untimed step; null: the engine does not mark them"),
+    Column(
+        "kernel_ms",
+        KERNEL_PARTS,
+        "ms",
+        "per rank: CUDA kernels of the untimed step by class, messages that nothing hides, and nothing running",
+    ),
+    Column("limit_ms", PER_RANK_REAL, "ms", "train_step, per rank: attention and matrix products alone, nothing twice"),
+    Column("share_of_limit", REAL, "", "max over ranks of limit_ms / median_step_ms"),
     # memory
     Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
     Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),

@@ -13,6 +13,7 @@ from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memor
 from sp_bench.oracle import reduced_length, timed_step, training_step
 from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.training import text, train
+from sp_bench.training.limit import limit_ms
 from sp_bench.training.model_code import compiling
 from sp_bench.workloads import Job
 from sp_bench.workloads.step import attention_step, local_inputs
@@ -52,6 +53,8 @@ def run(job: Job) -> Measurement:
     steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
     weights.require_changed()
     timed_step.require_new_results(**steps)
+    if not config.workload.single_step:
+        measurement.limit_ms = limit_ms(config, job.device)
     measurement.predicted = engine.traffic(config, padded_len)
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)

@@ -176,10 +176,20 @@ def campaign() -> list[dict[str, Any]]:
             for n in (1024, 2048, 4096) for k, m in ((1.0, ULYSSES), (1.1, {}), (1.2, GATHER))]  # fmt: skip
     rows += [on_gpus(seq_len=4096, median_ms=40.0, method="single", sp_size=1, ring_degree=1, num_heads=16,
                      num_kv_heads=4), on_gpus(seq_len=8192, status="oom")]  # fmt: skip
-    return rows
+    return [*rows, *map(trained, (("full", 0.6), ("selective", 0.8)))]
 
 
-def test_the_five_figures_are_drawn_at_both_widths_and_alone() -> None:
+def trained(step: tuple[str, float]) -> dict[str, Any]:
+    checkpointing, share_of_limit = step
+    parts = {"attention": 50.0, "matmul": 30.0, "other": 10.0, "messages": 9.0, "exposed_messages": 6.0, "idle": 4.0}
+    config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": {"activation_checkpointing": checkpointing}}
+    asked = {"workload": "train_step", "pass_kind": "step", "model": "qwen3_4b", "engine": "fsdp2"}
+    return on_gpus(
+        **{**ULYSSES, **asked}, config=json.dumps(config), kernel_ms=[parts, parts], share_of_limit=share_of_limit
+    )
+
+
+def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
     found = cells_of(campaign())
     made = settings(found)
     for column in (1, 2):
@@ -195,6 +205,16 @@ def test_the_five_figures_are_drawn_at_both_widths_and_alone() -> None:
 def test_nothing_is_drawn_of_times_of_a_cpu() -> None:
     found = cells_of([row(), row(**ULYSSES)])
     assert {d.name for d in draw(settings(found), found)} == {"bytes"}
+
+
+def test_the_parts_of_a_step_are_shares_of_it() -> None:
+    found = cells_of(campaign())
+    (steps,) = draw(settings(found), found, only=["steps"])
+    head, *lines = [line.split(",") for line in steps.files["csv"].decode().splitlines()]
+    for line, share_of_limit in zip(lines, ("0.8", "0.6"), strict=True):
+        told = dict(zip(head, line, strict=True))
+        names = ("attention", "matmul", "other", "exposed_messages", "idle", "share_of_limit")
+        assert [told[name] for name in names] == ["0.5", "0.3", "0.1", "0.06", "0.04", share_of_limit]
 
 
 def test_a_figure_holds_what_its_rows_say() -> None:

@@ -522,7 +522,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *ar
         (("{rows}", "--venue", "nips"), f"--venue nips is not known; use one of {', '.join(VENUES)}"),
         (
             ("{rows}", "--only", "winners"),
-            "--only winners is no figure; use one of throughput, ratios, memory, bytes, fabrics",
+            "--only winners is no figure; use one of throughput, ratios, steps, memory, bytes, fabrics",
         ),
         (("{rows}", "--export", "xlsx"), "--export xlsx is not known; use one of csv, json"),
         (("{rows}", "nowhere"), "nowhere is not a folder of results"),

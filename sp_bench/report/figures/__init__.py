@@ -1,4 +1,4 @@
-"""The five figures of a report. matplotlib's canvases are used directly, pyplot is never touched."""
+"""The six figures of a report. matplotlib's canvases are used directly, pyplot is never touched."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -6,12 +6,12 @@ from functools import partial
 from matplotlib import rc_context
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.figures import fabrics, forest, memory, throughput, traffic
+from sp_bench.report.figures import fabrics, forest, memory, steps, throughput, traffic
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
 from sp_bench.report.settings import Setting
 
-NAMES = ("throughput", "ratios", "memory", "bytes", "fabrics")  # in the order of the page
+NAMES = ("throughput", "ratios", "steps", "memory", "bytes", "fabrics")  # in the order of the page
 
 
 def draw(
@@ -22,6 +22,7 @@ def draw(
     made: dict[str, Callable[[], list[Plot]]] = {
         "throughput": partial(throughput.draw, settings, look),
         "ratios": partial(forest.draw, settings, look),
+        "steps": partial(steps.draw, settings, look),
         "memory": partial(memory.draw, settings, look),
         "bytes": partial(traffic.draw, settings, look),
         "fabrics": partial(fabrics.draw, cells, look),

@@ -1,0 +1,68 @@
+"""What a training step would take if its kernels were all that it did: the limit that `share_of_limit` is of.
+
+Attention forward and backward once, and the products of each matrix, forward and for both gradients: nothing is
+recomputed, nothing is pointwise, nothing is sent. Each kernel is timed alone, at the shapes of one rank of the step and
+on its device, right after the timed steps.
+"""
+
+import statistics
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from sp_bench import kernels
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.training import block_shapes
+from sp_bench.measure.timing import release_memory, time_steps
+
+REPETITIONS = 3  # after one that is not timed
+ROWS = 8192  # of a matrix product; that of more tokens takes so many times longer
+
+
+def limit_ms(config: TrialConfig, device: torch.device) -> float:
+    """ms of this rank's share of one step."""
+    release_memory(device)
+    model, tokens = config.model, config.batch_size * config.seq_len / config.sp_size
+    matrices = [shape for shape in block_shapes(model).values() if len(shape) == 2]
+    head = (model.vocab_size, model.hidden_size)
+    products = {shape: _products_ms(shape, config, tokens, device) for shape in {*matrices, head}}
+    of_layer = _attention_ms(config, device) + sum(products[shape] for shape in matrices)
+    release_memory(device)
+    return config.workload.num_micro_batches * (model.num_layers * of_layer + products[head])
+
+
+def _attention_ms(config: TrialConfig, device: torch.device) -> float:
+    """The kernel alone on whole sequences of a rank's share of the heads, forward and backward."""
+    model, kernel, ranks = config.model, kernels.get(config.kernel.name), config.sp_size
+    divides = model.num_heads % ranks == model.num_kv_heads % ranks == 0
+    share = ranks if divides else 1
+    heads, kv_heads = model.num_heads // share, model.num_kv_heads // share
+    new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
+    q, dout = (new(config.batch_size, config.seq_len, heads, model.head_dim) for _ in range(2))
+    k, v = (new(config.batch_size, config.seq_len, kv_heads, model.head_dim) for _ in range(2))
+    mask = {"causal": True, "scale": model.head_dim**-0.5}
+
+    def call() -> None:
+        out, lse = kernel.forward(q, k, v, **mask)
+        kernel.backward(dout, q, k, v, out, lse, **mask)
+
+    return _alone_ms(call, device) * share / ranks
+
+
+def _products_ms(shape: tuple[int, ...], config: TrialConfig, tokens: float, device: torch.device) -> float:
+    """y = x w', dx = dy w, dw = dy' x of a matrix w [out,in] and x [tokens,in]."""
+    rows = min(ROWS, max(int(tokens), 1))
+    new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
+    w, x, dy = new(*shape), new(rows, shape[1]), new(rows, shape[0])
+
+    def call() -> tuple[Tensor, ...]:
+        return x @ w.T, dy @ w, dy.T @ x
+
+    return _alone_ms(call, device) * tokens / rows
+
+
+def _alone_ms(call: Callable[[], object], device: torch.device) -> float:
+    call()
+    return statistics.median(time_steps(call, REPETITIONS, device)[0])
