@@ -36,14 +36,18 @@ class PhaseTimes:
     def __init__(self, device: torch.device) -> None:
         self._cuda = device.type == "cuda"
         self._spans: list[tuple[str, Any, Any]] = []
+        self._bytes: dict[str, tuple[int, int]] = {}  # as a phase began for the first time, and as it last ended
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
-        start = self._mark()
+        start, before = self._mark(), self._allocated()
         try:
             yield
         finally:
             self._spans.append((phase, start, self._mark()))
+            if self._cuda:
+                self._bytes.setdefault(phase, (before, 0))
+                self._bytes[phase] = (self._bytes[phase][0], self._allocated())
 
     def _mark(self) -> Any:
         if not self._cuda:
@@ -51,6 +55,17 @@ class PhaseTimes:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+    def _allocated(self) -> int:
+        """By torch's allocator as the host sees it, which is ahead of the device; its accounting is the same."""
+        return torch.cuda.memory_allocated() if self._cuda else 0
+
+    def end_bytes(self) -> dict[str, int] | None:
+        """Allocated as each of the forward, the backward and the optimizer ended; None: not known."""
+        if not {"backward", "optimizer"} <= self._bytes.keys():
+            return None
+        (forward, backward), (_, optimizer) = self._bytes["backward"], self._bytes["optimizer"]
+        return {"forward": forward, "backward": backward, "optimizer": optimizer}
 
     def ms(self) -> Columns | None:
         """ms of each of PARTS; None: the step does not say where its backward is. On CUDA only after the step's end."""

@@ -59,6 +59,8 @@ class Measurement:
     cuda_kernels: Mapping[str, int] | None = None  # all kernels that the untimed steps launched -> how often
     part_ms: Mapping[str, float] | None = None  # of the counted step: step_parts.PARTS
     kernel_ms: Mapping[str, float] | None = None  # of the same: step_parts.KERNEL_PARTS
+    phase_end_bytes: Mapping[str, int] | None = None  # allocated by torch as each phase of that step ended
+    peak_parts_bytes: Mapping[str, int] | None = None  # of its peak, if it was traced: memory_parts.PARTS
     limit_ms: float | None = None  # a training step whose kernels are all that it does
     profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
@@ -157,7 +159,7 @@ def _phases(
         measurement.trace_files = trace.files(trace_to)
     else:
         measurement.counts, measurement.work = book.counts, book.work
-        measurement.part_ms = book.phase_times.ms()
+        measurement.part_ms, measurement.phase_end_bytes = book.phase_times.ms(), book.phase_times.end_bytes()
     measurement.host_launch_us = launch_us(device)
     return measurement
 
@@ -172,7 +174,7 @@ def _inspect(
 ) -> Phases[None]:
     """Run one more, untimed step. Records its collectives and, on CUDA, its kernels and the state of the device
     meanwhile. If steps are `replayed`, the kernels of one replay are recorded too."""
-    with trace.profiled(device, trace_to) as profiler:
+    with trace.profiled(device, trace_to) as traced:
         with Ledger(device) as ledger:
             yield True
         if counters is not None:
@@ -184,10 +186,12 @@ def _inspect(
             measurement.device_state = None if end.query() else state  # None: the device was idle again already
             torch.cuda.synchronize()
     if counters is not None:
-        assert profiler is not None
+        assert traced is not None
+        profiler = traced.profiler
         measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
         measurement.kernel_ms = None if replayed else by_class(kernels_of(profiler))
-    measurement.part_ms = ledger.phase_times.ms()
+        measurement.peak_parts_bytes = traced.peak_parts_bytes
+    measurement.part_ms, measurement.phase_end_bytes = ledger.phase_times.ms(), ledger.phase_times.end_bytes()
     measurement.counts, measurement.work = ledger.counts, ledger.work
 
 

@@ -3,30 +3,42 @@ torch's allocator held meanwhile, with the lines of Python that asked for it. Bo
 
 import gzip
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
+from sp_bench.measure.memory_parts import at_peak
+
 MAX_ENTRIES = 200_000  # allocations that torch remembers
 
 
+@dataclass
+class Traced:
+    profiler: profile
+    peak_parts_bytes: Mapping[str, int] | None = None  # on CUDA with a place: what held the memory at its peak
+
+
 @contextmanager
-def profiled(device: torch.device, place: Path | None) -> Iterator[profile | None]:
+def profiled(device: torch.device, place: Path | None) -> Iterator[Traced | None]:
     """Profiles what runs inside, on CUDA always. With `place`, the host too and the allocator, and their files are
-    written there at the end."""
+    written there at the end. Yields None where there is nothing to profile."""
     cuda = device.type == "cuda"
     activities = [ProfilerActivity.CUDA] * cuda + [ProfilerActivity.CPU] * (place is not None)
     if not activities:
         yield None
         return
+    held_before = 0
     if cuda and place is not None:
+        held_before = torch.cuda.memory_allocated(device)
         torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=MAX_ENTRIES)
     with profile(activities=activities) as profiler:
-        yield profiler
+        traced = Traced(profiler)
+        yield traced
     if place is None:
         return
     place.mkdir(parents=True, exist_ok=True)
@@ -34,6 +46,9 @@ def profiled(device: torch.device, place: Path | None) -> Iterator[profile | Non
     if cuda:
         snapshot = torch.cuda.memory._snapshot(device)
         torch.cuda.memory._record_memory_history(None)
+        events = snapshot.get("device_traces", [[]])[torch.cuda.current_device()]
+        if len(events) < MAX_ENTRIES:  # otherwise the first are lost
+            traced.peak_parts_bytes = at_peak(events, held_before)
         with gzip.open(place / f"rank{dist.get_rank()}.memory.json.gz", "wt") as file:
             json.dump(snapshot, file, default=str)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sp_bench.config.options import OPTIONS
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 
 
 class Column(NamedTuple):
@@ -39,6 +39,10 @@ DEVICE_STATE = pa.list_(
 STEP_PARTS = pa.list_(pa.struct([(name, REAL) for name in ("forward", "recompute", "backward", "optimizer")]))
 KERNEL_PARTS = pa.list_(
     pa.struct([(name, REAL) for name in ("attention", "matmul", "other", "messages", "exposed_messages", "idle")])
+)
+PHASE_ENDS = pa.list_(pa.struct([(name, INT) for name in ("forward", "backward", "optimizer")]))
+PEAK_PARTS = pa.list_(
+    pa.struct([(name, INT) for name in ("before", "attention", "parameters", "optimizer", "loss", "layers", "other")])
 )
 LAUNCHES = pa.map_(TEXT, INT)
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
@@ -146,6 +150,13 @@ COLUMNS = (
     Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
     Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU"),
     Column("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink"),
+    Column("phase_end_bytes", PHASE_ENDS, "bytes", "per rank, allocated as phases of that step ended; null: CPU"),
+    Column(
+        "peak_parts_bytes",
+        PEAK_PARTS,
+        "bytes",
+        "per rank, the peak of the untimed step by who allocated it (workload.trace); null: CPU, or not traced",
+    ),
     Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
     Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
     Column(

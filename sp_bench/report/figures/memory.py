@@ -12,6 +12,7 @@ from sp_bench.report import words
 from sp_bench.report.cards import memory_gib
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
+from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
@@ -34,7 +35,43 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         "Peak memory of the rank that needs most: allocated by tensors / reserved by torch / in use on the device."
     )
     plots += dots("memory", without_line, marks, label, look, shared + of_dots)
-    return plots + _brackets(settings, look)
+    return plots + _parts(settings, look) + _brackets(settings, look)
+
+
+# Paul Tol's bright scheme and greys, 2021
+HOLDERS = {
+    "before": ("parameters' and moments' shards", "#BBBBBB"),
+    "layers": ("layers", "#66CCEE"),
+    "attention": ("attention", "#4477AA"),
+    "parameters": ("gathered parameters, whole gradients", "#228833"),
+    "loss": ("loss", "#CCBB44"),
+    "optimizer": ("optimizer", "#AA3377"),
+    "other": ("other", "#DDDDDD"),
+}
+
+
+def _parts(settings: Sequence[Setting], look: Look) -> list[Plot]:
+    """What holds the peak, of the cells that were traced."""
+    found = [(setting, cell) for setting in settings for cell in setting.cells if cell.ok and _held_gib(cell)]
+    if not found:
+        return []
+    found.sort(key=lambda each: -sum(_held_gib(each[1]).values()))
+    bars = [Bar(setting, cell, _held_gib(cell), cell.predicted_gib) for setting, cell in found[:MOST_BARS]]
+    figure, shared, data = stacked(bars, HOLDERS, "GiB a GPU", look)
+    told = (
+        " The peak of one untimed step by who allocated it, on the rank that needs most. The black line is what was "
+        "predicted."
+    )
+    return [Plot("memory", "parts", figure, shared + told, data.rename(columns={"line": "predicted_gib"}))]
+
+
+def _held_gib(cell: Cell) -> dict[str, float]:
+    """By holder; empty: not traced."""
+    traced = [ranks for row in cell.measured if (ranks := listed(row["peak_parts_bytes"]))]
+    if not traced:
+        return {}
+    most = max(traced[-1], key=lambda rank: sum(rank.values()))
+    return {part: most[part] / GIB for part in HOLDERS}
 
 
 def largest(cell: Cell, column: str) -> float | None:

@@ -1,15 +1,17 @@
 """Where a training step's time goes: its kernels by class, messages that nothing hides, and waiting."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
+from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN
-from sp_bench.report.figures.style import Look, Plot, trial_ids, wrapped
+from sp_bench.report.figures.style import BLACK, Look, Plot, trial_ids, wrapped
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
@@ -30,36 +32,54 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     found = found[:MOST_BARS]
     if not found:
         return []
-    shown = list({setting.title: setting for setting, _ in found}.values())
+    told = (
+        " Shares of one untimed step, by the kernels that ran. The black line is the limit: attention and matrix "
+        "products alone, nothing twice, over the timed step."
+    )
+    bars = [Bar(setting, cell, shares(cell), cell.middle("share_of_limit")) for setting, cell in found]
+    figure, shared, data = stacked(bars, SHOWN, "share of the step", look)
+    figure.axes[0].set_xlim(0, 1)
+    return [Plot("steps", "", figure, shared + told, data.rename(columns={"line": "share_of_limit"}))]
+
+
+class Bar(NamedTuple):
+    setting: Setting
+    cell: Cell
+    parts: Mapping[str, float]
+    line: float | None  # where a black line is drawn
+
+
+def stacked(
+    bars: Sequence[Bar], shown: Mapping[str, tuple[str, str]], label: str, look: Look
+) -> tuple[Figure, str, pd.DataFrame]:
+    """A stacked bar each, the first at the top. Returns the figure, what the bars share in words, and the data.
+
+    shown: part -> its words and its colour.
+    """
+    settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     width = 60 if look.width_in > 5 else 28
-    names = [wrapped(_name(setting, cell, shown), width) for setting, cell in reversed(found)]
+    names = [wrapped(_name(bar, settings), width) for bar in reversed(bars)]
     tallest = max(name.count("\n") for name in names)
-    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(found) + 0.95)
+    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(bars) + 0.95)
     axis = figure.subplots()
     data = []
-    for place, (_, cell) in enumerate(reversed(found)):
-        left, parts = 0.0, {part: share for part, share in shares(cell).items() if part in SHOWN}
-        for part, share in parts.items():
-            axis.barh(place, share, left=left, color=SHOWN[part][1], height=0.7, lw=0)
-            left += share
-        limit = share_of_limit(cell)
-        if limit is not None:
-            axis.plot([limit, limit], [place - 0.42, place + 0.42], color="#000000", lw=1.2)
+    for place, (_, cell, parts, line) in enumerate(reversed(bars)):
+        left = 0.0
+        for part, size in parts.items():
+            axis.barh(place, size, left=left, color=shown[part][1], height=0.7, lw=0)
+            left += size
+        if line is not None:
+            axis.plot([line, line], [place - 0.42, place + 0.42], color=BLACK, lw=1.2)
         data.append({"method": words.method(cell), "seq_len": cell.asked["seq_len"], "step_ms": cell.median_step_ms,
-                     **parts, "share_of_limit": limit, "trial_ids": trial_ids(cell)})  # fmt: skip
-    axis.set_yticks(range(len(found)), names, fontsize=6.5)
-    axis.set_ylim(-0.7, len(found) - 0.3)
-    axis.set_xlim(0, 1)
+                     **parts, "line": line, "trial_ids": trial_ids(cell)})  # fmt: skip
+    axis.set_yticks(range(len(bars)), names, fontsize=6.5)
+    axis.set_ylim(-0.7, len(bars) - 0.3)
     axis.grid(axis="y", visible=False)
-    axis.set_xlabel("share of the step")
-    handles = [Patch(color=colour, label=label) for label, colour in SHOWN.values()]
+    axis.set_xlabel(label)
+    handles = [Patch(color=colour, label=name) for name, colour in shown.values()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3 if look.width_in > 5 else 1)
-    shared = [part for part in shown[0].parts if all(part in setting.parts for setting in shown)]
-    caption = (
-        f"{', '.join(shared)}. Shares of one untimed step, by the kernels that ran. The black line is the limit: "
-        "attention and matrix products alone, nothing twice, over the timed step."
-    )
-    return [Plot("steps", "", figure, caption, pd.DataFrame(data))]
+    shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
+    return figure, f"{', '.join(shared)}.", pd.DataFrame(data[::-1])
 
 
 def _is_step(cell: Cell) -> bool:
@@ -77,10 +97,5 @@ def _of_row(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
     return {part: mean(rank[part] for rank in ranks) / total for part in SHOWN}
 
 
-def share_of_limit(cell: Cell) -> float | None:
-    return cell.middle("share_of_limit")
-
-
-def _name(setting: Setting, cell: Cell, shown: Sequence[Setting]) -> str:
-    parts = [words.method(cell), words.place(cell), setting.apart(shown)]
-    return ", ".join(filter(None, parts))
+def _name(bar: Bar, settings: Sequence[Setting]) -> str:
+    return ", ".join(filter(None, [words.method(bar.cell), words.place(bar.cell), bar.setting.apart(settings)]))
