@@ -177,6 +177,25 @@ def host_bytes() -> int:
     return min(limits)
 
 
+def free_host_bytes() -> int:
+    """How much of `host_bytes` no process uses yet, and could be allocated now."""
+    free = [psutil.virtual_memory().available]
+    limits = cgroup_files("memory.limit_in_bytes", "memory.max")
+    usages = cgroup_files("memory.usage_in_bytes", "memory.current")
+    for limit, usage in zip(limits, usages, strict=True):
+        if limit.exists() and usage.exists() and (text := limit.read_text().strip()).isdigit():
+            free.append(int(text) - int(usage.read_text()) + _cached_bytes(usage.parent))
+    return max(min(free), 0)
+
+
+def _cached_bytes(cgroup: Path) -> int:
+    """Of a cgroup's usage, copies of files that the kernel drops when memory is asked for."""
+    path = cgroup / "memory.stat"
+    lines = path.read_text().splitlines() if path.exists() else []
+    found = dict(line.split() for line in lines)
+    return int(found.get("total_inactive_file", found.get("inactive_file", 0)))
+
+
 def cgroup_files(first: str, second: str) -> list[Path]:
     """Where this process's memory cgroup may have a control file: `first` by version 1, `second` by version 2, and in
     each the file at the top, which is the process's own inside a container. Not all of them exist."""

@@ -1,11 +1,16 @@
 """Makes the forward and the backward of an attention one differentiable function."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from sp_bench.kernels import Attention
+
+
+def _itself(tensor: Any) -> Any:
+    return tensor
 
 
 class Kept:
@@ -14,17 +19,19 @@ class Kept:
     A checkpointed layer calls its attention twice. The second call finds these here, takes them and runs no kernel.
     """
 
-    def __init__(self) -> None:
-        self._tensors: tuple[Tensor, ...] = ()
+    def __init__(self, pack: Callable[[Tensor], Any] = _itself, unpack: Callable[[Any], Tensor] = _itself) -> None:
+        """pack: what is held in the place of a tensor; unpack: the tensor of it."""
+        self._pack, self._unpack = pack, unpack
+        self._held: list[Any] = []
 
     def put(self, *tensors: Tensor) -> None:
         """Keep them. They are detached, or what is kept would keep the graph that it belongs to."""
-        self._tensors = tuple(t.detach() for t in tensors)
+        self._held = [self._pack(t.detach()) for t in tensors]
 
     def take(self) -> tuple[Tensor, ...]:
         """What was put, once; nothing in the first call."""
-        tensors, self._tensors = self._tensors, ()
-        return tensors
+        held, self._held = self._held, []
+        return tuple(map(self._unpack, held))
 
 
 class Attend(Protocol):

@@ -270,6 +270,15 @@ class WorkloadConfig:
             column=None,
         ),
     ] = None
+    checkpoint_offload: Annotated[
+        bool,
+        Declared(
+            "training: what activation_checkpointing keeps is in host memory from a layer's forward to its backward",
+            of=TRAINING,
+            old_rows=False,
+            omitted=True,
+        ),
+    ] = False
     model_code: Annotated[
         Literal["eager", "compiled", "liger"] | None,
         Declared(
@@ -396,8 +405,13 @@ class WorkloadConfig:
                 f"{self.activation_checkpointing} keeps what the MLP computes of all tokens; use full, selective or "
                 "selective_output"
             )
-        for option in ("micro_batches", "loss_tile_tokens", "mlp_tile_tokens", "model_code"):
-            if (value := getattr(self, option)) is not None and self.pass_kind != "step":
+        if self.checkpoint_offload and self.activation_checkpointing == "none":
+            raise ConfigError(
+                "workload.checkpoint_offload=true: activation_checkpointing=none keeps no checkpoints; use full, "
+                "selective, selective_output or selective_mlp"
+            )
+        for option in ("micro_batches", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "checkpoint_offload"):
+            if (value := getattr(self, option)) not in (None, False) and self.pass_kind != "step":
                 raise ConfigError(
                     f"workload.{option}={value}: workload {self.name} takes no optimizer step; leave it out, or use "
                     "workload=train_step"

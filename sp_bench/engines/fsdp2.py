@@ -20,6 +20,7 @@ from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
 from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
+from sp_bench.training.offload import Offload
 from sp_bench.training.train import Batch, StepResult, Watch
 
 UNPREDICTED = ()
@@ -151,7 +152,8 @@ def start(
 ) -> Training:
     """The trial's decoder with its initial values, sharded over the job's mesh, and its optimizer."""
     workload = config.workload
-    keeping = Keeping(workload.activation_checkpointing or "none", workload.mlp_tile_tokens)
+    offload = Offload(config.model.num_layers) if workload.checkpoint_offload else None
+    keeping = Keeping(workload.activation_checkpointing or "none", workload.mlp_tile_tokens, offload)
     code = model_code.named(workload.model_code, device)
     decoder = train.build_decoder(config.model, attention, config.dtype, keeping, code)
     shard(decoder, config, mesh, device)

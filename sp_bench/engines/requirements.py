@@ -71,6 +71,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
             "engine=fsdp2"
         )
+    if config.workload.checkpoint_offload and name != "fsdp2":
+        return (
+            f"workload.checkpoint_offload=true: engine {name} keeps its checkpoints on the device; use false, or "
+            "engine=fsdp2"
+        )
     if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
         return (
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
@@ -84,7 +89,7 @@ def _reason(config: TrialConfig) -> str | None:
     if name == "fsdp2":
         if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
             return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
-        return _selective_output_reason(config) or _model_code_reason(config)
+        return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
         return (
@@ -129,6 +134,18 @@ def _selective_output_reason(config: TrialConfig) -> str | None:
     return (
         f"workload.activation_checkpointing=selective_output: method {name} cannot be called again without its kernel, "
         "as our methods can; use selective, or a method of sp_bench"
+    )
+
+
+def _checkpoint_offload_reason(config: TrialConfig) -> str | None:
+    name, checkpointing = config.method.name, config.workload.activation_checkpointing
+    if not config.workload.checkpoint_offload or checkpointing == "full":
+        return None
+    if methods.get(name).IMPLEMENTATION == "sp_bench":
+        return None
+    return (
+        f"workload.checkpoint_offload=true: with activation_checkpointing={checkpointing} method {name} keeps tensors "
+        "that it may have made on streams of its own; use full, or a method of sp_bench"
     )
 
 

@@ -148,6 +148,12 @@ COLUMNS = (
     Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
     Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
     Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
+    Column(
+        "pinned_host_bytes",
+        INT,
+        "bytes",
+        "training on fsdp2: host memory of a rank for its checkpoints; page-locked, but not on a CPU",
+    ),
     Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU"),
     Column("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink"),
     Column("phase_end_bytes", PHASE_ENDS, "bytes", "per rank, allocated as phases of that step ended; null: CPU"),

@@ -18,6 +18,7 @@ from sp_bench.attention.autograd import Kept
 from sp_bench.config.trial import ModelConfig
 from sp_bench.measure import ledger
 from sp_bench.training.model_code import EAGER, ModelCode, Rotation
+from sp_bench.training.offload import Offload
 
 AttentionCall = Callable[..., Tensor]  # an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
@@ -72,6 +73,7 @@ class Keeping(NamedTuple):
 
     checkpointing: str = "none"  # workload.activation_checkpointing
     mlp_tile_tokens: int | None = None  # workload.mlp_tile_tokens
+    offload: Offload | None = None  # workload.checkpoint_offload
 
 
 class Block(nn.Module):
@@ -80,7 +82,7 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, attention: AttentionCall, keeping: Keeping, code: ModelCode) -> None:
         super().__init__()
-        self.checkpointing, self.mlp_tile_tokens = keeping
+        self.checkpointing, self.mlp_tile_tokens, self.offload = keeping
         self.code = code
         self.attention_norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
         self.attention = SelfAttention(config, attention)
@@ -102,7 +104,8 @@ class Block(nn.Module):
             )
         if self.checkpointing == "selective_output":
             # q, k and v are made again where the attention is called again, which takes its output from `Kept`
-            attended = again(self._attended, x, rope, Kept())
+            kept = Kept(self.offload.pack, self.offload.unpack) if self.offload else Kept()
+            attended = again(self._attended, x, rope, kept)
         else:
             attended = self.attention.attention(*again(self._before, x, rope))
         if self.mlp_tile_tokens:
@@ -183,7 +186,7 @@ class Decoder(nn.Module):
         self, config: ModelConfig, attention: AttentionCall, keeping: Keeping = EVERYTHING, code: ModelCode = EAGER
     ) -> None:
         super().__init__()
-        self.config, self.code = config, code
+        self.config, self.code, self.offload = config, code, keeping.offload
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(Block(config, attention, keeping, code) for _ in range(config.num_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
@@ -198,8 +201,9 @@ class Decoder(nn.Module):
         x = self.embedding(tokens)
         wide = torch.promote_types(x.dtype, torch.float32)
         rope = rotation(positions, self.config.head_dim, self.config.rope_theta, wide)
-        for block in self.blocks:
-            x = block(x, rope)
+        for index, block in enumerate(self.blocks):
+            with self.offload.layer(index, block, *rope) if self.offload else nullcontext():
+                x = block(x, rope)
         x = self.code.norm(x, self.norm)
         if loss is not None:
             return loss(x, self.embedding.weight if self.head is None else self.head.weight)

@@ -13,6 +13,7 @@ from sp_bench.oracle import one_process
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.oracle.training_step import labelled
 from sp_bench.training import text, train
+from sp_bench.training.offload import host_memory
 from sp_bench.workloads import Job
 
 NLL_TOLERANCE = 1e-5  # nats a token
@@ -33,7 +34,8 @@ def run(job: Job) -> Measurement:
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(config.workload, job.device, job.enter_phase, job.trace_to)
-    results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
+    with host_memory():
+        results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
     measurement = clock.measurement
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
     steps = check_timed_steps(results[:num_compared])

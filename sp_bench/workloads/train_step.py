@@ -15,11 +15,17 @@ from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.training import text, train
 from sp_bench.training.limit import limit_ms
 from sp_bench.training.model_code import compiling
+from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.workloads import Job
 from sp_bench.workloads.step import attention_step, local_inputs
 
 
 def run(job: Job) -> Measurement:
+    with host_memory() as memory:
+        return _run(job, memory)
+
+
+def _run(job: Job, memory: HostMemory) -> Measurement:
     job.enter_phase("correctness")
     compile_s = [compiling.seconds]  # spent until here and until each tick
     attention_columns = prove_attention(job)
@@ -32,7 +38,7 @@ def run(job: Job) -> Measurement:
     # with `fit` the losses at the timed length are of no attention, so nothing is compared with them
     shorter = None if config.workload.fit else timed_step.run_shorter(config, sequences, job.mesh, job.device)
     if config.workload.single_step:
-        warm_up(job)
+        warm_up(job, memory)
     clock, weights = (
         Clock(config.workload, job.device, job.enter_phase, job.trace_to),
         timed_step.Weights(config.workload),
@@ -64,6 +70,7 @@ def run(job: Job) -> Measurement:
         **timed_columns,
         **steps,
         "compile_s": _compile_s(config, compile_s),
+        "pinned_host_bytes": memory.num_bytes if config.workload.checkpoint_offload else None,
     }
     return measurement
 
@@ -86,13 +93,16 @@ def _compile_s(config: TrialConfig, until: list[float]) -> float | None:
     return until[start] - before
 
 
-def warm_up(job: Job) -> None:
+def warm_up(job: Job, memory: HostMemory) -> None:
     """One step of one layer of the model, at the timed shapes: what its first use compiles, loads or connects is there
-    before the one timed step."""
+    before the one timed step. So is the host memory for all layers, whose first layer of two says how much it is."""
     job.enter_phase("warmup")
-    config = replace(job.config, model=replace(job.config.model, num_layers=1))
+    offloads, num_layers = job.config.workload.checkpoint_offload, job.config.model.num_layers
+    config = replace(job.config, model=replace(job.config.model, num_layers=min(2 if offloads else 1, num_layers)))
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     engines.get(config.engine.name).run(config, [sequences], job.mesh, job.device, lambda: None, token_losses=0)
+    if offloads:
+        memory.require(num_layers - 1, memory.layer_bytes, job.device)
     release_memory(job.device)
 
 

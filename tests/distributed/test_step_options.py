@@ -1,6 +1,7 @@
 """Options of a training step, with every method of ours: each takes the same step as one process, and sends what is
 predicted."""
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ from trials import TINY, TRAIN, row, trial
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
 from sp_bench.driver.derived import TIMES
 from sp_bench.training.model_code import compiling
+from sp_bench.training.offload import ALIGNMENT
 
 SIX = replace(TINY, num_heads=6, num_kv_heads=3)  # heads that three ranks can split
 CHECKPOINTING = ("selective", "selective_output", "selective_mlp")
@@ -78,6 +80,29 @@ def check_checkpointing(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", METHODS)
 def test_what_is_recomputed_changes_no_step(world_size: int) -> None:
     run(world_size, check_checkpointing, world_size)
+
+
+def check_offload(rank: int, world_size: int) -> None:
+    """Of each method, with one of what is kept; two layers, of which the first is offloaded."""
+    kept = itertools.cycle(("selective_output", "selective", "full", "selective_mlp"))
+    for config in trials(world_size, micro_batches=2):
+        workload = replace(config.workload, activation_checkpointing=next(kept), checkpoint_offload=True)
+        measurement = check_counted_bytes(replace(config, workload=workload))
+        assert measurement.columns["pinned_host_bytes"] > 0
+    workload = replace(TRAIN, activation_checkpointing="full", checkpoint_offload=True, single_step=True, timed_steps=1)
+    deep = replace(TINY, num_layers=4)
+    single = trial(METHODS[world_size][0][0], world_size, seq_len=54, workload=workload, model=deep)
+    tokens = 54 // world_size  # of a rank; 4 bytes an element; the last of four layers stays on the device
+    assert check_counted_bytes(single).columns["pinned_host_bytes"] == 3 * aligned(tokens * TINY.hidden_size * 4)
+
+
+def aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
+def test_offloaded_checkpoints_change_no_step(world_size: int) -> None:
+    run(world_size, check_offload, world_size)
 
 
 def check_compiled(rank: int, world_size: int) -> None:

@@ -12,11 +12,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from sp_bench import kernels
+from sp_bench import hardware, kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.config.trial import ModelConfig
 from sp_bench.training.model import Decoder, Keeping, initialise, rotation
 from sp_bench.training.model_code import rotate
+from sp_bench.training.offload import ALIGNMENT, Offload, host_memory
 
 TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
 VARIANTS = {
@@ -35,9 +36,11 @@ def decoder(
     *,
     checkpointing: str = "none",
     mlp_tile_tokens: int | None = None,
+    offloads: bool = False,
     seed: int = 0,
 ) -> Decoder:
-    model = Decoder(config, ATTENTION, Keeping(checkpointing, mlp_tile_tokens)).double()
+    offload = Offload(config.num_layers) if offloads else None
+    model = Decoder(config, ATTENTION, Keeping(checkpointing, mlp_tile_tokens, offload)).double()
     initialise(model, seed)
     return model
 
@@ -138,17 +141,20 @@ class Storages(TorchDispatchMode):
         return sum(size for storage, size in self._made.items() if not storage.expired())
 
 
-def kept_by_a_layer(checkpointing: str) -> int:
-    """Bytes that one more layer keeps from its forward to its backward."""
+def kept_by_a_layer(checkpointing: str, *, offloads: bool = False) -> tuple[int, int]:
+    """Bytes that one more layer keeps from its forward to its backward: on the device, and in host memory."""
     kept = []
-    for num_layers in (2, 3):
-        model = decoder(replace(TINY, num_layers=num_layers), checkpointing=checkpointing)
-        with Storages() as storages:
-            loss = model(torch.arange(12).view(1, 12), torch.arange(12)).sum()
-        kept.append(storages.alive)
-        loss.backward()
-        assert storages.alive == loss.nbytes
-    return kept[1] - kept[0]
+    for num_layers in (3, 4):
+        model = decoder(replace(TINY, num_layers=num_layers), checkpointing=checkpointing, offloads=offloads)
+        with host_memory() as memory:
+            with Storages() as storages:
+                loss = model(torch.arange(12).view(1, 12), torch.arange(12)).sum()
+            kept.append((storages.alive - memory.num_bytes, memory.num_bytes))
+            loss.backward()
+            assert storages.alive - memory.num_bytes == loss.nbytes
+        assert memory.num_bytes == 0
+    (device, host), (more_device, more_host) = kept
+    return more_device - device, more_host - host
 
 
 def test_a_layer_keeps_what_is_said_and_one_copy_of_its_output() -> None:
@@ -159,7 +165,53 @@ def test_a_layer_keeps_what_is_said_and_one_copy_of_its_output() -> None:
         "selective": hidden + 2 * q + 2 * kv + lse,
         "selective_mlp": hidden + 2 * q + 2 * kv + lse + hidden + 2 * mlp,
     }
-    assert {name: kept_by_a_layer(name) for name in elements} == {n: 12 * 8 * e for n, e in elements.items()}
+    sizes = {name: 12 * 8 * e for name, e in elements.items()}
+    assert {name: kept_by_a_layer(name) for name in elements} == {name: (size, 0) for name, size in sizes.items()}
+    for name, size in sizes.items():
+        on_device, on_host = kept_by_a_layer(name, offloads=True)
+        assert on_device == 0, name
+        assert size <= on_host < size + 8 * ALIGNMENT, name  # 8 tensors at most
+
+
+@pytest.mark.parametrize("tile", [None, 5])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_offloaded_checkpoints_change_no_bit(checkpointing: str, tile: int | None) -> None:
+    """Over two backwards, each of which finds the host memory of the one before, and sums to its gradients."""
+    if tile and checkpointing == "selective_mlp":
+        pytest.skip("it keeps the MLP's results of all tokens")
+    found = []
+    for offloads in (False, True):
+        config = replace(TINY, num_layers=5)
+        model = decoder(config, checkpointing=checkpointing, mlp_tile_tokens=tile, offloads=offloads)
+        with host_memory():
+            for first in (0, 100):
+                model(torch.arange(first, first + 24).view(2, 12), torch.arange(12)).logsumexp(-1).sum().backward()
+        found.append([p.grad for p in model.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_the_backward_reads_what_is_in_host_memory() -> None:
+    found = []
+    for wrong in (False, True):
+        model = decoder(replace(TINY, num_layers=3), checkpointing="full", offloads=True)
+        with host_memory() as memory:
+            loss = model(torch.arange(12).view(1, 12), torch.arange(12)).logsumexp(-1).sum()
+            if wrong:
+                memory.slab.zero_()
+            loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert not any(torch.equal(a, b) for a, b in zip(*(grads[1:10] for grads in found), strict=True))
+
+
+def test_host_memory_that_is_not_free_is_refused_with_both_numbers() -> None:
+    model = decoder(replace(TINY, num_layers=3), checkpointing="full", offloads=True)
+    with (
+        host_memory() as memory,
+        mock.patch.object(hardware, "free_host_bytes", return_value=6000),
+        pytest.raises(MemoryError, match=r"1 ranks need 0.0 GiB of host memory each, and 0.0 GiB are free"),
+    ):
+        model(torch.arange(12).view(1, 12), torch.arange(12))
+    assert memory.num_bytes == 0
 
 
 @pytest.mark.parametrize(("checkpointing", "calls"), [("full", 4), *((name, 2) for name in SELECTIVE)])

@@ -1,0 +1,74 @@
+"""Checkpoint offload changes no bit of losses, gradients and parameters over several steps of many layers, and takes
+from the device what it says. On GPUs the copies run beside the layers, so that a buffer used too early shows here."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from ranks import here, run, worlds
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from trials import TINY, TRAIN, job, trial
+
+from sp_bench.config.trial import FabricConfig, HardwareConfig, MethodConfig, TrialConfig
+from sp_bench.engines import fsdp2
+from sp_bench.training import text, train
+from sp_bench.training.offload import host_memory
+
+LAYERS, STEPS = 12, 3
+# On a GPU a layer's input has MiBs, so that a copy takes a good part of a layer's time. `math` is deterministic.
+LARGE = {"hidden_size": 2048, "intermediate_size": 4096, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64}
+
+
+def several_steps(config: TrialConfig) -> tuple[list[Tensor], int, int]:
+    """Loss, norm and token losses of each step, and then all parameters; the peak of the last step on the device; and
+    the bytes of host memory."""
+    mine = job(config)
+    sequences = text.sequences(0, config.num_sequences, config.seq_len)
+    found, peak = [], 0
+    with host_memory() as memory:
+        with train.open_attention(config, train.padded_seq_len(config, config.seq_len), mine.mesh) as attention:
+            training = fsdp2.start(config, attention, mine.mesh, mine.device)
+            (batches,) = train.shard_batches(config, [sequences], attention.layout, mine.mesh, mine.device)
+            for _ in range(STEPS):
+                if mine.device.type == "cuda":
+                    torch.cuda.synchronize()
+                    torch.cuda.reset_peak_memory_stats()
+                result = training.step(batches)
+                assert result.token_losses is not None
+                found += [result.loss, result.grad_norm, result.token_losses]
+            if mine.device.type == "cuda":
+                torch.cuda.synchronize()
+                peak = torch.cuda.max_memory_allocated()
+        host_bytes = memory.num_bytes
+    for parameter in training.decoder.parameters():
+        assert isinstance(parameter, DTensor)
+        found.append(parameter.to_local())
+    return [t.detach().cpu().clone() for t in found], peak, host_bytes
+
+
+def check_bits(rank: int, world_size: int, backend: str) -> None:
+    method = MethodConfig("single") if world_size == 1 else MethodConfig("ulysses")
+    model = replace(TINY, num_layers=LAYERS)
+    fields = {"seq_len": 48, "dtype": "bfloat16", "model": model}
+    if backend == "nccl":
+        large = {"seq_len": 4096, "model": replace(model, **LARGE)}
+        fields |= large | {"fabric": FabricConfig("nvlink", "nccl"), "hardware": HardwareConfig("h200", "cuda")}
+    for checkpointing in ("full", "selective", "selective_output") if backend == "nccl" else ("selective_output",):
+        workload = replace(TRAIN, activation_checkpointing=checkpointing, micro_batches=2, loss_tile_tokens=512)
+        plain = trial(method, world_size, workload=workload, **fields)
+        offloaded = replace(plain, workload=replace(workload, checkpoint_offload=True))
+        expected, plain_peak, _ = several_steps(plain)
+        found, peak, host_bytes = several_steps(offloaded)
+        assert all(map(torch.equal, found, expected)), checkpointing
+        assert host_bytes > 0
+        if here().type == "cuda":
+            layer_bytes = host_bytes / (LAYERS - 1)
+            print(f"{checkpointing}: {plain_peak} bytes on the device, {peak} with {host_bytes} bytes on the host")
+            # At the peak two layers' are there, or three: the last one's, and two that come back.
+            assert plain_peak - peak > 0.95 * (LAYERS - 3) * layer_bytes, checkpointing
+
+
+@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=[2], nccl=[1, 2]))
+def test_offload_changes_no_bit_and_frees_the_device(backend: str, world_size: int) -> None:
+    run(world_size, check_bits, world_size, backend, backend=backend)
