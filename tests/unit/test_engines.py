@@ -23,7 +23,10 @@ from .rows import asked_for
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
 VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"}
-EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
+EXTRAS = dict.fromkeys(("hf_deepspeed", "hf_trainer", "hf_fsdp2"), "hugging-face") | {
+    "deepspeed": "deepspeed",
+    "trl_sft": "trl",
+}
 
 
 @pytest.fixture
@@ -38,6 +41,8 @@ def make(make_config):
 
     def make(engine: str, **changes) -> TrialConfig:
         method = {"method": "deepspeed_ulysses_hf", "kernel": "flash_attn"} if engine in HUGGING_FACE else {}
+        if engine == "hf_fsdp2":
+            method = {"method": "torch_context_parallel", "kernel": "cudnn"}
         on_gpus = {"fabric": "nvlink", "hardware": "h200", "dtype": "bfloat16"}
         return make_config(**{"workload": "train_step", "engine": engine, "sp_size": 4, **on_gpus, **method, **changes})
 
@@ -105,7 +110,7 @@ def test_the_models_code_needs_its_compiler_device_and_library(make, monkeypatch
 def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", dict)
     reason = str(requirements.unsupported_reason(make(name)))
-    assert f"engine {name} needs deepspeed" in reason
+    assert f"engine {name} needs {'transformers' if name == 'hf_fsdp2' else 'deepspeed'}" in reason
     assert reason.endswith(f"pip install 'sp-bench[{EXTRAS[name]}]'")
 
 
@@ -153,6 +158,21 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
         ("hf_trainer", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
         ("trl_sft", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
         ("trl_sft", {"method": "ulysses"}, "not method=ulysses; use method=deepspeed_ulysses_hf"),
+        ("hf_fsdp2", {"fabric": "gloo", "hardware": "cpu"}, "no FSDP2 and takes each rank for the only process; use "),
+        ("hf_fsdp2", {"method": "ulysses"}, "not method=ulysses; use method=torch_context_parallel"),
+        ("hf_fsdp2", {"method": "ring"}, "not method=ring; use method=torch_context_parallel"),
+        ("hf_fsdp2", {"method__layout": "contiguous"}, "leaves torch's load balancing on.* use method.layout=zigzag"),
+        ("hf_fsdp2", {"kernel": "flash_attn"}, "runs sdpa, not kernel=flash_attn; use sdpa_flash or cudnn"),
+        ("hf_fsdp2", {"dtype": "float64"}, "float32 or bfloat16, not dtype=float64"),
+        (
+            "hf_fsdp2",
+            {"sp_size": 1, "dp_shard_size": 2},
+            "no context parallelism; use method=single, or sp_size of 2 or more",
+        ),
+        ("hf_fsdp2", {"sp_size": 1, "dp_shard_size": 1, "method": "single"}, "needs ranks to shard over"),
+        ("hf_fsdp2", {"dp_replicate_size": 2}, "refuses replicas without dp_shard"),
+        ("hf_fsdp2", {"engine__optimizer_offload": "torch_adamw"}, "has neither optimizer_offload nor variable_"),
+        ("hf_fsdp2", {"engine__reduce_gradients": "last_micro_batch"}, "nor reduce_gradients; leave them out"),
     ],
 )
 def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, changes, message):
@@ -247,9 +267,11 @@ def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", [*HUGGING_FACE, "hf_fsdp2"])
 def test_the_published_baseline_of_data_parallelism_alone_runs(make, name):
-    assert requirements.unsupported_reason(make(name, method="single", sp_size=1, dp_shard_size=4)) is None
+    assert (
+        requirements.unsupported_reason(make(name, kernel="cudnn", method="single", sp_size=1, dp_shard_size=4)) is None
+    )
 
 
 def test_an_engine_is_refused_where_nothing_is_trained(make_config):
