@@ -155,7 +155,7 @@ def _attention(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iterator[
 
             def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
                 # [B,H,s,D] -> [B,s,H,D], which is also what transformers wants back
-                return ours(*(x.transpose(1, 2) for x in (q, k, v))), None
+                return ours(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
 
             ALL_ATTENTION_FUNCTIONS[_SDPA] = attend
         stack.callback(ALL_ATTENTION_FUNCTIONS.__setitem__, _SDPA, theirs)
