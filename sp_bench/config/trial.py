@@ -117,7 +117,8 @@ class EngineConfig:
     name: Annotated[
         str,
         Declared(
-            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft | hf_fsdp2; null in old rows: fsdp2",
+            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft | hf_fsdp2 | megatron; null in old "
+            "rows: fsdp2",
             column="engine",
             of=TRAINING,
             old_rows="fsdp2",

@@ -112,7 +112,7 @@ def _repeated_parameters(config: TrialConfig) -> int:
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing in (None, "none"):
         return 0
-    if config.engine.name in ZERO_3:
+    if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
         return block_matmul_parameters(model)
     mlp = model.hidden_size * model.intermediate_size
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp

@@ -12,6 +12,7 @@ from sp_bench.methods import installed
 
 HF_METHOD = "deepspeed_ulysses_hf"
 CONTEXT_PARALLEL = "torch_context_parallel"
+MEGATRON_METHOD = "transformer_engine"
 ATTENTION = {  # our kernels -> what transformers calls the attention that launches them
     "flash_attn": "flash_attention_2",
     "sdpa_flash": "sdpa",
@@ -26,6 +27,7 @@ _PACKAGES = {
     "hf_trainer": ("deepspeed", "transformers", "accelerate"),
     "trl_sft": ("deepspeed", "transformers", "accelerate", "trl"),
     "hf_fsdp2": ("transformers", "accelerate"),
+    "megatron": ("megatron-core", "transformer-engine"),
 }
 _EXTRAS = {
     "deepspeed": "deepspeed",
@@ -33,9 +35,11 @@ _EXTRAS = {
     "hf_trainer": "hugging-face",
     "trl_sft": "trl",
     "hf_fsdp2": "hugging-face",
+    "megatron": "megatron",
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
-_PRELOADED = ("fsdp2", "deepspeed")  # the other loops are other people's, with their own data loaders
+_OFFLOADLESS = ("fsdp2", "hf_fsdp2", "megatron")  # without DeepSpeed's options
+_PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
 def implementation(engine: EngineConfig) -> str:
@@ -84,12 +88,10 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
+    if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
+        return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     if name == "fsdp2":
-        if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
-            return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
         return _selective_output_reason(config) or _model_code_reason(config)
-    if name == "hf_fsdp2" and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
-        return "engine hf_fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
         return (
@@ -107,6 +109,8 @@ def _reason(config: TrialConfig) -> str | None:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     if name == "hf_fsdp2":
         return _hf_fsdp2_reason(config)
+    if name == "megatron":
+        return _megatron_reason(config)
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
 
@@ -239,3 +243,36 @@ def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
     if kernel not in ("sdpa_flash", "cudnn", REFERENCE):
         return f"engine hf_fsdp2 runs sdpa, not kernel={kernel}; use sdpa_flash or cudnn"
     return _model_reason(config)
+
+
+def _megatron_reason(config: TrialConfig) -> str | None:
+    method, kernel = config.method, config.kernel.name
+    if config.hardware.device == "cpu":
+        return (
+            "hardware.device=cpu: Megatron-Core's data parallelism and its optimizer take tensors on CUDA only; use "
+            "engine=fsdp2, or GPUs"
+        )
+    if config.dp_replicate_size > 1:
+        return (
+            f"dp_replicate_size={config.dp_replicate_size}: engine megatron shards its optimizer over all ranks; "
+            f"use dp_shard_size={config.dp_replicate_size * config.dp_shard_size}, or engine=fsdp2"
+        )
+    if config.dtype == "float32":
+        if kernel == REFERENCE and methods.get(method.name).IMPLEMENTATION == "sp_bench":
+            return None
+        return (
+            f"dtype=float32, method={method.name}, kernel={kernel}: in float32 engine megatron runs our methods on "
+            "kernel=math, as its proof does; use them, or dtype=bfloat16"
+        )
+    if config.dtype != "bfloat16":
+        return f"engine megatron trains in bfloat16, not dtype={config.dtype}; use it, or engine=fsdp2"
+    if config.sp_size == 1 and method.name != "single":
+        return "sp_size=1: engine megatron then has no context parallelism; use method=single, or sp_size of 2 or more"
+    if config.sp_size > 1 and (method.name != MEGATRON_METHOD or method.variant == "a2a+p2p"):
+        return (
+            f"engine megatron has the context parallelism of TransformerEngine, not method={method.name} with "
+            f"variant={method.variant}; use method={MEGATRON_METHOD} with method.variant=p2p, all_gather or a2a"
+        )
+    if kernel not in ("flash_attn", "cudnn"):
+        return f"engine megatron runs TransformerEngine's kernels, not kernel={kernel}; use flash_attn or cudnn"
+    return None
