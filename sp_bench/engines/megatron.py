@@ -385,12 +385,13 @@ class Training:
                 whole[start:end] = parameter.main_grad.flatten()[start:end]
             mine = whole[start:end].clone()
             dist.all_reduce(whole)
-            whole, index = whole.view(parameter.shape), slice(0, end - start)
-            if place.rows is not None:
+            whole, target = whole.view(parameter.shape), updated.get(parameter, parameter)
+            if place.rows is None:
+                yield Part(name, whole, mine, target, 0)
+            else:
                 rows = place.rows.to(self.device)
-                whole = whole[rows]
                 index = _within(rows, prod(parameter.shape[1:]), start, end)
-            yield Part(name, whole, mine[index], updated.get(parameter, parameter), 0 if place.rows is None else index)
+                yield Part(name, whole[rows], mine[index], target, index)
 
 
 def _within(rows: Tensor, row_size: int, start: int, end: int) -> Tensor:
