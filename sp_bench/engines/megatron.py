@@ -318,7 +318,7 @@ def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: W
             overlap_param_gather=True,
         ),
         [model],
-        config_overrides={},  # by default it decays neither norms nor biases
+        config_overrides={},  # one group: all parameters decay alike
         use_gloo_process_groups=False,
     )
     return Training(config, model, optimizer, device, watch)
