@@ -15,7 +15,7 @@ s = S'/P local tokens; H heads of D elements.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
 from typing import Any
@@ -73,6 +73,7 @@ def run(
         )
         num_labelled = config.num_sequences * (texts[0].shape[1] - 1) / size / config.world_size
         training = Training(accelerator, model, optimizer, config, num_labelled, token_losses, watch)
+        model.loss_function = training.recorded(model.loss_function)
         loaded = _loaded(loader)
         results = train.run_steps(training.step, (islice(loaded, size) for _ in texts), tick)
         accelerator.free_memory()
@@ -200,6 +201,17 @@ class Training:
     num_labelled: float  # tokens of a micro-batch with a label, the mean over ranks
     token_losses: int  # so many next steps give them
     watch: Watch | None
+    losses: list[Tensor] = field(default_factory=list)  # of this step's micro-batches; on this rank, in float32
+
+    def recorded(self, loss_function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        """`loss_function`, whose results are kept too. In bf16 FSDP2 rounds what the model returns, its loss too."""
+
+        def recording(*args: Any, **kwargs: Any) -> Tensor:
+            loss = loss_function(*args, **kwargs)
+            self.losses.append(loss.detach())
+            return loss
+
+        return recording
 
     def step(self, batches: Iterable[dict[str, Tensor]]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
@@ -207,6 +219,7 @@ class Training:
         Accelerate leaves gradients unreduced until the last micro-batch, and divides each loss by their number.
         """
         parts, norm = [], None
+        self.losses.clear()
         for batch in batches:
             with self.accelerator.accumulate(self.model):
                 parts.append(self._accumulate(batch))
@@ -216,17 +229,18 @@ class Training:
                     self.optimizer.step()
                     self.optimizer.zero_grad()
         assert norm is not None, "Accelerate reduced no gradients in the last micro-batch"
-        loss = torch.stack([loss for loss, _ in parts]).mean()
-        losses = [each for _, each in parts if each is not None]
+        loss = torch.stack(self.losses).mean()
+        losses = [each for each in parts if each is not None]
         self.token_losses -= 1
         return StepResult(loss, norm, torch.cat(losses) if losses else None)
 
-    def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _accumulate(self, batch: dict[str, Tensor]) -> Tensor | None:
+        """Forward and backward of one micro-batch. Returns the loss of each local token [B,s] if asked for."""
         with self._sharing(batch):
             loss, losses = self._forward(batch)
             with ledger.phase("backward"):
                 self.accelerator.backward(loss)
-        return loss.detach(), losses
+        return losses
 
     @contextmanager
     def _sharing(self, batch: dict[str, Tensor]) -> Iterator[None]:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import sdpa_stand_in
+import torch
 from ranks import here, run, worlds
 from test_engines import tensors_left
 from trials import PARITY, TINY, TRAIN, assembled, job, trial
@@ -70,10 +71,17 @@ def cases(world_size: int) -> list[TrialConfig]:
 
 
 def placed(config: TrialConfig) -> TrialConfig:
+    """On GPUs in half precision, on cuDNN, with sizes that it takes."""
     if here().type == "cpu":
         return config
     fabric, hardware = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
-    return replace(config, kernel=KernelConfig("cudnn"), dtype="bfloat16", fabric=fabric, hardware=hardware)
+    sizes = {
+        "model": replace(config.model, head_dim=64),
+        "seq_len": 8 * config.seq_len,
+        "workload": replace(config.workload, correctness_seq_len=256),
+    }
+    config = replace(config, kernel=KernelConfig("cudnn"), dtype="bfloat16", **sizes)
+    return replace(config, fabric=fabric, hardware=hardware)
 
 
 def check(config: TrialConfig) -> None:
@@ -85,6 +93,7 @@ def check(config: TrialConfig) -> None:
     }
     assert counted == measurement.predicted, config
     columns = assembled(config, measurement)
+    assert any(loss != float(torch.tensor(loss).bfloat16()) for loss in columns["loss"]), "a loss rounded to bfloat16"
     attention = training_costs.attention_flops(config, train.padded_seq_len(config, config.seq_len))
     assert columns["counted_matmul_flops"] + attention == columns["hardware_flops"], config
     assert columns["counted_parameters"] == config.dp_replicate_size * training_costs.num_parameters(config.model)

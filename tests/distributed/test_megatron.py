@@ -89,8 +89,10 @@ def check_gpus(rank: int, world_size: int) -> None:
     model = replace(TINY, head_dim=64, num_kv_heads=4)
     for variant in ("p2p", "all_gather", "a2a"):
         method, kernel = MethodConfig("transformer_engine", "zigzag", variant), KernelConfig("cudnn")
-        options = {"engine": ENGINE, "kernel": kernel, "dtype": "bfloat16", "model": model, "seq_len": 256}
-        train_step.run(job(trial(method, world_size, **options, **on_gpus)))
+        options = {"engine": ENGINE, "kernel": kernel, "dtype": "bfloat16", "model": model, "seq_len": 512}
+        for checkpointing in ("none", "full"):
+            workload = replace(TRAIN, correctness_seq_len=256, activation_checkpointing=checkpointing)
+            train_step.run(job(trial(method, world_size, workload=workload, **options, **on_gpus)))
     assert here().type == "cuda"
 
 
