@@ -42,6 +42,7 @@ PACKAGES = (
     "ring-flash-attn",
     "yunchang",
     "deepspeed",
+    "megatron-core",
     "liger-kernel",
     "transformers",
     "accelerate",

@@ -117,7 +117,8 @@ class EngineConfig:
     name: Annotated[
         str,
         Declared(
-            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft; null in old rows: fsdp2",
+            "what trains: fsdp2 | deepspeed | hf_deepspeed | hf_trainer | trl_sft | hf_fsdp2 | megatron; null in old "
+            "rows: fsdp2",
             column="engine",
             of=TRAINING,
             old_rows="fsdp2",
@@ -126,8 +127,8 @@ class EngineConfig:
     optimizer_offload: Annotated[
         Literal["deepspeed_cpu_adam", "torch_adamw"] | None,
         Declared(
-            "all but fsdp2: Adam that steps in host memory, where fp32 parameters and moments then are; null: on the "
-            "device",
+            "engines on DeepSpeed: Adam that steps in host memory, where fp32 parameters and moments then are; null: "
+            "on the device",
             of=TRAINING,
         ),
     ] = None

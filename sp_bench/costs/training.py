@@ -14,8 +14,9 @@ from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, atten
 from sp_bench.costs.work import ExpectedWork, KernelCalls
 
 OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
-HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft")  # engines that train a model of transformers
-ZERO_3 = ("deepspeed", *HUGGING_FACE)  # engines on DeepSpeed's ZeRO-3
+ZERO_3 = ("deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")  # engines on DeepSpeed's ZeRO-3
+FSDP2 = ("fsdp2", "hf_fsdp2")  # engines on torch's FSDP2
+HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines that train a model of transformers
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
@@ -116,7 +117,7 @@ def _repeated_parameters(config: TrialConfig) -> int:
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing in (None, "none"):
         return 0
-    if config.engine.name in ZERO_3:
+    if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
         return block_matmul_parameters(model)
     mlp = model.hidden_size * model.intermediate_size
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
@@ -139,9 +140,9 @@ def _recomputed(config: TrialConfig) -> bool:
 def updated_elements(config: TrialConfig) -> int:
     """Elements that the optimizers of all ranks update in one step, for our engines.
 
-    fsdp2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
+    FSDP2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
     """
-    if config.engine.name == "fsdp2":
+    if config.engine.name in FSDP2:
         return config.dp_replicate_size * num_parameters(config.model)
     size = config.world_size
     block, root = (

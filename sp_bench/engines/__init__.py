@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from sp_bench.training.train import StepResult, Watch
 
-NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")
+NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 
 
 class Engine(Protocol):

@@ -7,6 +7,7 @@ m micro-batches a step; B sequences of a micro-batch on a data-parallel rank; S 
 sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -138,6 +139,22 @@ def _destroy_groups(config: TrialConfig) -> None:
     for group in (parallel_state_sp._SEQUENCE_PARALLEL_GROUP, parallel_state_sp._SEQUENCE_DATA_PARALLEL_GROUP):
         dist.destroy_process_group(group)
     parallel_state_sp._release_sequence_parallel_groups()
+
+
+@contextmanager
+def accelerate_restored() -> Iterator[None]:
+    """Resets Accelerate's singletons after a training, and restores the environment, into which its plugins and
+    TrainingArguments write what Accelerate reads."""
+    from accelerate.state import AcceleratorState, GradientState  # pyright: ignore[reportMissingImports]
+
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def tell_the_ledger(config: TrialConfig) -> None:

@@ -11,6 +11,8 @@ from sp_bench.kernels import REFERENCE
 from sp_bench.methods import installed
 
 HF_METHOD = "deepspeed_ulysses_hf"
+CONTEXT_PARALLEL = "torch_context_parallel"
+MEGATRON_METHOD = "transformer_engine"
 ATTENTION = {  # our kernels -> what transformers calls the attention that launches them
     "flash_attn": "flash_attention_2",
     "sdpa_flash": "sdpa",
@@ -24,10 +26,20 @@ _PACKAGES = {
     "hf_deepspeed": ("deepspeed", "transformers"),
     "hf_trainer": ("deepspeed", "transformers", "accelerate"),
     "trl_sft": ("deepspeed", "transformers", "accelerate", "trl"),
+    "hf_fsdp2": ("transformers", "accelerate"),
+    "megatron": ("megatron-core", "transformer-engine"),
 }
-_EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
+_EXTRAS = {
+    "deepspeed": "deepspeed",
+    "hf_deepspeed": "hugging-face",
+    "hf_trainer": "hugging-face",
+    "trl_sft": "trl",
+    "hf_fsdp2": "hugging-face",
+    "megatron": "megatron",
+}
 _TRAINERS = ("hf_trainer", "trl_sft")
-_PRELOADED = ("fsdp2", "deepspeed")  # the other loops are other people's, with their own data loaders
+_OFFLOADLESS = ("fsdp2", "hf_fsdp2", "megatron")  # without DeepSpeed's options
+_PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
 def implementation(engine: EngineConfig) -> str:
@@ -86,9 +98,9 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
             "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
         )
+    if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
+        return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     if name == "fsdp2":
-        if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
-            return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
         return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):
@@ -105,6 +117,10 @@ def _reason(config: TrialConfig) -> str | None:
         )
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
+    if name == "hf_fsdp2":
+        return _hf_fsdp2_reason(config)
+    if name == "megatron":
+        return _megatron_reason(config)
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
 
@@ -175,7 +191,7 @@ def _deepspeed_reason(config: TrialConfig) -> str | None:
 
 
 def _hugging_face_reason(config: TrialConfig) -> str | None:
-    name, method, model = config.engine.name, config.method.name, config.model
+    name, method = config.engine.name, config.method.name
     if config.sp_size == 1 and method != "single":
         return f"sp_size=1: engine {name} then has no sequence parallelism; use method=single, or sp_size of 2 or more"
     if config.sp_size > 1 and method != HF_METHOD:
@@ -190,10 +206,15 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
+    return _model_reason(config)
+
+
+def _model_reason(config: TrialConfig) -> str | None:
+    model = config.model
     if model.qkv_bias and model.qk_norm:
         return (
-            f"engine {name} builds Qwen3 (model.qk_norm), Qwen2 (model.qkv_bias) or Llama models, and {model.name} has "
-            "both; use engine=fsdp2"
+            f"engine {config.engine.name} builds Qwen3 (model.qk_norm), Qwen2 (model.qkv_bias) or Llama models, and "
+            f"{model.name} has both; use engine=fsdp2"
         )
     return None
 
@@ -206,4 +227,74 @@ def _trainer_on_cpu_reason(config: TrialConfig) -> str | None:
             f"batch_size={config.batch_size}: on a CPU the labels that the Trainer's loader cuts are no view that its "
             "loss could flatten; use batch_size=1, or engine=hf_deepspeed"
         )
+    return None
+
+
+def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
+    method, kernel = config.method, config.kernel.name
+    if config.hardware.device == "cpu":
+        return (
+            "hardware.device=cpu: there Accelerate has no FSDP2 and takes each rank for the only process; use "
+            "engine=fsdp2, or GPUs"
+        )
+    if config.dtype not in ("float32", "bfloat16"):
+        return f"engine hf_fsdp2 trains in float32 or bfloat16, not dtype={config.dtype}; use one, or engine=fsdp2"
+    if config.dp_shard_size * config.sp_size == 1:
+        return (
+            "dp_shard_size=1, sp_size=1: Accelerate's FSDP2 needs ranks to shard over; use dp_shard_size or sp_size of "
+            "2 or more"
+        )
+    if config.dp_replicate_size > 1 and config.dp_shard_size == 1:
+        return (
+            f"dp_replicate_size={config.dp_replicate_size}, dp_shard_size=1: Accelerate refuses replicas without "
+            "dp_shard; use dp_shard_size of 2 or more, or dp_replicate_size=1"
+        )
+    if config.sp_size == 1 and method.name != "single":
+        return "sp_size=1: engine hf_fsdp2 then has no context parallelism; use method=single, or sp_size of 2 or more"
+    in_proof = config.dtype == "float32" and (method.name, kernel) == ("ring", REFERENCE)
+    if config.sp_size > 1 and method.name != CONTEXT_PARALLEL and not in_proof:
+        return (
+            f"engine hf_fsdp2 has one context parallelism, not method={method.name}; use method={CONTEXT_PARALLEL} "
+            "(our ring stands in for it where a step is proven in float32)"
+        )
+    if config.sp_size > 1 and method.layout != "zigzag":
+        return (
+            f"method.layout={method.layout}: Accelerate leaves torch's load balancing on, which is zigzag; use "
+            "method.layout=zigzag"
+        )
+    if kernel not in ("sdpa_flash", "cudnn", REFERENCE):
+        return f"engine hf_fsdp2 runs sdpa, not kernel={kernel}; use sdpa_flash or cudnn"
+    return _model_reason(config)
+
+
+def _megatron_reason(config: TrialConfig) -> str | None:
+    method, kernel = config.method, config.kernel.name
+    if config.hardware.device == "cpu":
+        return (
+            "hardware.device=cpu: Megatron-Core's data parallelism and its optimizer take tensors on CUDA only; use "
+            "engine=fsdp2, or GPUs"
+        )
+    if config.dp_replicate_size > 1:
+        return (
+            f"dp_replicate_size={config.dp_replicate_size}: engine megatron shards its optimizer over all ranks; "
+            f"use dp_shard_size={config.dp_replicate_size * config.dp_shard_size}, or engine=fsdp2"
+        )
+    if config.dtype == "float32":
+        if kernel == REFERENCE and methods.get(method.name).IMPLEMENTATION == "sp_bench":
+            return None
+        return (
+            f"dtype=float32, method={method.name}, kernel={kernel}: in float32 engine megatron runs our methods on "
+            "kernel=math, as its proof does; use them, or dtype=bfloat16"
+        )
+    if config.dtype != "bfloat16":
+        return f"engine megatron trains in bfloat16, not dtype={config.dtype}; use it, or engine=fsdp2"
+    if config.sp_size == 1 and method.name != "single":
+        return "sp_size=1: engine megatron then has no context parallelism; use method=single, or sp_size of 2 or more"
+    if config.sp_size > 1 and (method.name != MEGATRON_METHOD or method.variant == "a2a+p2p"):
+        return (
+            f"engine megatron has the context parallelism of TransformerEngine, not method={method.name} with "
+            f"variant={method.variant}; use method={MEGATRON_METHOD} with method.variant=p2p, all_gather or a2a"
+        )
+    if kernel not in ("flash_attn", "cudnn"):
+        return f"engine megatron runs TransformerEngine's kernels, not kernel={kernel}; use flash_attn or cudnn"
     return None

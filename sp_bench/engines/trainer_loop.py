@@ -211,20 +211,13 @@ def _sequences(config: TrialConfig, texts: Sequence[Tensor]) -> list[Tensor]:
 
 @contextmanager
 def _accelerate_state(config: TrialConfig) -> Iterator[None]:
-    """Resets Accelerate's singletons after the training, and restores the environment, into which TrainingArguments
-    writes what Accelerate reads."""
-    from accelerate.state import AcceleratorState, GradientState, PartialState  # pyright: ignore[reportMissingImports]
+    """As `hugging_face.accelerate_restored`, with what Accelerate needs for DeepSpeed on a CPU."""
+    from accelerate.state import PartialState  # pyright: ignore[reportMissingImports]
 
-    before = dict(os.environ)
-    try:
+    with hugging_face.accelerate_restored():
         if config.hardware.device == "cpu":
             # By itself Accelerate finds no backend for DeepSpeed on a CPU, and takes each rank for the only process.
             os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
             PartialState(backend=config.fabric.backend)
             del os.environ["ACCELERATE_USE_DEEPSPEED"]
         yield
-    finally:
-        AcceleratorState._reset_state(reset_partial_state=True)
-        GradientState._reset_state()
-        os.environ.clear()
-        os.environ.update(before)

@@ -89,7 +89,7 @@ def open(
             out = functional.scaled_dot_product_attention(
                 q, k, v, is_causal=shape.causal, scale=scale, enable_gqa=grouped
             )
-        _mark_backward(out)
+        mark_backward(out)
         return out.transpose(1, 2)
 
     with _context_parallel(method, mesh), sdpa_kernel(backend):
@@ -104,25 +104,34 @@ def _context_parallel(method: MethodConfig, mesh: "DeviceMesh") -> Iterator[None
     from torch.distributed.tensor.experimental._context_parallel import _attention as state
 
     ring = mesh["ring"]
-    with ExitStack() as restored:
-        restored.callback(vars(state._cp_options).update, dict(vars(state._cp_options)))
-        restored.callback(setattr, state, "_dispatch_mode", state._dispatch_mode)
-        # torch's own list of replaced functions never shrinks: it would keep each patch, and the mesh with it
-        restored.callback(setattr, state, "_replaced_functions", dict(state._replaced_functions))
+    with restored() as at_exit:
         set_rotate_method(str(method.variant))
         state._cp_options.enable_load_balance = method.layout == "zigzag"
         dummy = torch.zeros(2 * ring.size(), device=ring.device_type)
         entered = context_parallel(ring, buffers=[dummy], buffer_seq_dims=[0], no_restore_buffers={dummy})
         entered.__enter__()
-        restored.callback(
-            entered.__exit__, None, None, None
-        )  # if torch 2.11 learned of an error, it would undo nothing
+        # if torch 2.11 learned of an error, it would undo nothing
+        at_exit.callback(entered.__exit__, None, None, None)
         yield
 
 
-def _mark_backward(out: "Tensor") -> None:
-    """Tell the ledger which autograd node issues the collectives of the backward: SDPA's, which the node that unwraps
-    the DTensor follows."""
+@contextmanager
+def restored() -> Iterator[ExitStack]:
+    """Restores the options of torch's context parallelism, and what it replaced. Yields a stack for what comes before
+    that."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as state
+
+    with ExitStack() as stack:
+        stack.callback(vars(state._cp_options).update, dict(vars(state._cp_options)))
+        stack.callback(setattr, state, "_dispatch_mode", state._dispatch_mode)
+        # torch's own list of replaced functions never shrinks: it would keep each patch, and the mesh with it
+        stack.callback(setattr, state, "_replaced_functions", dict(state._replaced_functions))
+        yield stack
+
+
+def mark_backward(out: "Tensor") -> None:
+    """Tell the ledger which autograd node issues the collectives of the backward of `out`, which SDPA under context
+    parallelism gave: SDPA's, which the node that unwraps the DTensor follows."""
     from sp_bench.measure import ledger
 
     node = out.grad_fn

@@ -301,7 +301,7 @@ class Sample:
 
     name: str  # of the parameter
     updated: Tensor
-    place: slice  # in `updated`, flat
+    place: slice | Tensor  # in `updated`, flat
     gradient: Tensor  # before clipping
     received: Tensor  # the gradient as the optimizer gets it; fp64
     tensors: dict[str, Tensor]  # parameter and moments as the optimizer last left them; fp64
@@ -347,8 +347,8 @@ class Observer:
         square_sum = 0.0
         for part in parts:
             square_sum += _square_sum(part.whole)
-            place, local = _place(part), part.local.flatten()
-            gradient = local[:: place.step].clone()
+            place, step = _place(part)
+            gradient = part.local.flatten()[::step].clone()
             if part.name not in self._samples:
                 self._compare_gradient(part)
                 self._samples[part.name] = Sample(part.name, part.updated, place, gradient, gradient, {})
@@ -446,14 +446,16 @@ class Observer:
         return {key: sample.of(tensor) for key, tensor in ({PARAMETER: sample.updated} | kept).items()}
 
 
-def _place(part: Part) -> slice:
-    """Where in `part.updated`, flat, the elements are that are compared. Their distance has no factor in common with a
-    row's length, so that they are of all columns."""
+def _place(part: Part) -> tuple[slice | Tensor, int]:
+    """Where in `part.updated`, flat, the elements are that are compared, and their distance in `part.local`. It has no
+    factor in common with a row's length, so that they are of all columns."""
     numel, row = part.local.numel(), part.whole.shape[-1]
     step = max(-(-numel // SAMPLE), 1)
     while step > 1 and math.gcd(step, row) > 1:
         step += 1
-    return slice(part.offset, part.offset + numel, step)
+    if isinstance(part.offset, Tensor):
+        return part.offset[::step], step
+    return slice(part.offset, part.offset + numel, step), step
 
 
 def _tiny(dtype: torch.dtype) -> float:

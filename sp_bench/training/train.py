@@ -50,7 +50,7 @@ class Part(NamedTuple):
     whole: Tensor  # summed over all ranks and micro-batches, and gathered
     local: Tensor  # of `whole`, what this rank updates
     updated: Tensor  # the tensor that the optimizer updates: the parameter, or a buffer that holds several
-    offset: int  # where in `updated` this rank's part begins, in elements
+    offset: int | Tensor  # where in `updated`, flat, this rank's part begins; or where each of its elements is
 
 
 Watch = Callable[[Iterable[Part]], None]  # is shown the gradients of each optimizer step

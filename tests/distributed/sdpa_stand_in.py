@@ -63,8 +63,11 @@ def scaled_dot_product_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any
     """For sharded tensors, what SDPA does on a GPU with its flash backend. For others, such as the oracle's, SDPA."""
     if not isinstance(q, DTensor):
         return _sdpa(q, k, v, **options)
-    assert options.keys() == {"is_causal", "scale", "enable_gqa"}
-    assert options["enable_gqa"] or q.shape[1] == k.shape[1]
+    assert options.pop("attn_mask", None) is None
+    assert options.pop("dropout_p", 0.0) == 0.0
+    grouped = options.pop("enable_gqa", False)
+    assert options.keys() == {"is_causal", "scale"}
+    assert grouped or q.shape[1] == k.shape[1]
     flash = torch.ops.aten._scaled_dot_product_flash_attention
     return flash(q, k, v, 0.0, options["is_causal"], scale=options["scale"])[0]
 

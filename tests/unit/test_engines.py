@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.parsing import ConfigError, parse
@@ -20,10 +21,18 @@ from sp_bench.training import model
 
 from .rows import asked_for
 
+FIRST = {"hf_fsdp2": "transformers", "megatron": "megatron-core"}  # packages
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
-VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"}
-EXTRAS = {"deepspeed": "deepspeed", "hf_deepspeed": "hugging-face", "hf_trainer": "hugging-face", "trl_sft": "trl"}
+VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"} | {
+    "megatron-core": "0.19.2",
+    "transformer-engine": "2.20.2",
+}
+EXTRAS = dict.fromkeys(("hf_deepspeed", "hf_trainer", "hf_fsdp2"), "hugging-face") | {
+    "deepspeed": "deepspeed",
+    "trl_sft": "trl",
+    "megatron": "megatron",
+}
 
 
 @pytest.fixture
@@ -38,6 +47,10 @@ def make(make_config):
 
     def make(engine: str, **changes) -> TrialConfig:
         method = {"method": "deepspeed_ulysses_hf", "kernel": "flash_attn"} if engine in HUGGING_FACE else {}
+        if engine == "hf_fsdp2":
+            method = {"method": "torch_context_parallel", "kernel": "cudnn"}
+        if engine == "megatron":
+            method = {"method": "transformer_engine", "kernel": "cudnn", "model": "llama3_8b"}
         on_gpus = {"fabric": "nvlink", "hardware": "h200", "dtype": "bfloat16"}
         return make_config(**{"workload": "train_step", "engine": engine, "sp_size": 4, **on_gpus, **method, **changes})
 
@@ -105,7 +118,7 @@ def test_the_models_code_needs_its_compiler_device_and_library(make, monkeypatch
 def test_a_missing_library_is_a_reason_that_names_the_extra(make, monkeypatch, name):
     monkeypatch.setattr(hardware, "package_versions", dict)
     reason = str(requirements.unsupported_reason(make(name)))
-    assert f"engine {name} needs deepspeed" in reason
+    assert f"engine {name} needs {FIRST.get(name, 'deepspeed')}" in reason
     assert reason.endswith(f"pip install 'sp-bench[{EXTRAS[name]}]'")
 
 
@@ -153,6 +166,34 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
         ("hf_trainer", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
         ("trl_sft", {"fabric": "gloo", "hardware": "cpu"}, "dtype=bfloat16: on a CPU .* use dtype=float32"),
         ("trl_sft", {"method": "ulysses"}, "not method=ulysses; use method=deepspeed_ulysses_hf"),
+        ("hf_fsdp2", {"fabric": "gloo", "hardware": "cpu"}, "no FSDP2 and takes each rank for the only process; use "),
+        ("hf_fsdp2", {"method": "ulysses"}, "not method=ulysses; use method=torch_context_parallel"),
+        ("hf_fsdp2", {"method": "ring"}, "not method=ring; use method=torch_context_parallel"),
+        ("hf_fsdp2", {"method__layout": "contiguous"}, "leaves torch's load balancing on.* use method.layout=zigzag"),
+        ("hf_fsdp2", {"kernel": "flash_attn"}, "runs sdpa, not kernel=flash_attn; use sdpa_flash or cudnn"),
+        ("hf_fsdp2", {"dtype": "float64"}, "float32 or bfloat16, not dtype=float64"),
+        (
+            "hf_fsdp2",
+            {"sp_size": 1, "dp_shard_size": 2},
+            "no context parallelism; use method=single, or sp_size of 2 or more",
+        ),
+        ("hf_fsdp2", {"sp_size": 1, "dp_shard_size": 1, "method": "single"}, "needs ranks to shard over"),
+        ("hf_fsdp2", {"dp_replicate_size": 2}, "refuses replicas without dp_shard"),
+        ("megatron", {"fabric": "gloo", "hardware": "cpu"}, "take tensors on CUDA only; use engine=fsdp2, or GPUs"),
+        ("megatron", {"method": "ring"}, "not method=ring with variant=None; use method=transformer_engine"),
+        (
+            "megatron",
+            {"method__variant": "a2a+p2p", "method__ulysses_degree": 2},
+            "method.variant=p2p, all_gather or a2a",
+        ),
+        ("megatron", {"kernel": "sdpa_flash"}, "not kernel=sdpa_flash; use flash_attn or cudnn"),
+        ("megatron", {"dtype": "float16"}, "trains in bfloat16, not dtype=float16"),
+        ("megatron", {"dtype": "float32"}, "runs our methods on kernel=math"),
+        ("megatron", {"dp_replicate_size": 2}, "shards its optimizer over all ranks; use dp_shard_size=2"),
+        ("megatron", {"sp_size": 1, "dp_shard_size": 2}, "no context parallelism; use method=single"),
+        ("megatron", {"engine__variable_seq_len": True}, "has neither optimizer_offload nor variable_"),
+        ("hf_fsdp2", {"engine__optimizer_offload": "torch_adamw"}, "has neither optimizer_offload nor variable_"),
+        ("hf_fsdp2", {"engine__reduce_gradients": "last_micro_batch"}, "nor reduce_gradients; leave them out"),
     ],
 )
 def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, changes, message):
@@ -234,7 +275,7 @@ def test_an_engine_that_cannot_train_in_float32_says_so_before_anything_runs(mak
 
 @pytest.mark.parametrize("name", engines.NAMES)
 def test_a_row_says_where_its_tokens_are_loaded(make, name):
-    expected = "before" if name in ("fsdp2", "deepspeed") else "in_step"
+    expected = "before" if name in ("fsdp2", "deepspeed", "megatron") else "in_step"
     assert asked_for(make(name))["batch_loading"] == expected
 
 
@@ -247,9 +288,11 @@ def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("name", [*HUGGING_FACE, "hf_fsdp2", "megatron"])
 def test_the_published_baseline_of_data_parallelism_alone_runs(make, name):
-    assert requirements.unsupported_reason(make(name, method="single", sp_size=1, dp_shard_size=4)) is None
+    assert (
+        requirements.unsupported_reason(make(name, kernel="cudnn", method="single", sp_size=1, dp_shard_size=4)) is None
+    )
 
 
 def test_an_engine_is_refused_where_nothing_is_trained(make_config):
@@ -303,7 +346,8 @@ def test_planning_an_engine_imports_no_library(make, name):
         "from sp_bench.driver import plan\nfrom sp_bench.config.trial import TrialConfig\n"
         "from sp_bench.config.parsing import parse\n"
         "plan.unsupported_reason(parse(TrialConfig, json.load(sys.stdin)), None)\n"
-        "print(*{'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets'} & set(sys.modules))\n"
+        "names = {'torch', 'deepspeed', 'transformers', 'accelerate', 'trl', 'datasets', 'megatron'}\n"
+        "print(*names & set(sys.modules))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], input=plan.canonical(make(name)), capture_output=True, text=True
@@ -320,6 +364,35 @@ def test_each_parameter_has_a_name_of_its_own_at_transformers(make_config, chang
     theirs = [their_name(name) for name in ours]
     assert len(set(theirs)) == len(ours)
     assert "model.layers.1.mlp.down_proj.weight" in theirs
+
+
+@pytest.mark.parametrize("changes", [{}, {"qk_norm": True}, {"qkv_bias": True}, {"tie_embeddings": True}])
+@pytest.mark.parametrize("fused_norms", [True, False])
+def test_our_parameters_fill_each_row_of_megatrons_once(make_config, changes, fused_norms):
+    from sp_bench.engines import megatron
+
+    config = replace(make_config().model, **changes)
+    shapes = {name: p.shape for name, p in model.Decoder(config, lambda q, k, v: q).named_parameters()}
+    places = megatron.places(config, fused_norms=fused_norms)
+    assert places.keys() == shapes.keys()
+    rows: dict[str, list[int]] = {}
+    for name, place in places.items():
+        mine = list(range(shapes[name][0])) if place.rows is None else place.rows.tolist()
+        assert len(mine) == shapes[name][0]
+        rows.setdefault(place.name, []).extend(mine)
+    assert all(sorted(found) == list(range(len(found))) for found in rows.values())
+    both = config.num_heads + 2 * config.num_kv_heads
+    assert len(rows["decoder.layers.0.self_attention.linear_qkv.weight"]) == both * config.head_dim
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 24), (5, 17), (0, 0), (23, 24)])
+def test_a_stretch_of_a_flat_matrix_has_the_elements_of_these_rows_in_order(start, end):
+    from sp_bench.engines import megatron
+
+    matrix = torch.arange(24).view(6, 4)
+    index = megatron._within(torch.tensor([1, 2, 5]), 4, start, end)
+    wanted = [value for value in matrix[[1, 2, 5]].flatten().tolist() if start <= value < end]
+    assert matrix.flatten()[start:end][index].tolist() == wanted
 
 
 def test_the_default_engine_is_fsdp2(make_config):

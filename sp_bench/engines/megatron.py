@@ -1,0 +1,414 @@
+"""Megatron-Core's GPT model with its context parallelism, its data parallelism and its distributed optimizer.
+
+In bfloat16 its layers are TransformerEngine's, and context_parallel_size and cp_comm_type are sp_size and the variant
+of the method `transformer_engine`. TransformerEngine multiplies float32 matrices in TF32. So where a step is proven in
+float32, the layers are Megatron-Core's own modules, on torch, and a method of ours stands in for the attention: model,
+wiring, data parallelism and optimizer are still Megatron's.
+
+Parameters and their gradients are whole on every rank; gradients are reduce-scattered, each rank updates its part in
+float32, and the parameters are gathered. The loop is ours, of Megatron's own calls in its order: zero the gradients'
+buffer, forward and backward of each micro-batch (`no_sync` but for the last), `finish_grad_sync`, `optimizer.step`.
+Its process groups stay in the process, for the next training with as many ranks a sequence.
+
+B sequences of a micro-batch; s local tokens; H heads of D elements; P ranks share a sequence.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from math import prod
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn import functional as F
+
+from sp_bench import methods
+from sp_bench.config.trial import ModelConfig, TrialConfig
+from sp_bench.costs import training as training_costs
+from sp_bench.costs.attention import Traffic
+from sp_bench.measure import ledger
+from sp_bench.methods import transformer_engine
+from sp_bench.training import train
+from sp_bench.training.cross_entropy import IGNORED
+from sp_bench.training.model import fill
+from sp_bench.training.train import Batch, Part, StepResult, Watch
+
+# Its buckets decide while it runs when parameters and gradients travel, and its checkpointing runs a layer again inside
+# the backward, where nothing tells the two apart.
+UNPREDICTED = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer")
+UNLABELLED = 0
+
+_BACKENDS = {"flash_attn": "flash", "cudnn": "fused"}  # our kernel -> Megatron's attention_backend
+_NAMES = {  # our decoder's name of a module -> Megatron's
+    "embedding": "embedding.word_embeddings",
+    "norm": "decoder.final_layernorm",
+    "head": "output_layer",
+    "attention.q": "self_attention.linear_qkv",
+    "attention.k": "self_attention.linear_qkv",
+    "attention.v": "self_attention.linear_qkv",
+    "attention.out": "self_attention.linear_proj",
+    "attention.q_norm": "self_attention.q_layernorm",
+    "attention.k_norm": "self_attention.k_layernorm",
+    "feed_forward.gate": "mlp.linear_fc1",
+    "feed_forward.up": "mlp.linear_fc1",
+    "feed_forward.down": "mlp.linear_fc2",
+}
+# TransformerEngine's layers hold the norm before a product, and its weight, in the module of the product.
+_NORMS = {"attention_norm": "input_layernorm.weight", "feed_forward_norm": "pre_mlp_layernorm.weight"}
+_FUSED_NORMS = {
+    "attention_norm": "self_attention.linear_qkv.layer_norm_weight",
+    "feed_forward_norm": "mlp.linear_fc1.layer_norm_weight",
+}
+
+
+def traffic(config: TrialConfig, padded_len: int) -> Traffic:
+    attention = train.attention_traffic(config, padded_len)
+    return {
+        key: size
+        for key, size in training_costs.unsharded_traffic(config, attention).items()
+        if key[0] not in UNPREDICTED
+    }
+
+
+def run(
+    config: TrialConfig,
+    texts: Sequence[Tensor],
+    mesh: DeviceMesh,
+    device: torch.device,
+    tick: Callable[[], None],
+    *,
+    token_losses: int,
+    watch: Watch | None = None,
+) -> list[StepResult]:
+    seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
+    with _environment(), _opened(config, seq_len, mesh) as attention:
+        _initialise_groups(config)
+        layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+        positions = torch.tensor(layout.global_positions(mesh.get_rank() % config.sp_size, seq_len), device=device)
+        model = build(config, seq_len, positions, attention)
+        training = _start(config, model, device, watch)
+        batches = train.shard_batches(config, texts, layout, mesh, device)
+        return train.run_steps(training.step, batches, tick)
+
+
+class Place(NamedTuple):
+    """Where Megatron keeps a parameter of our decoder."""
+
+    name: str  # of Megatron's parameter
+    rows: Tensor | None  # those of its dimension 0 that are ours, in our order; None: all
+
+
+def places(model: ModelConfig, *, fused_norms: bool) -> dict[str, Place]:
+    """By our decoder's names. Megatron has the rows of q, k and v in one matrix: of each KV head its query heads, its
+    key head and its value head. Gate and up are one matrix too, one below the other."""
+    per_group, size = model.num_heads // model.num_kv_heads, model.head_dim
+    groups = torch.arange(model.num_kv_heads)[:, None] * (per_group + 2) * size
+    up = torch.arange(model.intermediate_size) + model.intermediate_size
+    rows = {
+        "attention.q": (groups + torch.arange(per_group * size)).flatten(),
+        "attention.k": (groups + per_group * size + torch.arange(size)).flatten(),
+        "attention.v": (groups + (per_group + 1) * size + torch.arange(size)).flatten(),
+        "feed_forward.gate": torch.arange(model.intermediate_size),
+        "feed_forward.up": up,
+    }
+    norms, found = _FUSED_NORMS if fused_norms else _NORMS, {}
+    for index in range(model.num_layers):
+        for ours in training_costs.block_shapes(model):
+            module, kind = ours.rsplit(".", 1)
+            theirs = norms.get(module) or f"{_NAMES[module]}.{kind}"
+            found[f"blocks.{index}.{ours}"] = Place(f"decoder.layers.{index}.{theirs}", rows.get(module))
+    for ours in training_costs.root_shapes(model):
+        module, kind = ours.rsplit(".", 1)
+        found[ours] = Place(f"{_NAMES[module]}.{kind}", None)
+    return found
+
+
+@torch.no_grad()
+def initialise(config: TrialConfig, built: nn.Module) -> None:
+    """Give Megatron's model the initial values of our decoder."""
+    theirs, where = dict(built.named_parameters()), places(config.model, fused_norms=_on_transformer_engine(config))
+    order = train.build_decoder(config.model, lambda q, k, v: q, config.dtype).named_parameters()
+    for index, (ours, parameter) in enumerate(order):
+        target, rows = theirs[where[ours].name], where[ours].rows
+        whole = torch.empty(parameter.shape, dtype=torch.float32, device=target.device)
+        fill(whole, ours, index, config.seed)
+        if rows is None:
+            target.copy_(whole)
+        else:
+            target[rows.to(target.device)] = whole.to(target.dtype)
+    assert (left := theirs.keys() - {place.name for place in where.values()}) == set(), f"our decoder has no {left}"
+
+
+def _on_transformer_engine(config: TrialConfig) -> bool:
+    return config.dtype != "float32"
+
+
+@contextmanager
+def _opened(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iterator[Any]:
+    """Our method that stands in for the attention, or None: it is TransformerEngine's."""
+    with nullcontext() if _on_transformer_engine(config) else train.open_attention(config, seq_len, mesh) as attention:
+        yield attention
+
+
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Restores the environment, into which Megatron writes TransformerEngine's backend, and forgets its cached RoPE."""
+    from megatron.core.models.common.embeddings.rotary_pos_embedding import (  # pyright: ignore[reportMissingImports]
+        RotaryEmbedding,
+    )
+
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+        RotaryEmbedding.forward.cache_clear()
+
+
+def _initialise_groups(config: TrialConfig) -> None:
+    """Megatron's process groups: P adjacent ranks share a sequence."""
+    from megatron.core import parallel_state, tensor_parallel  # pyright: ignore[reportMissingImports]
+
+    if parallel_state.model_parallel_is_initialized():
+        if parallel_state.get_context_parallel_world_size() == config.sp_size:
+            return
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(context_parallel_size=config.sp_size, create_gloo_process_groups=False)
+    if config.hardware.device == "cuda":
+        tensor_parallel.model_parallel_cuda_manual_seed(config.seed)  # its checkpointing keeps and restores them
+
+
+def _transformer_config(config: TrialConfig) -> Any:
+    """The trial's model as Megatron's TransformerConfig, with the fusions that TransformerEngine has."""
+    from megatron.core.transformer import TransformerConfig  # pyright: ignore[reportMissingImports]
+    from megatron.core.transformer.enums import AttnBackend  # pyright: ignore[reportMissingImports]
+
+    model, fused = config.model, _on_transformer_engine(config)
+    own: dict[str, Any] = {}
+    if config.workload.activation_checkpointing == "full":
+        own |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if fused:
+        own |= {"attention_backend": AttnBackend[_BACKENDS[config.kernel.name]]}
+        own |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
+        if config.sp_size > 1:
+            own["cp_comm_type"] = config.method.variant
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_heads,
+        num_query_groups=model.num_kv_heads,
+        kv_channels=model.head_dim,
+        ffn_hidden_size=model.intermediate_size,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        layernorm_epsilon=model.norm_eps,
+        add_bias_linear=False,
+        add_qkv_bias=model.qkv_bias,
+        gated_linear_unit=True,
+        activation_func=F.silu,
+        normalization="RMSNorm",
+        qk_layernorm=model.qk_norm,
+        context_parallel_size=config.sp_size,
+        bf16=config.dtype == "bfloat16",
+        params_dtype=getattr(torch, config.dtype),
+        perform_initialization=False,
+        use_cpu_initialization=config.hardware.device == "cpu",
+        calculate_per_token_loss=True,  # so that gradients are summed and not averaged
+        bias_activation_fusion=fused,
+        bias_dropout_fusion=fused,
+        apply_rope_fusion=fused,
+        gradient_accumulation_fusion=False,  # for the head it needs Apex
+        **own,
+    )
+
+
+def build(config: TrialConfig, seq_len: int, positions: Tensor, attention: Any) -> nn.Module:
+    """Megatron's GPT model with our decoder's initial values, for tokens at these global `positions` [s]."""
+    from megatron.core.models.gpt import GPTModel  # pyright: ignore[reportMissingImports]
+    from megatron.core.models.gpt import gpt_layer_specs as specs  # pyright: ignore[reportMissingImports]
+
+    model = config.model
+    if attention is None:
+        spec = specs.get_gpt_layer_with_transformer_engine_spec(qk_layernorm=model.qk_norm)
+    else:
+        spec = specs.get_gpt_layer_local_spec(qk_layernorm=model.qk_norm, normalization="RMSNorm")
+        spec.submodules.self_attention.submodules.core_attention = _stand_in(attention)
+    built = GPTModel(
+        config=_transformer_config(config),
+        transformer_layer_spec=spec,
+        vocab_size=model.vocab_size,
+        max_sequence_length=seq_len,
+        share_embeddings_and_output_weights=model.tie_embeddings,
+        position_embedding_type="rope",
+        rotary_base=model.rope_theta,
+    )
+    if attention is not None:
+        # Megatron's own rotary embedding is cut head and tail, which our method's layout may not be
+        angles = torch.outer(positions.float(), built.rotary_pos_emb.inv_freq.to(positions.device))
+        angles = torch.cat((angles, angles), -1)[:, None, None, :]  # [s,D] -> [s,1,1,D]
+        built.rotary_pos_emb.forward = lambda *_, **__: angles
+    else:
+        for layer in built.decoder.layers:
+            layer.self_attention.core_attention.forward = _tagged(layer.self_attention.core_attention.forward)
+    initialise(config, built)
+    return built.train()
+
+
+def _stand_in(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> type[nn.Module]:
+    """A class of Megatron's core attention that calls a method of ours."""
+
+    class CoreAttention(nn.Module):
+        def __init__(self, *_: Any, **__: Any) -> None:
+            super().__init__()
+
+        def forward(self, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+            # [s,B,H,D] -> [B,s,H,D]
+            out = attention(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1))
+            return out.transpose(0, 1).flatten(2)  # [B,s,H,D] -> [s,B,H*D]
+
+    return CoreAttention
+
+
+def _tagged(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`forward` of a core attention, whose collectives the ledger counts as attention."""
+
+    def tagged(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with ledger.attention():
+            out = forward(query, key, value, *args, **kwargs)
+        transformer_engine._mark_backward(out, query, key, value)
+        return out
+
+    return tagged
+
+
+def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: Watch | None) -> "Training":
+    """Megatron's data parallelism around the model, and its distributed optimizer."""
+    from megatron.core.distributed import (  # pyright: ignore[reportMissingImports]
+        DistributedDataParallel,
+        DistributedDataParallelConfig,
+    )
+    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer  # pyright: ignore[reportMissingImports]
+
+    workload = config.workload
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=True,
+        overlap_param_gather=True,
+        use_distributed_optimizer=True,
+    )
+    model = DistributedDataParallel(built.config, settings, built)
+    optimizer = get_megatron_optimizer(
+        OptimizerConfig(
+            optimizer="adam" if workload.optimizer == "adamw" else "sgd",
+            lr=workload.learning_rate,
+            weight_decay=train.WEIGHT_DECAY if workload.optimizer == "adamw" else 0.0,
+            adam_beta1=train.BETAS[0],
+            adam_beta2=train.BETAS[1],
+            adam_eps=train.EPS,
+            sgd_momentum=train.MOMENTUM,
+            bf16=config.dtype == "bfloat16",
+            params_dtype=getattr(torch, config.dtype),
+            clip_grad=workload.max_grad_norm or 0.0,
+            use_distributed_optimizer=True,
+            overlap_param_gather=True,
+        ),
+        [model],
+        config_overrides={},  # one group: all parameters decay alike
+        use_gloo_process_groups=False,
+    )
+    return Training(config, model, optimizer, device, watch)
+
+
+@dataclass(frozen=True)
+class Training:
+    """Megatron's model with its optimizer."""
+
+    config: TrialConfig
+    model: Any
+    optimizer: Any
+    device: torch.device
+    watch: Watch | None
+
+    def step(self, batches: Sequence[Batch]) -> StepResult:
+        """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
+        self.model.zero_grad_buffer()
+        self.optimizer.zero_grad()
+        num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
+        parts = []
+        with ExitStack() as unsynchronised:
+            if len(batches) > 1:
+                unsynchronised.enter_context(self.model.no_sync())
+            parts = [self._accumulate(batch, num_valid_tokens) for batch in batches[:-1]]
+        parts.append(self._accumulate(batches[-1], num_valid_tokens))
+        with ledger.phase("backward"):
+            self.model.finish_grad_sync()
+        losses = torch.cat(parts)
+        loss = losses.sum() / num_valid_tokens
+        with ledger.phase("loss"):
+            dist.all_reduce(loss)
+        if self.watch is not None:
+            self.watch(self._parts())
+        with ledger.phase("optimizer"):
+            _, norm, _ = self.optimizer.step()
+        return StepResult(loss, torch.as_tensor(norm, device=self.device), losses)
+
+    def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
+        """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats."""
+        labelled = batch.labels != IGNORED
+        positions = batch.positions.expand_as(batch.tokens)
+        losses = self.model(batch.tokens, positions, None, labels=batch.labels.clamp_min(0)) * labelled
+        with ledger.phase("backward"):
+            (losses.sum() / num_valid_tokens).backward()
+        return losses.detach()
+
+    def _parts(self) -> Iterator[Part]:
+        """The gradients by our decoder's names, each gathered. Every rank of the world iterates over all of them.
+
+        A rank updates a stretch of each flat parameter of Megatron's, and a parameter of ours may be rows of one.
+        """
+        (optimizer,) = self.optimizer.chained_optimizers
+        updated = _updated(optimizer)
+        theirs = dict(self.model.module.named_parameters())
+        fused_norms = _on_transformer_engine(self.config)
+        for name, place in places(self.config.model, fused_norms=fused_norms).items():
+            parameter = theirs[place.name]
+            whole = torch.zeros(parameter.numel(), dtype=torch.float32, device=self.device)
+            start, end = 0, 0
+            if parameter in updated:
+                stretch = optimizer._get_model_param_range_map(parameter)["param"]
+                start, end = stretch.start, stretch.end
+                whole[start:end] = parameter.main_grad.flatten()[start:end]
+            mine = whole[start:end].clone()
+            dist.all_reduce(whole)
+            whole, target = whole.view(parameter.shape), updated.get(parameter, parameter)
+            if place.rows is None:
+                yield Part(name, whole, mine, target, 0)
+            else:
+                rows = place.rows.to(self.device)
+                index = _within(rows, prod(parameter.shape[1:]), start, end)
+                yield Part(name, whole[rows], mine[index], target, index)
+
+
+def _within(rows: Tensor, row_size: int, start: int, end: int) -> Tensor:
+    """Where the elements of these rows are in the stretch [start,end) of a flat matrix, counted from `start`."""
+    flat = (rows[:, None] * row_size + torch.arange(row_size, device=rows.device)).flatten()
+    return flat[(flat >= start) & (flat < end)] - start
+
+
+def _updated(optimizer: Any) -> Mapping[nn.Parameter, Tensor]:
+    """Of each parameter of which this rank updates a stretch, the flat tensor that its inner optimizer updates."""
+    pairs = (
+        (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
+        (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),
+    )
+    return {
+        parameter: shard
+        for models, shards in pairs
+        for model_group, shard_group in zip(models, shards, strict=True)
+        for parameter, shard in zip(model_group, shard_group, strict=True)
+    }

@@ -1,0 +1,101 @@
+"""Megatron-Core's model, data parallelism and distributed optimizer, on real ranks: equal to training on one process.
+
+They take CUDA tensors only. On gloo a stand-in tells them that CPUs are CUDA devices; the layers are Megatron-Core's
+own on torch, and our ring is the attention, as where a step is proven in float32. TransformerEngine needs GPUs.
+"""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ranks import here, run, worlds
+from torch.overrides import TorchFunctionMode
+from trials import ODD, TINY, TRAIN, job, trial
+
+from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.hardware import package_versions
+from sp_bench.workloads import train_step
+
+ENGINE = EngineConfig("megatron")
+RING, ULYSSES, SINGLE = (
+    MethodConfig("ring", "zigzag", dkv_dtype="float32"),
+    MethodConfig("ulysses"),
+    MethodConfig("single"),
+)
+LLAMA = replace(TINY, name="llama", qk_norm=False, qkv_bias=True, tie_embeddings=True)
+
+pytestmark = pytest.mark.skipif("megatron-core" not in package_versions(), reason="megatron-core not installed")
+
+
+class CpuForCuda(TorchFunctionMode):
+    """Makes a tensor on the CPU where one on CUDA is asked for, and says of CPU tensors that they are CUDA's."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        if function is torch.Tensor.type and len(args) == 1:
+            return function(*args, **kwargs).replace("torch.", "torch.cuda.")
+        return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def as_on_cuda() -> Iterator[None]:
+    from megatron.core.tensor_parallel import random  # pyright: ignore[reportMissingImports]
+
+    stream = SimpleNamespace(wait_stream=lambda _: None, wait_event=lambda _: None)
+    with (
+        mock.patch.object(torch.cuda, "current_device", return_value=torch.device("cpu")),
+        mock.patch.object(torch.cuda, "current_stream", return_value=stream),
+        mock.patch.object(random, "_get_cuda_rng_state", return_value=None),
+        mock.patch.object(random, "_set_cuda_rng_state"),
+        CpuForCuda(),
+    ):
+        yield
+
+
+def cases(world_size: int) -> list[TrialConfig]:
+    if world_size == 1:
+        return [trial(SINGLE, 1, batch_size=2, engine=ENGINE)]
+    return [
+        trial(RING, 2, engine=ENGINE, workload=replace(TRAIN, activation_checkpointing="full")),
+        trial(ULYSSES, 2, seq_len=45, model=LLAMA, engine=ENGINE, workload=replace(TRAIN, micro_batches=3)),
+        trial(SINGLE, 1, dp_shard_size=2, model=replace(ODD, head_dim=10), engine=ENGINE),
+    ]
+
+
+def check_engine(rank: int, world_size: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    with as_on_cuda():
+        for config in cases(world_size):
+            measurement = train_step.run(job(config))
+            assert len(measurement.columns["loss"]) == 2, config
+
+
+@pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(1, 2)))
+def test_its_steps_are_those_of_our_decoder_on_one_process(backend: str, world_size: int) -> None:
+    run(world_size, check_engine, world_size, backend=backend)
+
+
+def check_gpus(rank: int, world_size: int) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    on_gpus = {"fabric": FabricConfig("nvlink", "nccl"), "hardware": HardwareConfig("h200", "cuda")}
+    model = replace(TINY, head_dim=64, num_kv_heads=4)
+    for variant in ("p2p", "all_gather", "a2a"):
+        method, kernel = MethodConfig("transformer_engine", "zigzag", variant), KernelConfig("cudnn")
+        options = {"engine": ENGINE, "kernel": kernel, "dtype": "bfloat16", "model": model, "seq_len": 512}
+        for checkpointing in ("none", "full"):
+            workload = replace(TRAIN, correctness_seq_len=256, activation_checkpointing=checkpointing)
+            train_step.run(job(trial(method, world_size, workload=workload, **options, **on_gpus)))
+    assert here().type == "cuda"
+
+
+@pytest.mark.parametrize(("backend", "world_size"), worlds(nccl=(2, 4)))
+def test_on_transformer_engine_its_steps_are_those_of_our_decoder_too(backend: str, world_size: int) -> None:
+    run(world_size, check_gpus, world_size, backend=backend)
