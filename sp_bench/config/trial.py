@@ -439,9 +439,15 @@ class HardwareConfig:
         float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
     ] = None
     threads_per_rank: Annotated[int | None, Declared("cpu: of a rank's process", column=None)] = None
+    allocator: Annotated[
+        Literal["expandable_segments"] | None,
+        Declared("cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says"),
+    ] = None
 
     def __post_init__(self) -> None:
         require_positive(self, "device_memory_gib", "threads_per_rank")
+        if self.allocator is not None and self.device == "cpu":
+            raise ConfigError(f"hardware.allocator={self.allocator} is of torch's allocator on CUDA; leave it out")
 
 
 @dataclass(frozen=True)

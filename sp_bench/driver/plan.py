@@ -198,7 +198,11 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
     """
     if config.isolation == "trial":
         return ()
-    started_with = (str(config.hardware.threads_per_rank), repr(sorted(config.fabric.env.items())))
+    hardware = config.hardware
+    started_with = (
+        *(str(hardware.threads_per_rank), str(hardware.allocator)),
+        repr(sorted(config.fabric.env.items())),
+    )
     return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
 
 

@@ -94,13 +94,14 @@ USES = {
     # decide whether and how a trial runs
     "driver/search.py": {"device_memory_gib", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
-        *("backend", "device_memory_gib", "dkv_dtype", "env", "exchange", "isolation", "launch", "layout"),
+        *("allocator", "backend", "device_memory_gib", "dkv_dtype", "env", "exchange", "isolation", "launch"),
+        "layout",
         "single_step",
         *("threads_per_rank", "variant"),
     },
     "driver/derived.py": {"device_memory_gib", "single_step"},
     "driver/record_check.py": {"timed_steps", "warmup_steps"},
-    "driver/launch.py": {"env", "threads_per_rank"},
+    "driver/launch.py": {"allocator", "env", "threads_per_rank"},
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
