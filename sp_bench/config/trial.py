@@ -126,8 +126,8 @@ class EngineConfig:
     optimizer_offload: Annotated[
         Literal["deepspeed_cpu_adam", "torch_adamw"] | None,
         Declared(
-            "all but fsdp2: Adam that steps in host memory, where fp32 parameters and moments then are; null: on the "
-            "device",
+            "Adam that steps in host memory, where fp32 parameters and moments then are; fsdp2 has torch_adamw alone; "
+            "null: on the device",
             of=TRAINING,
         ),
     ] = None

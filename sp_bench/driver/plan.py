@@ -165,7 +165,10 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     if config.workload.name == "attention":
         fits = host_bytes // memory.held_bytes_per_token(config)
         return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
-    return f"parameters, gradients and optimizer states take {have}; use a smaller model"
+    what = "parameters, gradients and optimizer states"
+    if config.workload.checkpoint_offload:
+        return f"{what} on the host, and offloaded checkpoints, take {have}; use a smaller seq_len or model"
+    return f"{what} take {have}; use a smaller model"
 
 
 def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:

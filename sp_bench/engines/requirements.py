@@ -82,8 +82,10 @@ def _reason(config: TrialConfig) -> str | None:
             "engine=fsdp2"
         )
     if name == "fsdp2":
-        if engine.optimizer_offload is not None or engine.variable_seq_len is not None:
-            return "engine fsdp2 has neither optimizer_offload nor variable_seq_len; leave them out"
+        if engine.variable_seq_len is not None:
+            return "engine fsdp2 has no variable_seq_len; leave it out"
+        if (offload := engine.optimizer_offload) not in (None, "torch_adamw"):
+            return f"engine.optimizer_offload={offload}: engine fsdp2 steps with torch's AdamW; use torch_adamw"
         return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):

@@ -3,6 +3,7 @@
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
+import statistics
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -63,9 +64,17 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **timed_columns,
         **steps,
         "compile_s": _compile_s(config, compile_s),
+        "optimizer_ms": _optimizer_ms(config, results),
         "pinned_host_bytes": memory.num_bytes if config.workload.checkpoint_offload else None,
     }
     return measurement
+
+
+def _optimizer_ms(config: TrialConfig, results: list[train.StepResult]) -> float | None:
+    """The median over the timed steps; None: the device does it, or another engine's library."""
+    timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
+    ms = [result.optimizer_ms for result in timed if result.optimizer_ms is not None]
+    return statistics.median(ms) if ms else None
 
 
 def _compile_s(config: TrialConfig, until: list[float]) -> float | None:

@@ -94,7 +94,17 @@ USES = {
     # decide whether and how a trial runs
     "driver/search.py": {"device_memory_gib", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
-        *("allocator", "backend", "device_memory_gib", "dkv_dtype", "env", "exchange", "isolation", "launch"),
+        *(
+            "allocator",
+            "backend",
+            "checkpoint_offload",
+            "device_memory_gib",
+            "dkv_dtype",
+            "env",
+            "exchange",
+            "isolation",
+            "launch",
+        ),
         "layout",
         "single_step",
         *("threads_per_rank", "variant"),
