@@ -50,13 +50,19 @@ def offloaded_bytes(config: TrialConfig) -> float:
     return (config.model.num_layers - 1) * kept_bytes(config)
 
 
+def offloaded_inputs_bytes(config: TrialConfig) -> float:
+    """The part of it that each `activation_checkpointing` has: the inputs of all layers but the last."""
+    inputs = _local_tokens(config) * config.model.hidden_size * ELEMENT_BYTES[config.dtype]
+    return (config.model.num_layers - 1) * inputs
+
+
 def kept_bytes(config: TrialConfig) -> float:
     """What one layer of one rank keeps from its forward to its backward, in one micro-batch."""
     model, workload = config.model, config.workload
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
-    exchanged = q if config.method.name in EXCHANGES_HEADS else 0
+    exchanged = q if config.method.name in EXCHANGES_HEADS and config.sp_size > 1 else 0
     elements = {  # of a token
         "full": hidden,
         "selective": hidden + 2 * q + 2 * kv + exchanged,
