@@ -127,7 +127,17 @@ def _device(config: TrialConfig) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
+    if config.hardware.allocator is not None:
+        _require_allocator(config.hardware.allocator)
     return device
+
+
+def _require_allocator(asked: str) -> None:
+    """What the driver set in the environment must be how torch allocates."""
+    torch.cuda.init()
+    settings: dict[str, Any] = dict(torch.cuda.memory._snapshot())["allocator_settings"]
+    if not settings.get(asked):
+        raise RuntimeError(f"hardware.allocator={asked}, but torch's allocator says {asked}={settings.get(asked)}")
 
 
 def _emulate_memory(config: TrialConfig, device: torch.device) -> None:

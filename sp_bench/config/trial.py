@@ -127,8 +127,8 @@ class EngineConfig:
     optimizer_offload: Annotated[
         Literal["deepspeed_cpu_adam", "torch_adamw"] | None,
         Declared(
-            "engines on DeepSpeed: Adam that steps in host memory, where fp32 parameters and moments then are; null: "
-            "on the device",
+            "Adam that steps in host memory, where fp32 parameters and moments then are; fsdp2 has torch_adamw alone; "
+            "null: on the device",
             of=TRAINING,
         ),
     ] = None
@@ -453,9 +453,15 @@ class HardwareConfig:
         float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
     ] = None
     threads_per_rank: Annotated[int | None, Declared("cpu: of a rank's process", column=None)] = None
+    allocator: Annotated[
+        Literal["expandable_segments"] | None,
+        Declared("cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says"),
+    ] = None
 
     def __post_init__(self) -> None:
         require_positive(self, "device_memory_gib", "threads_per_rank")
+        if self.allocator is not None and self.device == "cpu":
+            raise ConfigError(f"hardware.allocator={self.allocator} is of torch's allocator on CUDA; leave it out")
 
 
 @dataclass(frozen=True)

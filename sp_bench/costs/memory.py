@@ -31,13 +31,52 @@ def held_bytes(config: TrialConfig) -> int:
 
 
 def held_on_host_bytes(config: TrialConfig) -> int:
-    """Bytes of them that are in host memory: all of a trial on the CPU, and with an optimizer that was offloaded the
-    parameters and moments that it steps."""
+    """Bytes of them that are in host memory: all of a trial on the CPU; with an optimizer that was offloaded the
+    parameters and moments that it steps, and under fsdp2 their gradients; and offloaded checkpoints."""
+    checkpoints = round(config.world_size * offloaded_bytes(config))
     if config.hardware.device == "cpu":
-        return held_bytes(config)
+        return held_bytes(config) + checkpoints
     if config.workload.name in TRAINING and config.engine.optimizer_offload is not None:
-        return 3 * _stored_bytes(config) * _copies(config)
-    return 0
+        tensors = 4 if config.engine.name == "fsdp2" else 3
+        return tensors * _stored_bytes(config) * _copies(config) + checkpoints
+    return checkpoints
+
+
+def offloaded_bytes(config: TrialConfig) -> float:
+    """Of one rank's checkpoints in host memory, at least: what all layers but the last keep. It leaves out LSEs,
+    padding of the sequence, and the 512 bytes to which each tensor is rounded."""
+    if not config.workload.checkpoint_offload:
+        return 0
+    return (config.model.num_layers - 1) * kept_bytes(config)
+
+
+def offloaded_inputs_bytes(config: TrialConfig) -> float:
+    """The part of it that each `activation_checkpointing` has: the inputs of all layers but the last."""
+    inputs = _local_tokens(config) * config.model.hidden_size * ELEMENT_BYTES[config.dtype]
+    return (config.model.num_layers - 1) * inputs
+
+
+def kept_bytes(config: TrialConfig) -> float:
+    """What one layer of one rank keeps from its forward to its backward, in one micro-batch."""
+    model, workload = config.model, config.workload
+    hidden, mlp = model.hidden_size, model.intermediate_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
+    exchanged = q if config.method.name in EXCHANGES_HEADS and config.sp_size > 1 else 0
+    elements = {  # of a token
+        "full": hidden,
+        "selective": hidden + 2 * q + 2 * kv + exchanged,
+        "selective_output": hidden + q,
+        "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
+    }.get(workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
+    if workload.mlp_tile_tokens is not None:
+        elements += hidden  # the residual stream before the MLP
+    return _local_tokens(config) * elements * ELEMENT_BYTES[config.dtype]
+
+
+def _local_tokens(config: TrialConfig) -> float:
+    """Of one micro-batch on one rank."""
+    return config.batch_size * config.seq_len / config.sp_size
 
 
 def _stored_bytes(config: TrialConfig) -> int:
@@ -74,27 +113,24 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     model, element = config.model, ELEMENT_BYTES[config.dtype]
     hidden, mlp, vocab = model.hidden_size, model.intermediate_size, model.vocab_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    tokens = config.batch_size * config.seq_len / config.sp_size  # of one micro-batch on one rank
+    tokens = _local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     state = _stored_bytes(config) / (config.sp_size * config.dp_shard_size)
     computed = 6 * hidden + 3 * q + 4 * kv + 6 * mlp  # elements of a layer a token: activations and their gradients
-    # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
-    exchanged = q if config.method.name in EXCHANGES_HEADS else 0
-    kept = {  # elements of a layer a token, from its forward to its backward
-        "full": hidden,
-        "selective": hidden + 2 * q + 2 * kv + exchanged,
-        "selective_output": hidden + q,
-        "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
-    }.get(config.workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
     if config.workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
         computed -= 6 * mlp * (1 - min(config.workload.mlp_tile_tokens / tokens, 1))
-    held = 3 * state + model.num_layers * tokens * kept * element + root * element  # parameters and moments
+    if config.engine.optimizer_offload is not None:
+        state = 0  # parameters, gradients and moments are in host memory
+    held = 3 * state + root * element  # parameters and moments
+    layers, kept = model.num_layers, kept_bytes(config)
+    # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
+    at_loss, at_backward = (1, min(2, layers)) if config.workload.checkpoint_offload else (layers, layers)
     tile = min(config.workload.loss_tile_tokens or tokens, tokens)
     logits = tile * vocab * (2 * element + 8)  # and their gradients, both in fp32 too
     head_gradient = vocab * hidden * element
     return Peak(
-        held + logits + head_gradient + 4 * vocab * hidden + 5 * tokens * hidden * element,
-        held + head_gradient + block * (2 * element + 4) + tokens * computed * element,
+        held + at_loss * kept + logits + head_gradient + 4 * vocab * hidden + 5 * tokens * hidden * element,
+        held + at_backward * kept + head_gradient + block * (2 * element + 4) + tokens * computed * element,
         4 * state + root * (2 * element + 4) + 5 * tokens * hidden * element,
         copies * state,
     )

@@ -159,7 +159,8 @@ class Ranks:
 
 
 def environment(config: TrialConfig) -> dict[str, str]:
-    """The environment variables of a rank: the driver's own, the fabric's, and how many threads the rank has.
+    """The environment variables of a rank: the driver's own, the fabric's, how many threads the rank has, and how
+    torch allocates the device's memory.
 
     Ranks import the code that this process runs, not that of another checkout which this Python has installed.
     """
@@ -171,6 +172,10 @@ def environment(config: TrialConfig) -> dict[str, str]:
         variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
     elif config.world_size > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
+    if config.hardware.allocator is not None:
+        said = variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # the name of before torch 2.9; torch wants one of them
+        said = variables.get("PYTORCH_ALLOC_CONF", said)
+        variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [said, f"{config.hardware.allocator}:True"]))
     return variables
 
 

@@ -165,7 +165,10 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     if config.workload.name == "attention":
         fits = host_bytes // memory.held_bytes_per_token(config)
         return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
-    return f"parameters, gradients and optimizer states take {have}; use a smaller model"
+    what = "parameters, gradients and optimizer states"
+    if config.workload.checkpoint_offload:
+        return f"{what} on the host, and offloaded checkpoints, take {have}; use a smaller seq_len or model"
+    return f"{what} take {have}; use a smaller model"
 
 
 def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:
@@ -198,7 +201,11 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
     """
     if config.isolation == "trial":
         return ()
-    started_with = (str(config.hardware.threads_per_rank), repr(sorted(config.fabric.env.items())))
+    hardware = config.hardware
+    started_with = (
+        *(str(hardware.threads_per_rank), str(hardware.allocator)),
+        repr(sorted(config.fabric.env.items())),
+    )
     return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
 
 

@@ -3,6 +3,7 @@
 This is the reference engine: all bytes that it sends are predicted exactly, but for a few scalars (phase `other`).
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
@@ -74,16 +75,19 @@ def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch
     stored = train.stored_dtype(config.dtype)
     policy = MixedPrecisionPolicy(getattr(torch, config.dtype), reduce_dtype=stored, cast_forward_inputs=False)
     reshard = config.engine.reshard_after_forward is not False
+    on_host = config.engine.optimizer_offload is not None
+    where = CPUOffloadPolicy(pin_memory=device.type == "cuda") if on_host else OffloadPolicy()
+    options: dict[str, Any] = {"mesh": fsdp_mesh, "mp_policy": policy, "offload_policy": where}
     for block in decoder.blocks:
-        fully_shard(block, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=reshard)
-    fully_shard(decoder, mesh=fsdp_mesh, mp_policy=policy, reshard_after_forward=False)
+        fully_shard(block, reshard_after_forward=reshard, **options)
+    fully_shard(decoder, reshard_after_forward=False, **options)
     prefetch(list(decoder.blocks), config.engine)
     for module in decoder.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
             module.set_force_sum_reduction_for_comms(True)  # otherwise NCCL would multiply by 1 before it sums
-    decoder.to_empty(device=device)
-    initialise(decoder, config.seed)
+    decoder.to_empty(device="cpu" if on_host else device)
+    initialise(decoder, config.seed, device)
 
 
 def prefetch(blocks: list[Any], engine: EngineConfig) -> None:
@@ -93,6 +97,22 @@ def prefetch(blocks: list[Any], engine: EngineConfig) -> None:
             block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 1 + depth])
         if (depth := engine.backward_prefetch) is not None:
             block.set_modules_to_backward_prefetch(blocks[max(i - depth, 0) : i][::-1])
+
+
+class HostTime:
+    """Measures the steps of an optimizer in host memory, which the host computes itself."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._started = 0.0
+        self.ms = 0.0  # of the last step
+        optimizer.register_step_pre_hook(self._start)
+        optimizer.register_step_post_hook(self._stop)
+
+    def _start(self, *_: Any) -> None:
+        self._started = time.perf_counter()
+
+    def _stop(self, *_: Any) -> None:
+        self.ms = 1e3 * (time.perf_counter() - self._started)
 
 
 @dataclass(frozen=True)
@@ -105,6 +125,7 @@ class Training:
     loss_tile_tokens: int | None
     reduces_each: bool  # gradients are reduced in each micro-batch, not in the last alone
     watch: Watch | None
+    on_host: "HostTime | None"  # of the optimizer, where it steps in host memory
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it.
@@ -124,7 +145,10 @@ class Training:
             dist.all_reduce(loss)
         if self.watch is not None:
             self.watch(train.parts(self.decoder))
-        return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses)
+        if self.on_host is None:
+            return StepResult(loss, train.update(self.decoder, self.optimizer, self.max_grad_norm), losses)
+        norm = train.update(self.decoder, self.optimizer, self.max_grad_norm, on_host=True)
+        return StepResult(loss, norm, losses, self.on_host.ms)
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
         """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats."""
@@ -159,4 +183,5 @@ def start(
     shard(decoder, config, mesh, device)
     optimizer = train.make_optimizer(decoder, workload)
     reduces_each = config.engine.reduce_gradients != "last_micro_batch"
-    return Training(decoder, optimizer, workload.max_grad_norm, workload.loss_tile_tokens, reduces_each, watch)
+    on_host = HostTime(optimizer) if config.engine.optimizer_offload else None
+    return Training(decoder, optimizer, workload.max_grad_norm, workload.loss_tile_tokens, reduces_each, watch, on_host)

@@ -38,7 +38,7 @@ _EXTRAS = {
     "megatron": "megatron",
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
-_OFFLOADLESS = ("fsdp2", "hf_fsdp2", "megatron")  # without DeepSpeed's options
+_OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
 
@@ -101,6 +101,10 @@ def _reason(config: TrialConfig) -> str | None:
     if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
         return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     if name == "fsdp2":
+        if engine.variable_seq_len is not None:
+            return "engine fsdp2 has no variable_seq_len; leave it out"
+        if (offload := engine.optimizer_offload) not in (None, "torch_adamw"):
+            return f"engine.optimizer_offload={offload}: engine fsdp2 steps with torch's AdamW; use torch_adamw"
         return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):

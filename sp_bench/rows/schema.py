@@ -118,6 +118,12 @@ COLUMNS = (
     Column(
         "compile_s", REAL, "s", "train_step: rank 0's seconds in torch.compile before the timed steps, proof included"
     ),
+    Column(
+        "optimizer_ms",
+        REAL,
+        "ms",
+        "fsdp2 with engine.optimizer_offload: rank 0's median time of AdamW in host memory, of the timed steps",
+    ),
     # work
     Column(
         "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"

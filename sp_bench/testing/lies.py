@@ -4,7 +4,7 @@ A lie is planted as a fault is struck: SP_BENCH_FAULT=<lie>:<rank|all>:<phase> r
 proves a trial must then end it with the right status. Never set in a measurement.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from math import nan
 from typing import Any
@@ -342,6 +342,32 @@ def _kept_output_is_zero() -> None:
     Kept.take = take
 
 
+def _checkpoints_stay() -> None:
+    """Checkpoints that are said to be in host memory stay on the device."""
+    from contextlib import contextmanager
+
+    from sp_bench.training.offload import Offload
+
+    @contextmanager
+    def layer(self: Any, index: int, block: Any, *shared: Any) -> Iterator[None]:
+        yield
+
+    Offload.layer = layer
+
+
+def _checkpoints_lost() -> None:
+    """Checkpoints come back from host memory as zeros."""
+    from sp_bench.training.offload import Offload
+
+    honest = Offload.unpack
+
+    def unpack(self: Any, kept: Any) -> Any:
+        tensor = honest(self, kept)
+        return tensor if kept is tensor or kept.tensor is tensor else tensor.zero_()
+
+    Offload.unpack = unpack
+
+
 def _last_tile_left_out() -> None:
     """Of an MLP in tiles, the last tile is not computed."""
     import torch
@@ -502,6 +528,8 @@ LIES: Mapping[str, Callable[[], None]] = {
     "attention_recomputed": _attention_recomputed,
     "kept_output_is_zero": _kept_output_is_zero,
     "last_tile_left_out": _last_tile_left_out,
+    "checkpoints_stay": _checkpoints_stay,
+    "checkpoints_lost": _checkpoints_lost,
     "gradients_reduced_each_time": _gradients_reduced_each_time,
     "layers_left_out": _layers_left_out,
     "fp32_under_another_name": _fp32_under_another_name,

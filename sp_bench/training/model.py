@@ -211,20 +211,23 @@ class Decoder(nn.Module):
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, seed: int) -> None:
-    """Fill every parameter from `seed`, with the same values for any sharding.
+def initialise(model: nn.Module, seed: int, device: torch.device | None = None) -> None:
+    """Fill every parameter from `seed`, with the same values for any sharding. They are drawn on `device`, which draws
+    other numbers than a CPU does, or where the parameter is.
 
     Each parameter is drawn whole, one at a time. Matrices have standard deviation 1/sqrt(columns): projections then
     keep the scale of their input at every model size, so that attention depends on positions even in a tiny model. Norm
     weights are 1, biases 0.
     """
     for index, (name, parameter) in enumerate(model.named_parameters()):
-        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=device or parameter.device)
         fill(whole, name, index, seed)
         if isinstance(parameter, DTensor):
             # Without a source rank nothing is sent: each rank cuts its own shard.
-            whole = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        parameter.copy_(whole)
+            shard = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            parameter.to_local().copy_(shard.to_local())
+        else:
+            parameter.copy_(whole)
 
 
 @torch.no_grad()

@@ -139,13 +139,20 @@ class _Layer:
     device: torch.device = CPU  # theirs
 
     def index_of(self, tensor: Tensor) -> int:
-        """Of a tensor that is kept already, as two checkpoints keep the same input; else -1."""
-        where = _identity(tensor)
-        return next((i for i, known in enumerate(self.tensors) if _identity(known) == where), -1)
+        """Of the kept tensor that has the same elements in the same memory, seen in whatever shape, as two checkpoints
+        keep the same input, and an attention its output; else -1."""
+        where = _memory_of(tensor)
+        return next((i for i, known in enumerate(self.tensors) if _memory_of(known) == where), -1)
 
 
-def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+def _memory_of(tensor: Tensor) -> tuple[Any, ...]:
+    view = () if _strides_on_host(tensor) == tensor.stride() else (tensor.shape, tensor.stride())  # () has no gaps
+    return tensor.data_ptr(), tensor.dtype, tensor.numel(), view
+
+
+def _strides_on_host(tensor: Tensor) -> tuple[int, ...]:
+    """In the order in which its elements lie, without gaps between them."""
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 @dataclass(frozen=True)
@@ -153,7 +160,9 @@ class _Handle:
     """What autograd keeps in the place of a tensor: which it is of a layer's. A tensor that stays is in it."""
 
     layer: int
-    index: int = -1
+    index: int
+    shape: torch.Size
+    strides: tuple[int, ...]
     tensor: Tensor | None = None
 
 
@@ -188,14 +197,14 @@ class Offload:
         if tensor.untyped_storage().data_ptr() in self._stays or tensor.numel() == 0:
             return tensor
         if self._current == len(self._layers) - 1:
-            return _Handle(self._current, tensor=tensor)
+            return _Handle(self._current, -1, tensor.shape, tensor.stride(), tensor)
         layer = self._layers[self._current]
         index = layer.index_of(tensor)
         if index < 0:
             index = len(layer.tensors)
             layer.tensors.append(tensor.detach())
         layer.num_left += 1
-        return _Handle(self._current, index)
+        return _Handle(self._current, index, tensor.shape, _strides_on_host(tensor))
 
     def unpack(self, kept: Any) -> Tensor:
         """The tensor of what `pack` gave. The layer below begins to come back."""
@@ -209,7 +218,7 @@ class Offload:
             return kept.tensor
         _wait(layer.copied)
         layer.num_left -= 1
-        tensor = layer.tensors[kept.index]
+        tensor = layer.tensors[kept.index].as_strided(kept.shape, kept.strides)
         if layer.num_left == 0:
             # The current stream waits for the copies, and what it is given from now on may have their memory.
             layer.tensors = []
@@ -249,6 +258,5 @@ class Offload:
 
 
 def _place(memory_of_tensor: Tensor, tensor: Tensor) -> Tensor:
-    """Host memory [n bytes] as a tensor like `tensor`, in the order in which its elements lie if they have no gaps."""
-    strides = torch.empty_like(tensor, device="meta").stride()
-    return memory_of_tensor.view(tensor.dtype).as_strided(tensor.shape, strides)
+    """Host memory [n bytes] as a tensor like `tensor`."""
+    return memory_of_tensor.view(tensor.dtype).as_strided(tensor.shape, _strides_on_host(tensor))

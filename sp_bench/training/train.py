@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -41,6 +42,7 @@ class StepResult(NamedTuple):
     token_losses: (
         Tensor | None
     )  # [m*B,s], nats, of this rank's tokens; 0 without a label; None: not asked for, or a later step
+    optimizer_ms: float | None = None  # of the host, where the optimizer steps in host memory and fsdp2 trains
 
 
 class Part(NamedTuple):
@@ -171,9 +173,16 @@ def parts(decoder: torch.nn.Module) -> Iterator[Part]:
     for name, parameter in decoder.named_parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         if isinstance(gradient, DTensor):
-            yield Part(name, gradient.full_tensor(), gradient.to_local(), parameter, 0)
+            yield Part(name, _gathered(gradient), gradient.to_local(), parameter, 0)
         else:
             yield Part(name, gradient, gradient, parameter, 0)
+
+
+def _gathered(shards: DTensor) -> Tensor:
+    """The whole tensor on the device of the mesh, where its shards may be in host memory. NCCL sends from devices."""
+    mesh, local = shards.device_mesh, shards.to_local().to(shards.device_mesh.device_type)
+    layout = {"shape": shards.shape, "stride": shards.stride()}
+    return DTensor.from_local(local, mesh, shards.placements, run_check=False, **layout).full_tensor()
 
 
 def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:
@@ -187,13 +196,30 @@ def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Calla
     return results
 
 
-def update(decoder: Decoder, optimizer: torch.optim.Optimizer, max_grad_norm: float | None) -> Tensor:
-    """Clip the gradient if `max_grad_norm` is given, and take the optimizer step. Returns the norm before clipping."""
+def _total_norm(gradients: list[Tensor], *, on_host: bool) -> Tensor:
+    """The norm of all gradients over all ranks, on the device on which they are computed. on_host: they are in host
+    memory."""
+    shards = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
+    if not shards or not on_host:
+        norm = torch.nn.utils.get_total_norm(gradients)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    # One number of each rank goes to the device, because NCCL sends from there.
+    mesh, own = shards[0].device_mesh, torch.nn.utils.get_total_norm([shard.to_local() for shard in shards])
+    squares = own.square().to(mesh.device_type)
+    dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))  # replicas have the same gradients
+    return squares.sqrt()
+
+
+def update(
+    decoder: Decoder, optimizer: torch.optim.Optimizer, max_grad_norm: float | None, *, on_host: bool = False
+) -> Tensor:
+    """Clip the gradient if `max_grad_norm` is given, and take the optimizer step. Returns the norm before clipping.
+
+    on_host: parameters, gradients and moments are in host memory.
+    """
     gradients = [p.grad for p in decoder.parameters() if p.grad is not None]
     with ledger.phase("other"):
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if isinstance(norm, DTensor):
-            norm = norm.full_tensor()
+        norm = _total_norm(gradients, on_host=on_host)
         if max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(decoder.parameters(), max_grad_norm, norm)
     with ledger.phase("optimizer"):

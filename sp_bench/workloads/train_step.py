@@ -3,12 +3,15 @@
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
+import statistics
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.memory import offloaded_inputs_bytes
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step
 from sp_bench.oracle.timed_length import Draw, check_attention
@@ -70,9 +73,32 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **timed_columns,
         **steps,
         "compile_s": _compile_s(config, compile_s),
-        "pinned_host_bytes": memory.num_bytes if config.workload.checkpoint_offload else None,
+        "optimizer_ms": _optimizer_ms(config, results),
+        "pinned_host_bytes": _pinned_host_bytes(config, memory),
     }
     return measurement
+
+
+def _optimizer_ms(config: TrialConfig, results: list[train.StepResult]) -> float | None:
+    """The median over the timed steps; None: the device does it, or another engine's library."""
+    timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
+    ms = [result.optimizer_ms for result in timed if result.optimizer_ms is not None]
+    return statistics.median(ms) if ms else None
+
+
+def _pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
+    """
+    Raises:
+        Incorrect: the layers' inputs would not fit it, so they stayed on the device.
+    """
+    if not config.workload.checkpoint_offload:
+        return None
+    if memory.num_bytes < (needed := offloaded_inputs_bytes(config)):
+        raise Incorrect(
+            f"offloaded checkpoints took {memory.num_bytes:,} bytes of host memory; the layers' inputs alone have "
+            f"{needed:,.0f}"
+        )
+    return memory.num_bytes
 
 
 def _compile_s(config: TrialConfig, until: list[float]) -> float | None:

@@ -1,7 +1,14 @@
-"""Checkpoint offload changes no bit of losses, gradients and parameters over several steps of many layers, and takes
-from the device what it says. On GPUs the copies run beside the layers, so that a buffer used too early shows here."""
+"""What is in host memory instead of the device's: steps stay as they were, and the device's peak falls.
 
+Checkpoint offload changes no bit of losses, gradients and parameters over several steps of many layers. On GPUs the
+copies run beside the layers, so that a buffer used too early shows here.
+"""
+
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +17,10 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from trials import TINY, TRAIN, job, trial
 
-from sp_bench.config.trial import FabricConfig, HardwareConfig, MethodConfig, TrialConfig
+from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, MethodConfig, TrialConfig
+from sp_bench.costs.training import num_parameters
 from sp_bench.engines import fsdp2
+from sp_bench.oracle import training_step
 from sp_bench.training import text, train
 from sp_bench.training.offload import host_memory
 
@@ -47,13 +56,18 @@ def several_steps(config: TrialConfig) -> tuple[list[Tensor], int, int]:
     return [t.detach().cpu().clone() for t in found], peak, host_bytes
 
 
+def on(backend: str, seq_len: int) -> dict[str, Any]:
+    """Fields of a trial on the devices of `backend`; large ones on GPUs."""
+    model = replace(TINY, num_layers=LAYERS)
+    if backend == "gloo":
+        return {"seq_len": 48, "model": model}
+    nvlink, h200 = FabricConfig("nvlink", "nccl"), HardwareConfig("h200", "cuda")
+    return {"seq_len": seq_len, "model": replace(model, **LARGE), "fabric": nvlink, "hardware": h200}
+
+
 def check_bits(rank: int, world_size: int, backend: str) -> None:
     method = MethodConfig("single") if world_size == 1 else MethodConfig("ulysses")
-    model = replace(TINY, num_layers=LAYERS)
-    fields = {"seq_len": 48, "dtype": "bfloat16", "model": model}
-    if backend == "nccl":
-        large = {"seq_len": 4096, "model": replace(model, **LARGE)}
-        fields |= large | {"fabric": FabricConfig("nvlink", "nccl"), "hardware": HardwareConfig("h200", "cuda")}
+    fields = on(backend, 4096) | {"dtype": "bfloat16"}
     for checkpointing in ("full", "selective", "selective_output") if backend == "nccl" else ("selective_output",):
         workload = replace(TRAIN, activation_checkpointing=checkpointing, micro_batches=2, loss_tile_tokens=512)
         plain = trial(method, world_size, workload=workload, **fields)
@@ -72,3 +86,30 @@ def check_bits(rank: int, world_size: int, backend: str) -> None:
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=[2], nccl=[1, 2]))
 def test_offload_changes_no_bit_and_frees_the_device(backend: str, world_size: int) -> None:
     run(world_size, check_bits, world_size, backend, backend=backend)
+
+
+def check_optimizer(rank: int, world_size: int) -> None:
+    """The proof of losses, gradients and updates, with gradients that NCCL cannot send from where they are."""
+    method = MethodConfig("single") if world_size == 1 else MethodConfig("ulysses")
+    fields = on("nccl", 256)
+    plain = trial(method, world_size, workload=replace(TRAIN, activation_checkpointing="full"), **fields)
+    offloaded = replace(plain, engine=EngineConfig(optimizer_offload="torch_adamw"))
+    mine = job(offloaded)
+    training_step.prove(offloaded, mine.mesh, mine.device)
+    (_, plain_peak, _), (_, peak, _) = several_steps(plain), several_steps(offloaded)
+    state = 4 * num_parameters(plain.model) / world_size  # fp32: parameters, gradients and each of Adam's two moments
+    print(f"optimizer: {plain_peak} bytes on the device, {peak} with it on the host")
+    assert plain_peak - peak > 2 * state
+
+
+@pytest.mark.parametrize(("backend", "world_size"), worlds(nccl=[1, 2]))
+def test_an_optimizer_in_host_memory_is_proven_and_frees_the_device(backend: str, world_size: int) -> None:
+    run(world_size, check_optimizer, world_size, backend=backend)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; 0 here")
+@pytest.mark.parametrize(("said", "code"), [("expandable_segments:True", 0), ("expandable_segments:False", 1)])
+def test_a_worker_insists_on_the_allocator_that_was_asked_for(said: str, code: int) -> None:
+    program = "from sp_bench.worker import _require_allocator; _require_allocator('expandable_segments')"
+    environment = os.environ | {"PYTORCH_ALLOC_CONF": said}
+    assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == code

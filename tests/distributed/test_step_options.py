@@ -13,6 +13,7 @@ from test_train_step import check_counted_bytes, check_parameters_after_a_step
 from trials import TINY, TRAIN, row, trial
 
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
+from sp_bench.costs import memory
 from sp_bench.driver.derived import TIMES
 from sp_bench.training.model_code import compiling
 from sp_bench.training.offload import ALIGNMENT
@@ -88,12 +89,33 @@ def check_offload(rank: int, world_size: int) -> None:
     for config in trials(world_size, micro_batches=2):
         workload = replace(config.workload, activation_checkpointing=next(kept), checkpoint_offload=True)
         measurement = check_counted_bytes(replace(config, workload=workload))
-        assert measurement.columns["pinned_host_bytes"] > 0
+        at_least = memory.offloaded_bytes(replace(config, workload=workload))
+        lse = 2 * 4 * TINY.num_heads * 48 / world_size  # of the one layer, padded; of KV heads that are replicated more
+        assert at_least <= measurement.columns["pinned_host_bytes"] <= 1.3 * at_least + lse + 12 * ALIGNMENT
     workload = replace(TRAIN, activation_checkpointing="full", checkpoint_offload=True, single_step=True, timed_steps=1)
     deep = replace(TINY, num_layers=4)
-    single = trial(METHODS[world_size][0][0], world_size, seq_len=54, workload=workload, model=deep)
+    ring = MethodConfig("ring", dkv_dtype="input")
+    single = trial(ring, world_size, seq_len=54, workload=workload, model=deep)
     tokens = 54 // world_size  # of a rank; 4 bytes an element; the last of four layers stays on the device
     assert check_counted_bytes(single).columns["pinned_host_bytes"] == 3 * aligned(tokens * TINY.hidden_size * 4)
+
+
+def check_optimizer_on_host(rank: int, world_size: int) -> None:
+    """The proof of losses, gradients and updates holds, and the same bytes are sent. Sums of shards and replicas."""
+    offloaded = EngineConfig(optimizer_offload="torch_adamw")
+    for method, fields in METHODS[world_size][:1]:
+        workload = replace(TRAIN, micro_batches=2, activation_checkpointing="full")
+        measurement = check_counted_bytes(
+            trial(method, world_size, seq_len=45, engine=offloaded, workload=workload, **fields)
+        )
+        assert measurement.columns["optimizer_ms"] > 0
+    single, sizes = MethodConfig("single"), {"dp_replicate_size": world_size}
+    check_counted_bytes(trial(single, 1, engine=offloaded, **sizes))
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
+def test_an_optimizer_in_host_memory_takes_the_same_step(world_size: int) -> None:
+    run(world_size, check_optimizer_on_host, world_size)
 
 
 def aligned(num_bytes: int) -> int:

@@ -255,6 +255,18 @@ LIES = [
                 r"the gradient of blocks\.\d\.attention\.\S+ in step 1, before clipping, differs from one process",
             ),
             (
+                "checkpoints_stay",
+                "checkpoints stay on the device, and `checkpoint_offload` is said",
+                ("workload.activation_checkpointing=full", "workload.checkpoint_offload=true"),
+                "offloaded checkpoints took 0 bytes of host memory",
+            ),
+            (
+                "checkpoints_lost",
+                "checkpoints come back from host memory as zeros",
+                ("workload.activation_checkpointing=full", "workload.checkpoint_offload=true"),
+                r"the gradient of \S+ in step 1, before clipping, differs from one process",
+            ),
+            (
                 "last_tile_left_out",
                 "the last tile of an MLP is not computed",
                 ("workload.activation_checkpointing=full", "workload.mlp_tile_tokens=20"),

@@ -137,7 +137,8 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
             {"workload__activation_checkpointing": "full", "workload__mlp_tile_tokens": 64},
             "computes an MLP without tiles; leave it out, or use engine=fsdp2",
         ),
-        ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has neither optimizer_offload nor variable_seq_len"),
+        ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has no variable_seq_len"),
+        ("fsdp2", {"engine__optimizer_offload": "deepspeed_cpu_adam"}, "steps with torch's AdamW; use torch_adamw"),
         (
             "deepspeed",
             {"engine__reshard_after_forward": False},

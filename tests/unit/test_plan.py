@@ -256,6 +256,38 @@ def test_an_optimizer_in_host_memory_must_fit_it(make_config):
     assert memory.held_on_host_bytes(make_config(engine="deepspeed", **gpu)) == 0
 
 
+def test_fsdp2_offloads_gradients_too_and_checkpoints_must_fit_the_host(make_config):
+    gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "qwen3_4b", "workload": "train_step"}
+    gpu["kernel"] = "cudnn"
+    offloaded = make_config(engine__optimizer_offload="torch_adamw", **gpu)
+    assert memory.held_on_host_bytes(offloaded) == 16 * num_parameters(offloaded.model)
+    long = make_config(
+        **gpu, seq_len=65536, workload__activation_checkpointing="full", workload__checkpoint_offload=True
+    )
+    needed = 35 * 65536 * 2560 * 2  # of all ranks: the inputs of all layers but the last
+    assert memory.held_on_host_bytes(long) == needed
+    reason = plan.unsupported_reason(long, 2, needed - 1)
+    assert "and offloaded checkpoints, take 10.9 GiB of host memory; this machine has 10.9 GiB" in str(reason)
+    assert plan.unsupported_reason(long, 2, needed) is None
+
+
+def test_the_memory_model_follows_what_is_offloaded(make_config):
+    gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "qwen3_4b", "workload": "train_step"}
+    long = gpu | {"seq_len": 65536, "workload__activation_checkpointing": "full", "workload__loss_tile_tokens": 2048}
+    plain, checkpoints, optimizer = (
+        memory.peak(make_config(**long, **options))
+        for options in ({}, {"workload__checkpoint_offload": True}, {"engine__optimizer_offload": "torch_adamw"})
+    )
+    layer = 32768 * 2560 * 2
+    assert plain.loss - checkpoints.loss == 35 * layer
+    assert plain.backward - checkpoints.backward == 34 * layer
+    assert plain.update - checkpoints.update == 0
+    state = num_parameters(make_config(**gpu).model) * 4 / 2  # fp32, of one of two ranks
+    assert plain.backward - optimizer.backward == 3 * state
+    assert plain.reduce - optimizer.reduce == 4 * state
+    assert optimizer.update == 0
+
+
 def test_more_ranks_than_processors_is_a_warning(make_config):
     trials = plan.plan([make_config(sp_size=4), make_config(sp_size=2)], 1, 0, None)
     (warning,) = plan.warnings(trials, 2, None)

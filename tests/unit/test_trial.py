@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from sp_bench import handover
-from sp_bench.driver import devices, verdict
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import devices, plan, verdict
 from sp_bench.driver import launch as launching
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Exit
@@ -209,6 +210,23 @@ def test_a_rank_has_one_thread_unless_somebody_says_otherwise_or_it_is_alone(mak
     assert "OMP_NUM_THREADS" not in launching.environment(alone)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     assert launching.environment(of_two)["OMP_NUM_THREADS"] == "7"
+
+
+def test_expandable_segments_are_added_to_what_the_shell_says_and_need_processes_of_their_own(make_config, monkeypatch):
+    gpu = {"hardware": "h200", "fabric": "nvlink", "isolation": "group"}
+    plain, expandable = make_config(**gpu), make_config(**gpu, hardware__allocator="expandable_segments")
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.delenv(name, raising=False)
+    assert launching.environment(expandable)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
+    variables = launching.environment(expandable)
+    assert variables["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:512,expandable_segments:True"
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in variables
+    assert "PYTORCH_ALLOC_CONF" not in launching.environment(plain)
+    assert plan.process_key(plain) != plan.process_key(expandable)
+    assert plan.cell_id(plain) != plan.cell_id(expandable)
+    with pytest.raises(ConfigError, match="is of torch's allocator on CUDA; leave it out"):
+        make_config(hardware__allocator="expandable_segments")
 
 
 def clock(world_size=2, **seconds):
