@@ -48,6 +48,8 @@ def run(
         train.open_unattended(config, padded_len, mesh) as unattended,
     ):
         training = start(config, attention, mesh, device, watch)
+        if config.workload.single_step:
+            train.make_moments(training.optimizer)
         if unattended is not None:
             for block in list(training.decoder.blocks)[:-1]:
                 cast(Block, block).attention.attention = unattended

@@ -98,6 +98,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
             "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
         )
+    if config.workload.single_step and name in _OFFLOADLESS:
+        return (
+            f"workload.single_step=true: engine {name} makes its optimizer's moments in its first step, which would "
+            "peak below all later ones; use engine=fsdp2, or several steps"
+        )
     if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
         return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"
     if name == "fsdp2":

@@ -22,11 +22,12 @@ OF_PART = {"other": "optimizer"}  # the gradient's norm, and clipping
 # The first that a CUDA kernel's name fits is its class.
 CLASSES = {
     "messages": r"(?i)nccl|Memcpy PtoP",
+    "host_copies": r"Memcpy (DtoH|HtoD)",
     "attention": LOOKS_LIKE_ATTENTION,
     "matmul": r"(?i)gemm|gemv|nvjet|cublas|cutlass|wgmma|splitk|matmul",
     "other": "",
 }
-KERNEL_PARTS = (*CLASSES, "exposed_messages", "idle")
+KERNEL_PARTS = (*CLASSES, "exposed_messages", "exposed_host_copies", "idle")
 Columns = dict[str, float]
 
 
@@ -105,16 +106,19 @@ def kernels_of(profiler: profile) -> list[Kernel]:
 def by_class(kernels: Iterable[Kernel]) -> Columns:
     """ms of each of KERNEL_PARTS. Kernels of one class may overlap, and are then counted twice.
 
-    exposed_messages: some message runs, and no other kernel. idle: nothing runs, between the first and the last kernel.
+    exposed_messages: some message runs, and no kernel. exposed_host_copies: some copy from or to host memory runs, and
+    nothing else. idle: nothing runs, between the first and the last kernel.
     """
     busy: dict[str, list[tuple[int, int]]] = {name: [] for name in CLASSES}
     for kernel in kernels:
         name = next(c for c, pattern in CLASSES.items() if re.search(pattern, kernel.name))
         busy[name].append(kernel[1:])
-    computing = [span for name, spans in busy.items() if name != "messages" for span in spans]
-    every = computing + busy["messages"]
+    computing = [span for name in ("attention", "matmul", "other") for span in busy[name]]
+    on_device = computing + busy["messages"]
+    every = on_device + busy["host_copies"]
     found = {name: sum(end - start for start, end in spans) for name, spans in busy.items()}
-    found["exposed_messages"] = _covered(every) - _covered(computing)
+    found["exposed_messages"] = _covered(on_device) - _covered(computing)
+    found["exposed_host_copies"] = _covered(every) - _covered(on_device)
     found["idle"] = max(e for _, e in every) - min(s for s, _ in every) - _covered(every) if every else 0
     return {name: ns / 1e6 for name, ns in found.items()}
 

@@ -35,7 +35,9 @@ def profiled(device: torch.device, place: Path | None) -> Iterator[Traced | None
     held_before = 0
     if cuda and place is not None:
         held_before = torch.cuda.memory_allocated(device)
-        torch.cuda.memory._record_memory_history("all", stacks="python", max_entries=MAX_ENTRIES)
+        # Lines of Python of allocations alone. To look them up where something is freed fails as an exception passes,
+        # and torch's checkpoint stops a layer's second run by one.
+        torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
     with profile(activities=activities) as profiler:
         traced = Traced(profiler)
         yield traced

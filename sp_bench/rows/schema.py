@@ -38,7 +38,12 @@ DEVICE_STATE = pa.list_(
 )
 STEP_PARTS = pa.list_(pa.struct([(name, REAL) for name in ("forward", "recompute", "backward", "optimizer")]))
 KERNEL_PARTS = pa.list_(
-    pa.struct([(name, REAL) for name in ("attention", "matmul", "other", "messages", "exposed_messages", "idle")])
+    pa.struct(
+        [
+            *((name, REAL) for name in ("messages", "host_copies", "attention", "matmul", "other")),
+            *((name, REAL) for name in ("exposed_messages", "exposed_host_copies", "idle")),
+        ]
+    )
 )
 PHASE_ENDS = pa.list_(pa.struct([(name, INT) for name in ("forward", "backward", "optimizer")]))
 PEAK_PARTS = pa.list_(

@@ -167,6 +167,24 @@ def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.
     return torch.optim.SGD(decoder.parameters(), lr=workload.learning_rate, momentum=MOMENTUM)
 
 
+def make_moments(optimizer: torch.optim.Optimizer) -> None:
+    """Give the optimizer its moments, which are zero. It would make them in its first step, after the peaks of forward
+    and backward: a single step would then hold less than any later one. Its next step is its first all the same."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # nothing moves: weight decay is a part of the rate
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for parameter in parameters:
+        if "step" in (state := optimizer.state[parameter]):
+            state["step"].zero_()
+
+
 def parts(decoder: torch.nn.Module) -> Iterator[Part]:
     """The gradients of the decoder's parameters, gathered one at a time; zeros of a parameter that got none. Every rank
     of the world iterates over all of them."""

@@ -32,7 +32,8 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     job.enter_phase("correctness")
     compile_s = [compiling.seconds]  # spent until here and until each tick
     attention_columns = prove_attention(job)
-    whole = replace(job.config, workload=replace(job.config.workload, fit=False))
+    # the proof's steps are several, of an optimizer as it comes
+    whole = replace(job.config, workload=replace(job.config.workload, fit=False, single_step=False, warmup_steps=1))
     step_columns = training_step.prove(whole, job.mesh, job.device)
     release_memory(job.device)
     config, engine = job.config, engines.get(job.config.engine.name)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from sp_bench.measure import step_parts
 from sp_bench.measure.ledger import Ledger, phase
-from sp_bench.measure.step_parts import CLASSES, KERNEL_PARTS, PARTS, Kernel, PhaseTimes, by_class
+from sp_bench.measure.step_parts import KERNEL_PARTS, PARTS, Kernel, PhaseTimes, by_class
 from sp_bench.rows.schema import SCHEMA
 
 MS = 10**6
@@ -20,6 +20,7 @@ NAMES = {
     "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)": "messages",
     "Memcpy PtoP (Device -> Device)": "messages",
     "Memcpy DtoD (Device -> Device)": "other",
+    "Memcpy DtoH (Device -> Pinned)": "host_copies",
     "triton_poi_fused_mul_silu_0": "other",
 }
 
@@ -27,26 +28,20 @@ NAMES = {
 @pytest.mark.parametrize(("name", "of"), NAMES.items())
 def test_a_kernel_is_of_the_class_that_its_name_says(name: str, of: str) -> None:
     found = by_class([Kernel(name, 0, 3 * MS)])
-    assert {part: ms for part, ms in found.items() if ms} == {of: 3.0} | (
-        {"exposed_messages": 3.0} if of == "messages" else {}
-    )
+    exposed = {f"exposed_{of}": 3.0} if of in ("messages", "host_copies") else {}
+    assert {part: ms for part, ms in found.items() if ms} == {of: 3.0} | exposed
 
 
-def test_messages_are_exposed_where_nothing_else_runs() -> None:
+def test_messages_and_copies_are_exposed_where_nothing_else_runs() -> None:
     kernels = [
         Kernel(ATTENTION, 0, 10 * MS),
         Kernel("nccl_1", 5 * MS, 14 * MS),  # 4 of 9 ms alone
         Kernel("nccl_2", 13 * MS, 15 * MS),  # one more
         Kernel("triton_poi", 18 * MS, 20 * MS),
+        Kernel("Memcpy HtoD (Pinned -> Device)", 12 * MS, 16 * MS),  # 1 of 4 ms alone
     ]
-    assert by_class(kernels) == {
-        "messages": 11.0,
-        "attention": 10.0,
-        "matmul": 0.0,
-        "other": 2.0,
-        "exposed_messages": 5.0,
-        "idle": 3.0,
-    }
+    found = {"messages": 11.0, "host_copies": 4.0, "attention": 10.0, "matmul": 0.0, "other": 2.0}
+    assert by_class(kernels) == found | {"exposed_messages": 5.0, "exposed_host_copies": 1.0, "idle": 2.0}
 
 
 @given(st.lists(st.tuples(st.sampled_from(list(NAMES)), st.integers(0, 50), st.integers(1, 20)), min_size=1))
@@ -54,11 +49,11 @@ def test_what_runs_what_waits_and_what_is_exposed_fill_the_step(drawn: list[tupl
     kernels = [Kernel(name, start * MS, (start + length) * MS) for name, start, length in drawn]
     found, step = by_class(kernels), max(k.end_ns for k in kernels) - min(k.start_ns for k in kernels)
     assert set(found) == set(KERNEL_PARTS)
-    computing = sum(found[name] for name in CLASSES if name != "messages")
-    assert (
-        found["exposed_messages"] + found["idle"] <= step / MS <= computing + found["exposed_messages"] + found["idle"]
-    )
+    computing = sum(found[name] for name in ("attention", "matmul", "other"))
+    beside = found["exposed_messages"] + found["exposed_host_copies"] + found["idle"]
+    assert beside <= step / MS <= computing + beside
     assert 0 <= found["exposed_messages"] <= found["messages"]
+    assert 0 <= found["exposed_host_copies"] <= found["host_copies"]
 
 
 def test_the_schema_has_the_same_parts() -> None:

@@ -1,6 +1,7 @@
 """The update that all training steps end with."""
 
-from typing import cast
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -25,3 +26,24 @@ def test_a_gradient_is_clipped_if_asked_and_its_norm_is_that_of_before(max_grad_
     assert float(moved.norm()) == pytest.approx(LEARNING_RATE * step_length, rel=1e-4)
     assert torch.allclose(moved / moved.norm(), torch.tensor([[0.6, 0.8]]))
     assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_an_optimizer_that_has_its_moments_takes_the_same_first_step(optimizer: str, make_config: Any) -> None:
+    workload = replace(make_config(workload="train_step").workload, optimizer=optimizer, learning_rate=0.1)
+    plain, early = (torch.nn.Linear(3, 2) for _ in range(2))
+    early.load_state_dict(plain.state_dict())
+    optimizers = [train.make_optimizer(module, workload) for module in (plain, early)]
+    train.make_moments(optimizers[1])
+    for name, parameter in early.named_parameters():
+        assert torch.equal(parameter, plain.state_dict()[name])
+        assert parameter.grad is None
+        moments = [v for key, v in optimizers[1].state[parameter].items() if key != "step"]
+        assert moments
+        assert not any(moment.any() for moment in moments)
+    for _ in range(2):
+        for module, each in zip((plain, early), optimizers, strict=True):
+            for parameter in module.parameters():
+                parameter.grad = torch.full_like(parameter, 0.5)
+            each.step()
+        assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), early.parameters(), strict=True))

@@ -21,6 +21,7 @@ SHOWN = {
     "matmul": ("matrix products", "#66CCEE"),
     "other": ("other kernels", "#CCBB44"),
     "exposed_messages": ("messages that nothing hides", "#EE6677"),
+    "exposed_host_copies": ("copies from or to the host that nothing hides", "#AA3377"),
     "idle": ("nothing runs", "#DDDDDD"),
 }
 MOST_BARS = 24  # of one figure: the longest sequences go first
@@ -88,7 +89,8 @@ def _is_step(cell: Cell) -> bool:
 
 def shares(cell: Cell) -> dict[str, float]:
     """Of the untimed step, by class of kernels: mean over ranks, median over replicates. Empty: not known."""
-    per_row = [_of_row(listed(row["kernel_ms"])) for row in cell.measured if listed(row["kernel_ms"])]
+    known = [ranks for row in cell.measured if (ranks := listed(row["kernel_ms"]))]
+    per_row = [_of_row(ranks) for ranks in known if all(rank[part] is not None for rank in ranks for part in SHOWN)]
     return {part: median(each[part] for each in per_row) for part in SHOWN} if per_row else {}
 
 
