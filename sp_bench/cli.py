@@ -812,7 +812,7 @@ def _run_sweep(
     pack: tuple[Path, int] | None = None,
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
-    from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.driver import allocation, campaign, overrides, sweep
     from sp_bench.rows import submissions
 
     failures = _statuses("--fail-on", fail_on)
@@ -825,10 +825,20 @@ def _run_sweep(
         heard = {"hear": _logger(log_to)} if log_to else {}
         asked = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
+        hosts = allocation.here()
+        if hosts.node and not asked.settings.plan_only:
+            raise typer.Exit(_serve(asked.settings.folder, hosts))
         statuses = campaign.run(
             asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
         )
         _exit_if_failed(statuses, failures)
+
+
+def _serve(folder: Path, hosts: Any) -> int:
+    """This process is of a run whose driver torchrun started on another host: it starts the ranks of this host."""
+    from sp_bench.driver import node_agent, nodes
+
+    return node_agent.serve(nodes.file_of(folder, hosts.name), hosts.node, os.environ["MASTER_ADDR"])
 
 
 def _logger(name: str) -> Any:

@@ -42,7 +42,7 @@ def submit(
             refusal of Slurm's; jobs that it has already stay, and are named.
     """
     store.require_contained(settings.folder)
-    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    trials = _planned(configs, settings, cluster)
     submitted = submissions.jobs(settings.folder)
     try:
         queued = slurm.queue() if submitted else {}
@@ -93,10 +93,16 @@ def wait(job_ids: Collection[int]) -> None:
 
 def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Counter[str]:
     """How many trials ended in which status, by their latest rows; `missing`: without a row."""
-    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    trials = _planned(configs, settings, cluster)
     rows = _rows(trials, settings.folder, cluster)
     latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
     return Counter(row.status if row else "missing" for row in latest)
+
+
+def _planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> list[Trial]:
+    """The trials as a job of the cluster plans them: it has as many nodes as its trials ask for."""
+    gpus = cluster.gpus_per_node
+    return plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=gpus, num_hosts=None)
 
 
 def _without_row(
@@ -217,7 +223,9 @@ def _as_json(pack: Pack) -> dict[str, Any]:
 
 
 def _described(pack: Pack) -> str:
-    where = f"{_counted(pack.gpus_per_node, 'GPU')} of one node" if pack.gpus_per_node else "one node"
+    nodes = _counted(pack.num_nodes, "node") if pack.num_nodes > 1 else "one node"
+    each = "of each of " if pack.num_nodes > 1 else "of "
+    where = f"{_counted(pack.gpus_per_node, 'GPU')} {each}{nodes}" if pack.gpus_per_node else nodes
     words = f"{number_of(len(pack.trials))} of replicate {pack.replicate} on {where}, {duration(60 * pack.minutes)}"
     if pack.estimate_s > 60 * pack.minutes:
         words += f"; they may take {duration(pack.estimate_s)}, and what is left then needs another submission"

@@ -22,10 +22,12 @@ class Exit:
     """A rank's process ended."""
 
     rank: int
-    code: int  # negative: minus a signal's number
+    code: int | None  # negative: minus a signal's number; None: its host was lost
     at: float  # seconds since the epoch
 
     def __str__(self) -> str:
+        if self.code is None:
+            return f"the host of rank {self.rank} was lost"
         if self.code >= 0:
             return f"rank {self.rank} exited with code {self.code}"
         return f"rank {self.rank} died with {_signal_name(-self.code)}"
@@ -97,7 +99,7 @@ def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> Outcome:
     reason = f"{exit_} in phase {phase}"
     if oom_killed and exit_.code == -signal.SIGKILL:
         return Outcome("oom", phase, f"{reason}: out of host memory", "host")
-    if exit_.code >= 0:
+    if exit_.code is not None and exit_.code >= 0:
         reason = f"{reason}: {_last_line(handover.log_path(folder, exit_.rank)) or 'no output'}"
     return Outcome("error", phase, reason)
 
