@@ -19,7 +19,7 @@ from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
-from sp_bench.driver.derived import DERIVED, Record, derived, predicted_bytes
+from sp_bench.driver.derived import DERIVED, Record, derived, internode_predicted_bytes, predicted_bytes
 from sp_bench.driver.plan import resolve
 from sp_bench.rows.row import Identity, Outcome, asked_for
 from sp_bench.rows.schema import SCHEMA
@@ -43,6 +43,7 @@ REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
 }
 PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
+    "internode_counted_bytes",
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes", "device_used_bytes", "allocator_retries"),
     "device_state",
 )
@@ -147,6 +148,11 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, told: Record
         yield f"predicted_bytes of comm add up to {of_entries}; expected {predicted}, the closed form"
     if predicted is not None and not _equal(total, predicted) and not methods.traffic_is_mean(config.method.name):
         yield f"comm_counted_bytes={total}; expected {predicted}, the closed form"
+    far, expected = told.get("internode_counted_bytes"), internode_predicted_bytes(config, padded_len)
+    if (far is None) != (config.num_nodes == 1):
+        yield f"internode_counted_bytes={_short(far)}; expected null of one node only, and num_nodes={config.num_nodes}"
+    elif expected is not None and not all(map(_equal, far or (), expected)):
+        yield f"internode_counted_bytes={_short(far)}; expected {_short(expected)}, the closed form"
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, told: Record) -> Iterator[str]:

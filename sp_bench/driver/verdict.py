@@ -56,7 +56,9 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
         return Outcome("ok", phase, measured=record)
     told = next((e for e in events if e.name == "failed"), None)
-    spoke = {e.rank for e in events if e.name == "failed"}
+    # Ranks of a lost host may live on for a moment, and tell of the peers that the driver then ended.
+    lost = {each.rank for each in exits if each.code is None and (told is None or each.at <= told.at)}
+    spoke = {e.rank for e in events if e.name == "failed"} - lost
     done = {e.rank for e in events if e.name == "done"}
     silent = [each for each in exits if each.rank not in spoke and not (each.code == 0 and each.rank in done)]
     cause = next((each for each in silent if _is_cause(each, told)), None)

@@ -59,6 +59,7 @@ class Measurement:
     profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
     counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step
+    between_nodes: Traffic = field(default_factory=dict)  # of them to other nodes
     predicted: Traffic = field(default_factory=dict)  # bytes of the same step by closed form
     unpredicted: tuple[str, ...] = ()  # phases that have no closed form
     work: Work = field(default_factory=Work)  # what the ledger step computed
@@ -153,6 +154,7 @@ def _phases(
         measurement.trace_files = trace.files(trace_to)
     else:
         measurement.counts, measurement.work = book.counts, book.work
+        measurement.between_nodes = book.between_nodes
     measurement.host_launch_us = launch_us(device)
     return measurement
 
@@ -182,6 +184,7 @@ def _inspect(
         assert profiler is not None
         measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
     measurement.counts, measurement.work = ledger.counts, ledger.work
+    measurement.between_nodes = ledger.between_nodes
 
 
 def launch_us(device: torch.device) -> float:

@@ -63,6 +63,7 @@ FLAGS = {
     "host_bound": "steps that wait for the host",
     "loss_not_falling": "a loss that does not fall",
     "foreign_load": "other load on the machine",
+    "unequal_nodes": "hosts that are not equal",
     "allocator_retried": "an allocator at the brink",
     "above_device_memory": "more memory in use than the emulated device has",
 }

@@ -154,6 +154,13 @@ COLUMNS = (
     Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
     Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
     Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
+    Column(
+        "internode_predicted_bytes",
+        PER_RANK_REAL,
+        "bytes",
+        "per rank, of comm_predicted_bytes those to other nodes; null: one node, or no closed form",
+    ),
+    Column("internode_counted_bytes", PER_RANK_REAL, "bytes", "per rank, counted to other nodes; null: one node"),
     Column("comm", COMM, "bytes", "by phase and op"),
     # correctness, at the reduced length unless said
     Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),

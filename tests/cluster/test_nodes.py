@@ -1,5 +1,7 @@
 """Trials over both nodes of a real Slurm: proven, counted and reported as on one, and ended on both."""
 
+import pytest
+
 from sp_bench.rows import store
 
 from .test_slurm import DEADLINES, SMALL, jobs, logs
@@ -37,6 +39,13 @@ def test_trials_over_two_nodes_are_one_job_whose_rows_are_proven_counted_and_nam
     for row in read(folder):
         assert (row["status"], row["num_nodes"], row["ranks_per_node"]) == ("ok", 2, 2), row["reason"]
         assert row["comm_counted_bytes"] == row["comm_predicted_bytes"] > 0
+        assert row["internode_counted_bytes"] == row["internode_predicted_bytes"]
         assert len(row["node_environments"]) == 2
         assert "unequal_nodes" not in row["flags"]
+    sent = {(row["method"], row["placement"]): row["internode_counted_bytes"] for row in read(folder)}
+    all_bytes = {(row["method"], row["placement"]): row["comm_counted_bytes"] for row in read(folder)}
+    assert sent["ulysses", None] == pytest.approx([all_bytes["ulysses", None] * 2 / 3] * 4)  # 2 of 3 peers
+    assert sent["ring", None] == [0, all_bytes["ring", None], 0, all_bytes["ring", None]]  # every second hop
+    exchanged = all_bytes["usp", "ulysses_inner"] - sent["usp", "ulysses_inner"][0]
+    assert sent["usp", "ring_inner"] == [exchanged] * 4  # what the other placement keeps inside
     assert sp_bench("report", "results/two").returncode == 0

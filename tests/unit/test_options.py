@@ -98,8 +98,8 @@ USES = {
         "single_step",
         *("num_nodes", "threads_per_rank", "variant"),
     },
-    "driver/derived.py": {"device_memory_gib", "single_step"},
-    "driver/record_check.py": {"timed_steps", "warmup_steps"},
+    "driver/derived.py": {"device_memory_gib", "num_nodes", "single_step"},
+    "driver/record_check.py": {"num_nodes", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
     "driver/attempt.py": {"num_nodes"},
     "driver/campaign.py": {"num_nodes"},
@@ -111,7 +111,7 @@ USES = {
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
     "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
-    "measure/record.py": {"env"},
+    "measure/record.py": {"env", "num_nodes"},
     "testing/lies.py": {"num_layers"},
     # what a trial is called: the layout is part of a method's name
     "driver/progress.py": {"layout", "placement"},
