@@ -204,13 +204,27 @@ def submit(
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
-def plan(context: typer.Context, as_json: AsJson = False, config_dir: ConfigDir = None) -> None:
+def plan(
+    context: typer.Context,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What submit would do there: packs and GPU-hours too")
+    ] = None,
+    as_json: AsJson = False,
+    config_dir: ConfigDir = None,
+) -> None:
     """Show what `run` would do with the same words. Launch nothing and write nothing.
 
     sp-bench plan sweep=smoke
 
     sp-bench plan method=ulysses sp_size=2,3,4 model=llama3_8b
+
+    Show what `submit` would do, on nodes as conf/cluster/slurm.yaml describes them:
+
+        sp-bench plan sweep=smoke --cluster slurm
     """
+    if cluster is not None:
+        _plan_jobs(context.args, cluster, config_dir, as_json=as_json)
+        return
     _run_sweep([*context.args, "plan_only=true"], config_dir, as_json=as_json)
 
 
@@ -832,6 +846,18 @@ def _run_sweep(
             asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
         )
         _exit_if_failed(statuses, failures)
+
+
+def _plan_jobs(words: Sequence[str], name: str, config_dirs: Sequence[Path] | None, *, as_json: bool) -> None:
+    from sp_bench.driver import cluster, overrides, progress, submission, sweep
+
+    overrides.use_config_dirs(config_dirs or [])
+    configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))
+    planned = submission.planned(configs, settings, cluster.read(name))
+    if as_json:
+        print(json.dumps(planned.as_json(), indent=1))
+    else:
+        progress.show_plan(planned.trials, planned.statuses, planned.words)
 
 
 def _serve(folder: Path, hosts: Any) -> int:

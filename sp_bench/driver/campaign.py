@@ -103,7 +103,7 @@ def _planned(
         host_bytes=hardware.host_bytes(),
         device_name=found.devices[0].name if found and found.devices else None,
         measure_s=settings.deadlines.measure,
-        num_hosts=None if settings.plan_only else allocation.here().num_hosts,
+        num_hosts=allocation.here().num_hosts,
     )
 
 

@@ -4,7 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sp_bench.driver import batch_script, campaign, identity, packs, plan, slurm
 from sp_bench.driver.cluster import ClusterConfig
 from sp_bench.driver.packs import Pack
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import duration, number_of
+from sp_bench.driver.progress import duration, number_of, plan_as_json
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
@@ -70,6 +70,42 @@ def submit(
         return []
     earlier = sorted({taken[trial.trial_id] for trial in waiting})
     return [*earlier, *(_hand_over(found, settings, cluster, words) if found else [])]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What a submission would do."""
+
+    trials: Sequence[Trial]
+    statuses: Sequence[str | None]  # of each the status of the row that counts as done
+    packs: Sequence[Pack]
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each pack, and their GPU-hours."""
+        lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
+        return [*lines, f"{_counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
+
+    def as_json(self) -> dict[str, Any]:
+        told = plan_as_json(self.trials, self.statuses, [])
+        described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
+        return told | {"packs": described, "gpu_hours": packs.gpu_hours(self.packs)}
+
+
+def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Planned:
+    """What `submit` would do if no job waited or ran: the packs of the trials that `resume` would run. Asks no Slurm.
+
+    Raises:
+        ConfigError: a config that no trial can have, or a trial that fits no job.
+    """
+    store.require_contained(settings.folder)
+    trials = _planned(configs, settings, cluster)
+    left, slowest_s = _without_row(trials, settings, cluster)
+    keys = {trial.trial_id for trial in left}
+    rows = _rows([trial for trial in trials if trial.trial_id not in keys], settings.folder, cluster)
+    latest = {key: max(found, key=lambda row: row.attempt).status for key, found in rows.items()}
+    found = packs.packs(left, settings.deadlines, slowest_s, cluster.time_limit_minutes)
+    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found)
 
 
 def wait(job_ids: Collection[int]) -> None:
