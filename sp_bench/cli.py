@@ -180,9 +180,10 @@ def submit(
 
         sp-bench submit method=ulysses,ring sp_size=8 hardware=h200 fabric=nvlink --cluster mine --wait
 
-    The trials of a replicate that need equally many GPUs are one job on one node, so that methods are compared on
-    the same node. Each job is a `resume` on its node. Submitted again, the same words submit what has no row and is
-    in no job that waits or runs. conf/cluster/slurm.yaml says what a file of conf/cluster holds. Exit codes: 0
+    The trials of a replicate that need equally many nodes and GPUs are one job, so that methods are compared on the
+    same nodes; num_nodes=2 has trials over two. Each job is a `resume` on its first node. Submitted again, the same
+    words submit what has no row and is in no job that waits or runs. conf/cluster/slurm.yaml says what a file of
+    conf/cluster holds. Exit codes: 0
     submitted, 2 bad input or a refusal of Slurm's; with --wait those of run, and 1 if trials have no row.
     """
     from sp_bench.driver import cluster as clusters

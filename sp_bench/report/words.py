@@ -40,6 +40,7 @@ FABRICS = {
     "channels_1": "1 NCCL channel",
     "shm": "host memory",
     "socket": "TCP sockets",
+    "network": "NVLink and the network",
     "gloo": "gloo",
 }
 WORKLOADS = {

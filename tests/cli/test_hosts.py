@@ -128,11 +128,12 @@ def wait_for(of: Callable[[], Any], both: Hosts, limit_s: float = 90) -> Any:
     return found
 
 
-def test_the_same_torchrun_command_on_both_hosts_runs_trials_over_both(two):
-    words = ("-m", "sp_bench", *WORDS, "workload.timed_steps=2")
+def test_the_torchrun_command_of_the_page_runs_trials_over_both_hosts(two):
+    page = (ROOT / "docs" / "CLUSTER.md").read_text().partition("## Untried")[0]
+    (line,) = [line for line in page.splitlines() if line.startswith("    torchrun ")]
     for node in (0, 1):
-        rendezvous = (f"--node-rank={node}", f"--master-addr={ADDRESSES[0]}", "--master-port=29511")
-        two.start(node, "torchrun", "--nnodes=2", "--nproc-per-node=1", *rendezvous, *words)
+        command = line.replace("$NODE_RANK", str(node)).replace("$HOST0", ADDRESSES[0])
+        two.start(node, *command.replace("campaign=both", "campaign=two").split())
     assert two.wait() == [0, 0], two.said
     (row,) = two.rows
     assert (row["status"], row["num_nodes"], row["ranks_per_node"]) == ("ok", 2, 2), row["reason"]
