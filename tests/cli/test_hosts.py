@@ -196,7 +196,7 @@ def test_a_lost_host_ends_the_trial_and_the_run_and_resume_goes_on(two):
     assert sorted(row["status"] for row in two.rows) == ["error", "ok", "ok"]
 
 
-def test_two_runs_of_one_srun_or_torchrun_are_told_how_to_start_one(tmp_path):
+def test_srun_or_torchrun_that_starts_several_runs_is_told_how_to_start_one(tmp_path):
     srun = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2"}
     for variables, said in ((srun, "SLURM_PROCID=1 of SLURM_NTASKS=2"), (torchrun(LOCAL_WORLD_SIZE="8"), "per-node=1")):
         with pytest.raises(ConfigError, match=said):
