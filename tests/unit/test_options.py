@@ -148,6 +148,7 @@ USES = {
         "loss_tile_tokens",
         "micro_batches",
         "num_layers",
+        "num_nodes",
         "optimizer_offload",
         "placement",
         "variant",
