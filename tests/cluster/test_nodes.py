@@ -108,7 +108,7 @@ def test_a_rank_killed_on_the_second_node_is_an_error_row(sp_bench, slurm, tmp_p
 
 SHOW = (
     *("method=ulysses,ring", "sp_size=4", "num_nodes=1,2", "seq_len=96,112", "replicates=3", "campaign=two"),
-    *("workload.timed_steps=80", "model.num_heads=4", "model.num_kv_heads=4", "max_attempts=9"),
+    *("workload.timed_steps=60", "model.num_heads=4", "model.num_kv_heads=4", "max_attempts=9"),
     *(word for word in SMALL if "timed_steps" not in word),
     *DEADLINES,
 )
