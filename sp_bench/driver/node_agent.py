@@ -129,6 +129,8 @@ class _Agent:
             case "end":
                 flags = self._neighbours.flags() if self._neighbours else []
                 self._end_ranks()
+                self._tell_exits()
+                self._ranks = self._neighbours = None
                 self.say(said="ended", flags=flags)
 
     def _reserve(self, kinds: list[str]) -> None:
@@ -155,13 +157,10 @@ class _Agent:
         if self._ranks is not None:
             self._ranks.kill()
             self._ranks.join()
-            self._tell_exits()
-        self._ranks = self._neighbours = None
 
     def end(self) -> None:
-        """Leave no rank behind, whether the driver hears of it or not."""
-        with suppress(OSError):
-            self._end_ranks()
+        """Leave no rank behind; the driver, if there still is one, needs no word of it."""
+        self._end_ranks()
         self._reserved.close()
 
 
