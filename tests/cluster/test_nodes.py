@@ -1,6 +1,8 @@
 """Trials over both nodes of a real Slurm: proven, counted and reported as on one, and ended on both."""
 
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -104,6 +106,16 @@ def test_a_rank_killed_on_the_second_node_is_an_error_row(sp_bench, slurm, tmp_p
     (row,) = read(folder)
     assert (row["status"], row["reason"]) == ("error", "rank 2 died with SIGKILL in phase measure")
     assert ranks(folder) == {}
+
+
+def test_srun_of_two_runs_ends_at_once_and_says_what_to_start(slurm, tmp_path):
+    command = ("srun", "--nodes=2", "--ntasks=2", sys.executable, "-m", "sp_bench", "run", "sp_size=4", *BOTH)
+    variables = slurm.variables | {"PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert "SLURM_PROCID=1 of SLURM_NTASKS=2" in done.stderr
+    assert "`sp-bench run num_nodes=2 ...` in the batch script" in done.stderr
+    assert [*tmp_path.iterdir()] == []
 
 
 SHOW = (
