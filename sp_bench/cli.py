@@ -180,9 +180,10 @@ def submit(
 
         sp-bench submit method=ulysses,ring sp_size=8 hardware=h200 fabric=nvlink --cluster mine --wait
 
-    The trials of a replicate that need equally many GPUs are one job on one node, so that methods are compared on
-    the same node. Each job is a `resume` on its node. Submitted again, the same words submit what has no row and is
-    in no job that waits or runs. conf/cluster/slurm.yaml says what a file of conf/cluster holds. Exit codes: 0
+    The trials of a replicate that need equally many nodes and GPUs are one job, so that methods are compared on the
+    same nodes; num_nodes=2 has trials over two. Each job is a `resume` on its first node. Submitted again, the same
+    words submit what has no row and is in no job that waits or runs. conf/cluster/slurm.yaml says what a file of
+    conf/cluster holds. Exit codes: 0
     submitted, 2 bad input or a refusal of Slurm's; with --wait those of run, and 1 if trials have no row.
     """
     from sp_bench.driver import cluster as clusters
@@ -204,13 +205,27 @@ def submit(
 
 
 @app.command(context_settings=PASS_ON, cls=WithKeys)
-def plan(context: typer.Context, as_json: AsJson = False, config_dir: ConfigDir = None) -> None:
+def plan(
+    context: typer.Context,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What submit would do there: packs and GPU-hours too")
+    ] = None,
+    as_json: AsJson = False,
+    config_dir: ConfigDir = None,
+) -> None:
     """Show what `run` would do with the same words. Launch nothing and write nothing.
 
     sp-bench plan sweep=smoke
 
     sp-bench plan method=ulysses sp_size=2,3,4 model=llama3_8b
+
+    Show what `submit` would do, on nodes as conf/cluster/slurm.yaml describes them:
+
+        sp-bench plan sweep=smoke --cluster slurm
     """
+    if cluster is not None:
+        _plan_jobs(context.args, cluster, config_dir, as_json=as_json)
+        return
     _run_sweep([*context.args, "plan_only=true"], config_dir, as_json=as_json)
 
 
@@ -812,7 +827,7 @@ def _run_sweep(
     pack: tuple[Path, int] | None = None,
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
-    from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.driver import allocation, campaign, overrides, sweep
     from sp_bench.rows import submissions
 
     failures = _statuses("--fail-on", fail_on)
@@ -825,10 +840,32 @@ def _run_sweep(
         heard = {"hear": _logger(log_to)} if log_to else {}
         asked = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
+        hosts = allocation.here()
+        if hosts.node and not asked.settings.plan_only:
+            raise typer.Exit(_serve(asked.settings.folder, hosts))
         statuses = campaign.run(
             asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
         )
         _exit_if_failed(statuses, failures)
+
+
+def _plan_jobs(words: Sequence[str], name: str, config_dirs: Sequence[Path] | None, *, as_json: bool) -> None:
+    from sp_bench.driver import cluster, overrides, progress, submission, sweep
+
+    overrides.use_config_dirs(config_dirs or [])
+    configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))
+    planned = submission.planned(configs, settings, cluster.read(name))
+    if as_json:
+        print(json.dumps(planned.as_json(), indent=1))
+    else:
+        progress.show_plan(planned.trials, planned.statuses, planned.words)
+
+
+def _serve(folder: Path, hosts: Any) -> int:
+    """This process is of a run whose driver torchrun started on another host: it starts the ranks of this host."""
+    from sp_bench.driver import node_agent, nodes
+
+    return node_agent.serve(nodes.file_of(folder, hosts.name), hosts.node, os.environ["MASTER_ADDR"])
 
 
 def _logger(name: str) -> Any:

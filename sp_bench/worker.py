@@ -1,7 +1,7 @@
 """One rank's whole life: `python -m sp_bench.worker <trial folder>/trial.json ...`.
 
-Whoever starts it - the driver, torchrun or srun - says who it is by RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-MASTER_PORT. Nothing else initialises torch.distributed.
+Whoever starts it - the driver, or its agent on another host - says who it is by RANK, LOCAL_RANK, WORLD_SIZE,
+LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT. Nothing else initialises torch.distributed.
 
 A trial ends in one of two ways: rank 0 hands over a record, or a rank says how it failed and leaves at once, because
 after one rank has failed its peers may wait in a collective for ever. Whoever started a rank sees its exit code, which

@@ -513,10 +513,20 @@ class TrialConfig:
         EngineConfig,
         Declared("trains the decoder of train_step and parity", old_rows=EngineConfig(), omitted=True),
     ] = field(default_factory=EngineConfig)
+    num_nodes: Annotated[
+        int,
+        Declared(
+            "hosts over which the ranks lie, equally many on each, neighbours together; null in old rows: 1",
+            unit="nodes",
+            old_rows=1,
+            omitted=True,
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
-        require_positive(self, "batch_size", "seq_len", "sp_size", "dp_replicate_size", "dp_shard_size")
-        require_at_most(self, MAX_COUNT, "batch_size", "sp_size", "dp_replicate_size", "dp_shard_size")
+        sizes = ("batch_size", "sp_size", "dp_replicate_size", "dp_shard_size", "num_nodes")
+        require_positive(self, "seq_len", *sizes)
+        require_at_most(self, MAX_COUNT, *sizes)
         require_at_most(self, MAX_TOKENS, "seq_len")
         if self.workload.name != "collective":
             require_at_least(self, PROVABLE_TOKENS, "seq_len")
@@ -546,6 +556,11 @@ class TrialConfig:
     @property
     def world_size(self) -> int:
         return self.sp_size * self.dp_replicate_size * self.dp_shard_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """And so GPUs of each node. A plan refuses ranks that the nodes do not divide."""
+        return self.world_size // self.num_nodes
 
     @property
     def num_sequences(self) -> int:

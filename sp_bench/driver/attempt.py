@@ -6,8 +6,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, identity, launch
+from sp_bench.driver import devices, identity, launch, ranks
 from sp_bench.driver.claims import Claim, Claims, LostClaim
+from sp_bench.driver.nodes import Nodes
 from sp_bench.driver.plan import Trial, process_key, resolve
 from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig
@@ -65,9 +66,23 @@ class Driver:
     claims: Claims
     signals: Signals
     progress: Progress
-    devices: tuple[str, ...]  # what its trials measure on
+    devices: tuple[str, ...]  # what its trials measure on, here
     # is told of each row once it is committed, with the campaign
     hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
+    nodes: Nodes | None = None  # all hosts of this run; None: this one
+
+    @contextmanager
+    def reserved(self, left: Sequence[Attempt]) -> Iterator[None]:
+        """While open, no other run measures where these attempts may run."""
+        configs = [each.planned.config for each in left]
+        num_nodes = max((config.num_nodes for config in configs), default=1)
+        if self.nodes is None or num_nodes == 1:
+            with devices.reserved(self.devices, self.signals.check, self.progress.note):
+                yield
+        else:
+            kinds = sorted({config.hardware.device for config in configs})
+            with self.nodes.reserved(num_nodes, self.devices, kinds, self.signals.check, self.progress.note):
+                yield
 
     def claim(self, attempt: Attempt) -> Claim | None:
         """None: another driver has this attempt, or its row is there."""
@@ -114,7 +129,7 @@ def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
     the next call goes on, in fresh processes if its own are gone.
     """
     progress, done = driver.progress, []
-    with devices.reserved(driver.devices, driver.signals.check, progress.note):
+    with driver.reserved(left):
         held = _claim_next(left, driver)
         if not held:
             return []
@@ -168,7 +183,7 @@ def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Gener
     trials = [(attempt.planned.config, folder) for (attempt, _), folder in zip(held, folders, strict=True)]
     num_ended = 0
     deadlines, replicate = driver.campaign.settings.deadlines, held[0][0].planned.replicate
-    with closing(launch.launch(trials, deadlines, watch.on_phase, replicate=replicate)) as outcomes:
+    with closing(launch.launch(trials, deadlines, watch.on_phase, replicate=replicate, nodes=driver.nodes)) as outcomes:
         try:
             for result in outcomes:
                 reach("trial_ended")
@@ -235,7 +250,7 @@ def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -
 def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) -> Ended | None:
     campaign, config = driver.campaign, attempt.planned.config
     if outcome.environment is None and outcome.phase != "plan":
-        environment = hardware.environment(config.hardware.device, launch.environment(config))
+        environment = hardware.environment(config.hardware.device, ranks.environment(config))
         outcome = replace(outcome, environment=environment)
     row = _row(attempt, campaign, outcome).columns()
     try:

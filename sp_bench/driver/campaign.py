@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, plan
+from sp_bench.driver import allocation, attempt, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
@@ -102,6 +103,7 @@ def _planned(
         host_bytes=hardware.host_bytes(),
         device_name=found.devices[0].name if found and found.devices else None,
         measure_s=settings.deadlines.measure,
+        num_hosts=allocation.here().num_hosts,
     )
 
 
@@ -151,10 +153,12 @@ def run(
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
             signals = Signals()
-            with signals, Progress([each.planned for each in attempts], before) as progress:
-                driver = Driver(campaign, claims, signals, progress, devices, hear)
+            with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
                 try:
+                    asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
+                    hosts = held.enter_context(_joined(asked, campaign, signals))
+                    driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
                     _fill(attempts, driver)
                     names = search_names([search.config for search in searches])
                     for name, search in zip(names, searches, strict=True):
@@ -182,6 +186,18 @@ def run(
             return Counter(row.status for row in latest)
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
+
+
+def _joined(
+    asked: Sequence[TrialConfig], campaign: Campaign, signals: Signals
+) -> AbstractContextManager[nodes.Nodes | None]:
+    """All hosts of this run, while open; None where it needs no other host."""
+    hosts = allocation.here()
+    needed = hosts.by == "torchrun" or max((config.num_nodes for config in asked), default=1) > 1
+    if hosts.num_hosts == 1 or not needed:  # what torchrun started waits for a driver, needed or not
+        return nullcontext()
+    own = hardware.environment("cuda", os.environ)
+    return nodes.joined(hosts, campaign.folder, own, signals.check)
 
 
 def _write_plan(campaign: Campaign, trials: Sequence[Trial]) -> None:

@@ -11,7 +11,7 @@ from sp_bench import hardware, methods
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops
+from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
 from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.engines import requirements
 
@@ -27,6 +27,7 @@ DERIVED = (
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
     *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
     *("model_flops", "hardware_flops", "mfu", "hfu", "share_of_limit", "attention_flops_per_s", "comm_predicted_bytes"),
+    "internode_predicted_bytes",
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "predicted_peak_bytes"),
 )
 Columns = dict[str, Any]
@@ -51,6 +52,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
         row |= _flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
+    row["internode_predicted_bytes"] = internode_predicted_bytes(config, padded_len)
     if config.workload.name in TRAINING and config.engine.name == "fsdp2":
         row["predicted_peak_bytes"] = round(memory.peak(config).bytes)
     return row | {"flags": _flags(config, row, record)}
@@ -112,6 +114,20 @@ def _utilisation(
 
 def predicted_bytes(config: TrialConfig, padded_len: int | None) -> float | None:
     """The closed form of what one rank sends off-rank in a step; None: the method or the engine has none."""
+    traffic = _predicted_traffic(config, padded_len)
+    return None if traffic is None else float(sum(traffic.values()))
+
+
+def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> list[float] | None:
+    """The closed form of what each rank sends to other nodes in a step; None: one node, or there is no such form."""
+    traffic = _predicted_traffic(config, padded_len)
+    if config.num_nodes == 1 or traffic is None:
+        return None
+    far = [methods.between_nodes(config, traffic, rank) for rank in range(config.world_size)]
+    return [float(size) for size in far if size is not None] if None not in far else None
+
+
+def _predicted_traffic(config: TrialConfig, padded_len: int | None) -> Traffic | None:
     if config.workload.name == "collective":
         traffic = message_sizes.traffic(config, message_sizes.message_sizes(config)[-1])
     elif (traffic := methods.attention_traffic(config, padded_len or config.seq_len)) is None:
@@ -120,7 +136,7 @@ def predicted_bytes(config: TrialConfig, padded_len: int | None) -> float | None
         traffic = requirements.traffic(config, padded_len or config.seq_len, traffic)
     elif config.workload.pass_kind == "forward":
         traffic = {key: size for key, size in traffic.items() if key[0] == "forward"}
-    return None if traffic is None else float(sum(traffic.values()))
+    return traffic
 
 
 def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:

@@ -5,29 +5,28 @@ Several trials may share the processes of one launch. This file knows the worker
 torch and never touches a device.
 """
 
-import os
 import shutil
-import site
-import socket
-import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
 from sp_bench.driver.neighbours import Neighbours
+from sp_bench.driver.nodes import Nodes, SpreadRanks
+from sp_bench.driver.ranks import Ranks
 from sp_bench.driver.record_check import checked
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
 from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
+UNEQUAL_NODES = "unequal_nodes"  # the flag of a row whose hosts differ in processors, GPUs, drivers or packages
 ECHO_S = 0.5  # how long the peers of a failed rank may go on, so that they can say what they saw of it
 FAILURE_GRACE_S = 10.0  # how long all ranks may take to end after the first failure
 MAX_LOG_BYTES, LOG_HEAD_BYTES, LOG_TAIL_BYTES = 4 * 2**20, 2**20, 2**20
@@ -41,12 +40,14 @@ def launch(
     on_phase: OnPhase,
     command: Sequence[str] | None = None,
     replicate: int = 0,
+    nodes: Nodes | None = None,
 ) -> Generator[Outcome, None, None]:
     """Run trials one after another in one set of processes, each in its own new folder; yield what came of each.
 
     The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
     rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size,
-    environment and replicate. `command` runs instead of the worker, once per rank.
+    environment and replicate. `command` runs instead of the worker, once per rank. `nodes`: the hosts of this run, for
+    trials over several.
     """
     trials = [(config, folder.resolve()) for config, folder in trials]
     folders = [folder for _, folder in trials]
@@ -54,11 +55,12 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted launch of the same attempt
         folder.mkdir(parents=True)
         handover.write_trial(folder, config, replicate)
-    token = devices.new_token()
-    ranks = Ranks()
+    num_nodes = trials[0][0].num_nodes
+    assert num_nodes == 1 or nodes, "a plan refuses more hosts than the run has"
+    ranks = nodes.ranks(num_nodes) if nodes and num_nodes > 1 else Ranks()
     started_at, start = datetime.now(UTC), time.monotonic()
     try:
-        ranks.start(command or worker(folders), trials[0][0], folders[0], token)
+        ranks.start(command or worker(folders), trials[0][0], folders[0], devices.new_token())
         for config, folder in trials:
             is_last = folder == folders[-1]
             oom_before = oom_kills()
@@ -66,7 +68,7 @@ def launch(
             expired = _watch(ranks, config, folders, folder, deadlines, on_phase, neighbours)
             ended_at = time.time()
             if expired or is_last or ranks.exits:
-                devices.kill_all(token)
+                ranks.kill()
             begun = any(event.name in handover.PHASES for event in handover.read_events(folder))
             if ranks.exits and not (expired or begun or folder == folders[0]):
                 return
@@ -75,8 +77,10 @@ def launch(
             exits = ranks.exits if is_last else _exits_during(folder, ranks.exits)
             outcome = checked(classify(folder, Ending(exits, expired, oom_killed, ended_at)), config)
             if outcome.status == "ok":
-                flags = [*(outcome.measured.get("flags") or []), *neighbours.flags()]
+                flags = [*(outcome.measured.get("flags") or []), *{*neighbours.flags(), *ranks.flags()}]
                 outcome = replace(outcome, measured={**outcome.measured, "flags": flags})
+            if nodes and num_nodes > 1:
+                outcome = with_nodes(outcome, nodes.environments(num_nodes))
             duration_s = time.monotonic() - start
             phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
             yield replace(outcome, started_at=started_at, duration_s=duration_s, phase_s=phase_s)
@@ -85,9 +89,9 @@ def launch(
             started_at, start = datetime.now(UTC), time.monotonic()
     finally:
         try:
-            devices.kill_all(token)
+            ranks.kill()
         except KeyboardInterrupt:  # a second Ctrl-C ends the driver at once, but the processes first
-            devices.kill_all(token)
+            ranks.kill()
             raise
         ranks.join()
         for folder in folders:
@@ -95,92 +99,26 @@ def launch(
             (folder / handover.RECORD_TEMPORARY).unlink(missing_ok=True)  # if rank 0 was killed while it wrote
 
 
+def with_nodes(outcome: Outcome, environments: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The outcome with what each host is and has, and with a doubt if they are not equal."""
+    measured = {**outcome.measured, "node_environments": [dict(each) for each in environments]}
+    if outcome.status == "ok" and any(_compared(each) != _compared(environments[0]) for each in environments[1:]):
+        measured["flags"] = [*(measured.get("flags") or []), UNEQUAL_NODES]
+    return replace(outcome, measured=measured)
+
+
+def _compared(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """What equal hosts have in common."""
+    return {name: value for name, value in environment.items() if name not in ("hostname", "device_uuids", "env")}
+
+
 def worker(folders: Sequence[Path]) -> list[str]:
     """The command of one rank for the trials in `folders`."""
     return [sys.executable, "-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)]
 
 
-class Ranks:
-    """The processes of one launch."""
-
-    def __init__(self) -> None:
-        self.exits: list[Exit] = []  # of those that have ended, in the order in which they did
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._waiting: list[threading.Thread] = []
-
-    def start(self, command: Sequence[str], config: TrialConfig, folder: Path, token: str) -> None:
-        """Start `command` once per rank on this machine. Each rank writes to its log in `folder` from the start.
-
-        Rank 0 inherits a socket that listens already, so no other process can take the port before the ranks meet.
-        """
-        with socket.create_server(("127.0.0.1", 0), backlog=config.world_size) as listening:
-            address, port = listening.getsockname()
-            shared = environment(config) | {
-                devices.TOKEN: token,
-                "WORLD_SIZE": str(config.world_size),
-                "LOCAL_WORLD_SIZE": str(config.world_size),
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-            }
-            for rank in range(config.world_size):
-                variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                if rank == 0:
-                    variables[handover.LISTEN_FD] = str(listening.fileno())
-                with open(handover.log_path(folder, rank), "ab") as log:
-                    process = subprocess.Popen(
-                        command,
-                        cwd=folder,
-                        env=variables,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        start_new_session=True,  # a Ctrl-C reaches the driver only
-                        pass_fds=[listening.fileno()] if rank == 0 else [],
-                    )
-                # a thread for each, so that the time of an exit tells a failure from its echo on the peers
-                waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)
-                waiting.start()
-                self._processes.append(process)
-                self._waiting.append(waiting)
-
-    def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        exit_code = process.wait()
-        self.exits.append(Exit(rank, exit_code, time.time()))
-
-    def terminate(self) -> None:
-        """Ask those that still run to end."""
-        for process in self._processes:
-            process.terminate()  # does nothing to a process that has ended
-
-    def join(self) -> None:
-        """Wait until all have ended."""
-        for thread in self._waiting:
-            thread.join()
-
-
-def environment(config: TrialConfig) -> dict[str, str]:
-    """The environment variables of a rank: the driver's own, the fabric's, how many threads the rank has, and how
-    torch allocates the device's memory.
-
-    Ranks import the code that this process runs, not that of another checkout which this Python has installed.
-    """
-    variables = {**os.environ, **config.fabric.env}
-    source = str(Path(__file__).resolve().parents[2])
-    if source not in (*site.getsitepackages(), site.getusersitepackages()):  # which belong behind the standard library
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
-    if config.hardware.threads_per_rank is not None:
-        variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
-    elif config.world_size > 1:
-        variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
-    if config.hardware.allocator is not None:
-        said = variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # the name of before torch 2.9; torch wants one of them
-        said = variables.get("PYTORCH_ALLOC_CONF", said)
-        variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [said, f"{config.hardware.allocator}:True"]))
-    return variables
-
-
 def _watch(
-    ranks: Ranks,
+    ranks: Ranks | SpreadRanks,
     config: TrialConfig,
     folders: Sequence[Path],
     folder: Path,
@@ -200,6 +138,7 @@ def _watch(
         expired = clock.expired(handover.read_events(folder), exits, now)
         on_phase(clock.phase)
         neighbours.on_phase(clock.phase)
+        ranks.enter_phase(clock.phase)
         for each in folders:  # what a rank started in an earlier trial may still write to that trial's log
             bound_logs(each)
         if all_ended or (clock.phase == "done" and not is_last):

@@ -1,7 +1,7 @@
-"""Packs: which trials one job of a cluster runs, on one node. Pure; no files, no processes.
+"""Packs: which trials one job of a cluster runs. Pure; no files, no processes.
 
-The trials of a replicate that need equally many GPUs are one pack, so that its methods are compared on one node. Where
-they do not fit one job, those stay together that differ in their method only.
+The trials of a replicate that need equally many nodes, and GPUs of each, are one pack, so that its methods are compared
+on the same nodes. Where they do not fit one job, those stay together that differ in their method only.
 """
 
 import json
@@ -15,7 +15,6 @@ from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration
 from sp_bench.driver.settings import DeadlinesConfig
 
-NUM_NODES = 1  # of a trial, and so of a job
 START_S = 300.0  # what a job may spend before its first trial and after its last
 SLOWER = 2.0  # how much longer a trial may take than the slowest of its cell has taken
 
@@ -54,21 +53,22 @@ def packs(
     seconds = {trial.trial_id: at_most_s(trial, deadlines, slowest_s) for trial in trials}
     for trial in trials:
         _require_fits(trial, seconds[trial.trial_id], limit_minutes)
-    groups: dict[tuple[int, int], list[Trial]] = {}
+    groups: dict[tuple[int, int, int], list[Trial]] = {}
     for trial in trials:
         if not trial.unsupported_reason:
-            groups.setdefault((trial.replicate, _num_gpus(trial)), []).append(trial)
+            key = (trial.replicate, trial.config.num_nodes, _gpus_per_node(trial))
+            groups.setdefault(key, []).append(trial)
     for trial in trials:  # what cannot run gets its row where most GPUs are: its reason may count them
         if trial.unsupported_reason:
             of_replicate = [key for key in groups if key[0] == trial.replicate]
-            largest = max(of_replicate, default=(trial.replicate, int(_num_gpus(trial) > 0)))
+            largest = max(of_replicate, default=(trial.replicate, 1, int(_gpus_per_node(trial) > 0)))
             groups.setdefault(largest, []).append(trial)
     found = []
-    for (replicate, num_gpus), group in sorted(groups.items()):
+    for (replicate, num_nodes, num_gpus), group in sorted(groups.items()):
         for part in _parts(group, seconds, 60 * limit_minutes - START_S):
             estimate_s = START_S + sum(seconds[trial.trial_id] for trial in part)
             minutes = min(limit_minutes, math.ceil(estimate_s / 60))
-            found.append(Pack(NUM_NODES, num_gpus, replicate, tuple(part), estimate_s, minutes))
+            found.append(Pack(num_nodes, num_gpus, replicate, tuple(part), estimate_s, minutes))
     return found
 
 
@@ -77,8 +77,8 @@ def gpu_hours(of: Sequence[Pack]) -> float:
     return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in of)
 
 
-def _num_gpus(trial: Trial) -> int:
-    return trial.config.world_size if trial.config.hardware.device == "cuda" else 0
+def _gpus_per_node(trial: Trial) -> int:
+    return trial.config.ranks_per_node if trial.config.hardware.device == "cuda" else 0
 
 
 def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:

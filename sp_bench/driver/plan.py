@@ -44,11 +44,14 @@ def trial_id(cell: str, replicate: int) -> str:
     return _digest(f"{cell}/{replicate}")
 
 
-def unsupported_reason(config: TrialConfig, num_gpus: int | None, host_bytes: int | None = None) -> str | None:
+def unsupported_reason(
+    config: TrialConfig, num_gpus: int | None, host_bytes: int | None = None, num_hosts: int | None = 1
+) -> str | None:
     """Why this trial cannot run, naming what would work, or None.
 
-    num_gpus: CUDA devices of this machine; None without an NVIDIA driver.
+    num_gpus: CUDA devices of a host; None without an NVIDIA driver.
     host_bytes: its memory; None: that does not matter.
+    num_hosts: that this run has; None: as many as a trial asks for.
 
     Raises:
         ConfigError: options of the method that no shape could make valid.
@@ -56,7 +59,7 @@ def unsupported_reason(config: TrialConfig, num_gpus: int | None, host_bytes: in
     method = methods.get(config.method.name)
     methods.primitive(config.method)
     layout = method.layout(config.method, config.sp_size)
-    if reason := _peer_access_reason(config) or _graph_reason(config):
+    if reason := _nodes_reason(config, num_hosts) or _peer_access_reason(config) or _graph_reason(config):
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
@@ -96,8 +99,28 @@ def resolve(config: TrialConfig) -> Resolved:
     )
 
 
+def _nodes_reason(config: TrialConfig, num_hosts: int | None) -> str | None:
+    if config.num_nodes == 1:
+        return None
+    if config.world_size % config.num_nodes:
+        valid = ", ".join(str(n) for n in range(1, config.world_size + 1) if config.world_size % n == 0)
+        return f"num_nodes={config.num_nodes} does not divide {config.world_size} ranks; use one of {valid}"
+    if num_hosts is not None and num_hosts < config.num_nodes:
+        return (
+            f"num_nodes={config.num_nodes} needs {config.num_nodes} hosts, and this run has {num_hosts}: start it in a "
+            f"Slurm job of {config.num_nodes} nodes (sp-bench submit), or by torchrun --nnodes={config.num_nodes} "
+            "(docs/CLUSTER.md)"
+        )
+    return None
+
+
 def _peer_access_reason(config: TrialConfig) -> str | None:
     """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
+    if config.method.exchange == "copy_engines" and config.num_nodes > 1:
+        return (
+            f"method.exchange=copy_engines goes from GPU to GPU of one host, not to num_nodes={config.num_nodes}; use "
+            "method.exchange=collectives, or num_nodes=1"
+        )
     fabric = config.fabric
     limits = fabric.env.keys() & {"NCCL_P2P_DISABLE", "NCCL_MAX_NCHANNELS"}
     if config.method.exchange != "copy_engines" or (fabric.backend == "nccl" and not limits):
@@ -126,11 +149,16 @@ def _graph_reason(config: TrialConfig) -> str | None:
 
 
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
-    needed = config.world_size
+    needed = config.ranks_per_node
     if config.hardware.device == "cpu":
         return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
     if num_gpus is None:
         return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here"
+    if num_gpus < needed and config.num_nodes > 1:
+        return (
+            f"{config.world_size} ranks on num_nodes={config.num_nodes} need {needed} CUDA devices of each; {num_gpus} "
+            "here"
+        )
     if num_gpus < needed:
         return (
             f"{needed} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "
@@ -158,12 +186,12 @@ def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: fl
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     """Only what provably cannot fit the host. A trial on GPUs runs, and may end as `oom`, which is a result."""
-    needed = memory.held_on_host_bytes(config)
+    needed = memory.held_on_host_bytes(config) // config.num_nodes
     if host_bytes is None or needed <= host_bytes:
         return None
     have = f"{needed / 2**30:,.1f} GiB of host memory; this machine has {host_bytes / 2**30:,.1f} GiB"
     if config.workload.name == "attention":
-        fits = host_bytes // memory.held_bytes_per_token(config)
+        fits = config.num_nodes * host_bytes // memory.held_bytes_per_token(config)
         return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
     what = "parameters, gradients and optimizer states"
     if config.workload.checkpoint_offload:
@@ -175,7 +203,8 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
     """What to tell about trials that will run, and perhaps not as was hoped. gpu_bytes: memory of the smallest GPU."""
     running = {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values()
     found = []
-    if crowded := [c.world_size for c in running if c.hardware.device == "cpu" and c.world_size > num_cores]:
+    on_cpus = [c.ranks_per_node for c in running if c.hardware.device == "cpu"]
+    if crowded := [number for number in on_cpus if number > num_cores]:
         found.append(
             f"{len(crowded)} of {len(running)} cells have up to {max(crowded)} ranks on {num_cores} processors: their "
             "times are of ranks that wait for each other"
@@ -197,16 +226,16 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
 def process_key(config: TrialConfig) -> tuple[str, ...]:
     """Trials in a row of one replicate with an equal key share one warm process group; empty: fresh processes.
 
-    It holds whatever processes are started with (`launch.environment`).
+    It holds whatever processes are started with (`ranks.environment`).
     """
     if config.isolation == "trial":
         return ()
-    hardware = config.hardware
+    hardware, kinds = config.hardware, (config.fabric.name, config.hardware.name, config.engine.name)
     started_with = (
         *(str(hardware.threads_per_rank), str(hardware.allocator)),
         repr(sorted(config.fabric.env.items())),
     )
-    return (f"{config.world_size:06d}", config.fabric.name, config.hardware.name, config.engine.name, *started_with)
+    return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}")
 
 
 def plan(
@@ -217,11 +246,13 @@ def plan(
     host_bytes: int | None = None,
     device_name: str | None = None,
     measure_s: float = math.inf,
+    num_hosts: int | None = 1,
 ) -> list[Trial]:
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
     Equal configs are one cell, whatever the blocks of the sweep that they come from. `device_name` is that of this
-    machine's CUDA devices, `measure_s` the deadline of the timed steps in seconds.
+    machine's CUDA devices, `measure_s` the deadline of the timed steps in seconds, `num_hosts` as in
+    `unsupported_reason`.
 
     Raises:
         ConfigError: more than MAX_TRIALS trials, or options of a method that no shape could make valid.
@@ -230,7 +261,7 @@ def plan(
     for config in configs:
         cell = cell_id(config)
         if cell not in cells:
-            reason = unsupported_reason(config, num_gpus, host_bytes)
+            reason = unsupported_reason(config, num_gpus, host_bytes, num_hosts)
             cells[cell] = (config, reason or _too_long_reason(config, device_name, measure_s))
     if len(cells) * replicates > MAX_TRIALS:
         raise ConfigError(

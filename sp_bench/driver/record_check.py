@@ -19,7 +19,7 @@ from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
-from sp_bench.driver.derived import DERIVED, TIMES, Record, derived, predicted_bytes
+from sp_bench.driver.derived import DERIVED, TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
 from sp_bench.driver.plan import resolve
 from sp_bench.rows.row import Identity, Outcome, asked_for
 from sp_bench.rows.schema import SCHEMA
@@ -44,6 +44,7 @@ REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
 AT_TIMED_LENGTH = (*PROOF[-1:], *PROOF_OF_GRADIENTS, "timed_loss_error", "timed_max_loss_error")
 PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
+    "internode_counted_bytes",
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes", "device_used_bytes", "allocator_retries"),
     *("device_state", "part_ms", "kernel_ms", "limit_ms", "phase_end_bytes", "peak_parts_bytes"),
 )
@@ -52,6 +53,7 @@ ARMS = ("compute_only_step_ms", "compute_only_rank_ms", "comm_only_step_ms")  # 
 POSITIVE = ("rank_step_ms", "window_ms", *ARMS)
 DRIVERS = {  # columns of the driver, beside those that say what was asked for
     "schema_version",
+    "node_environments",
     *(name for name in DERIVED if name != "flags"),  # ranks may have doubts too
     *(field.name for field in fields(Identity)),
     *(field.name for field in fields(Outcome) if field.name != "environment"),
@@ -150,6 +152,11 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, told: Record
         yield f"predicted_bytes of comm add up to {of_entries}; expected {predicted}, the closed form"
     if predicted is not None and not _equal(total, predicted) and not methods.traffic_is_mean(config.method.name):
         yield f"comm_counted_bytes={total}; expected {predicted}, the closed form"
+    far, expected = told.get("internode_counted_bytes"), internode_predicted_bytes(config, padded_len)
+    if (far is None) != (config.num_nodes == 1):
+        yield f"internode_counted_bytes={_short(far)}; expected null of one node only, and num_nodes={config.num_nodes}"
+    elif expected is not None and not all(map(_equal, far or (), expected)):
+        yield f"internode_counted_bytes={_short(far)}; expected {_short(expected)}, the closed form"
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, told: Record) -> Iterator[str]:

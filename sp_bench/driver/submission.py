@@ -4,7 +4,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from sp_bench.driver import batch_script, campaign, identity, packs, plan, slurm
 from sp_bench.driver.cluster import ClusterConfig
 from sp_bench.driver.packs import Pack
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import duration, number_of
+from sp_bench.driver.progress import duration, number_of, plan_as_json
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
@@ -42,7 +42,7 @@ def submit(
             refusal of Slurm's; jobs that it has already stay, and are named.
     """
     store.require_contained(settings.folder)
-    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    trials = _planned(configs, settings, cluster)
     submitted = submissions.jobs(settings.folder)
     try:
         queued = slurm.queue() if submitted else {}
@@ -72,6 +72,42 @@ def submit(
     return [*earlier, *(_hand_over(found, settings, cluster, words) if found else [])]
 
 
+@dataclass(frozen=True)
+class Planned:
+    """What a submission would do."""
+
+    trials: Sequence[Trial]
+    statuses: Sequence[str | None]  # of each the status of the row that counts as done
+    packs: Sequence[Pack]
+
+    @property
+    def words(self) -> list[str]:
+        """A line for each pack, and their GPU-hours."""
+        lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
+        return [*lines, f"{_counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
+
+    def as_json(self) -> dict[str, Any]:
+        told = plan_as_json(self.trials, self.statuses, [])
+        described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
+        return told | {"packs": described, "gpu_hours": packs.gpu_hours(self.packs)}
+
+
+def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Planned:
+    """What `submit` would do if no job waited or ran: the packs of the trials that `resume` would run. Asks no Slurm.
+
+    Raises:
+        ConfigError: a config that no trial can have, or a trial that fits no job.
+    """
+    store.require_contained(settings.folder)
+    trials = _planned(configs, settings, cluster)
+    left, slowest_s = _without_row(trials, settings, cluster)
+    keys = {trial.trial_id for trial in left}
+    rows = _rows([trial for trial in trials if trial.trial_id not in keys], settings.folder, cluster)
+    latest = {key: max(found, key=lambda row: row.attempt).status for key, found in rows.items()}
+    found = packs.packs(left, settings.deadlines, slowest_s, cluster.time_limit_minutes)
+    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found)
+
+
 def wait(job_ids: Collection[int]) -> None:
     """Return once none of the jobs waits or runs.
 
@@ -93,10 +129,16 @@ def wait(job_ids: Collection[int]) -> None:
 
 def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Counter[str]:
     """How many trials ended in which status, by their latest rows; `missing`: without a row."""
-    trials = plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=cluster.gpus_per_node)
+    trials = _planned(configs, settings, cluster)
     rows = _rows(trials, settings.folder, cluster)
     latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
     return Counter(row.status if row else "missing" for row in latest)
+
+
+def _planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> list[Trial]:
+    """The trials as a job of the cluster plans them: it has as many nodes as its trials ask for."""
+    gpus = cluster.gpus_per_node
+    return plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=gpus, num_hosts=None)
 
 
 def _without_row(
@@ -217,7 +259,9 @@ def _as_json(pack: Pack) -> dict[str, Any]:
 
 
 def _described(pack: Pack) -> str:
-    where = f"{_counted(pack.gpus_per_node, 'GPU')} of one node" if pack.gpus_per_node else "one node"
+    nodes = _counted(pack.num_nodes, "node") if pack.num_nodes > 1 else "one node"
+    each = "of each of " if pack.num_nodes > 1 else "of "
+    where = f"{_counted(pack.gpus_per_node, 'GPU')} {each}{nodes}" if pack.gpus_per_node else nodes
     words = f"{number_of(len(pack.trials))} of replicate {pack.replicate} on {where}, {duration(60 * pack.minutes)}"
     if pack.estimate_s > 60 * pack.minutes:
         words += f"; they may take {duration(pack.estimate_s)}, and what is left then needs another submission"

@@ -22,10 +22,12 @@ class Exit:
     """A rank's process ended."""
 
     rank: int
-    code: int  # negative: minus a signal's number
+    code: int | None  # negative: minus a signal's number; None: its host was lost
     at: float  # seconds since the epoch
 
     def __str__(self) -> str:
+        if self.code is None:
+            return f"the host of rank {self.rank} was lost"
         if self.code >= 0:
             return f"rank {self.rank} exited with code {self.code}"
         return f"rank {self.rank} died with {_signal_name(-self.code)}"
@@ -54,7 +56,9 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
         return Outcome("ok", phase, measured=record)
     told = next((e for e in events if e.name == "failed"), None)
-    spoke = {e.rank for e in events if e.name == "failed"}
+    # Ranks of a lost host may live on for a moment, and tell of the peers that the driver then ended.
+    lost = {each.rank for each in exits if each.code is None and (told is None or each.at <= told.at)}
+    spoke = {e.rank for e in events if e.name == "failed"} - lost
     done = {e.rank for e in events if e.name == "done"}
     silent = [each for each in exits if each.rank not in spoke and not (each.code == 0 and each.rank in done)]
     cause = next((each for each in silent if _is_cause(each, told)), None)
@@ -97,7 +101,7 @@ def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> Outcome:
     reason = f"{exit_} in phase {phase}"
     if oom_killed and exit_.code == -signal.SIGKILL:
         return Outcome("oom", phase, f"{reason}: out of host memory", "host")
-    if exit_.code >= 0:
+    if exit_.code is not None and exit_.code >= 0:
         reason = f"{reason}: {_last_line(handover.log_path(folder, exit_.rank)) or 'no output'}"
     return Outcome("error", phase, reason)
 

@@ -9,6 +9,7 @@ Code that issues traffic says what it is for: `phase(...)` around the parts of a
 sequence-parallel collectives, because FSDP issues the same ops. Untagged traffic of the forward and backward is FSDP's.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -25,6 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from sp_bench.costs.links import far_share
 from sp_bench.kernels import Kernel
 from sp_bench.measure.step_parts import PhaseTimes
 from sp_bench.measure.work import Work
@@ -166,7 +168,33 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
     "_c10d_functional::wait_tensor": ("wait", lambda a: Fraction(0)),
     "_c10d_functional::_wrap_tensor_autograd": ("wait", lambda a: Fraction(0)),  # torch 2.13: a view that waits on use
 }
+# All-to-alls whose parts may differ in size -> bytes for each rank of the group; empty: they are equal
+_PARTS: Mapping[str, Callable[[tuple[Any, ...]], list[int]]] = {
+    "c10d::alltoall_base_": lambda a: _split_bytes(a[1], a[4]),
+    "c10d::alltoall_": lambda a: [payload(part) for part in a[1]],
+    "_c10d_functional::all_to_all_single": lambda a: _split_bytes(a[0], a[2]),
+}
 _WITHOUT_TRAFFIC = ("recv", "wait")  # the other side of a send, and waiting for any: not calls of their own
+
+
+def _split_bytes(source: Tensor, splits: list[int]) -> list[int]:
+    row = payload(source) // max(sum(splits), 1)
+    return [row * split for split in splits]
+
+
+def _far_bytes(name: str, op: str, args: tuple[Any, ...], sent: Fraction, ranks_per_node: int) -> Fraction:
+    """The part of what a collective sent that went to ranks of other nodes."""
+    if ranks_per_node in (0, dist.get_world_size()):
+        return Fraction(0)
+    group = _group(args)
+    members, place = dist.get_process_group_ranks(group), group.rank()
+    if parts := _PARTS[name](args) if name in _PARTS else []:
+        own = members[place] // ranks_per_node
+        far = [size for member, size in zip(members, parts, strict=True) if member // ranks_per_node != own]
+        return Fraction(sum(far))
+    if op == "send":
+        return sent * (members[args[2]] // ranks_per_node != members[place] // ranks_per_node)
+    return sent * far_share(op, members, place, ranks_per_node)
 
 
 def leave_uncompiled() -> None:
@@ -230,6 +258,8 @@ class Ledger(TorchDispatchMode):
         self.phase_times = PhaseTimes(device)
         self._calls: dict[tuple[str, str], int] = {}
         self._bytes: dict[tuple[str, str], Fraction] = {}
+        self._far_bytes: dict[tuple[str, str], Fraction] = {}
+        self._ranks_per_node = int(os.environ.get("LOCAL_WORLD_SIZE", "0"))  # 0: all ranks are on one
         self.work = Work()
 
     def __enter__(self) -> "Ledger":
@@ -248,6 +278,11 @@ class Ledger(TorchDispatchMode):
     @property
     def counts(self) -> Counts:
         return {key: (self._calls[key], self._bytes[key]) for key in sorted(self._calls)}
+
+    @property
+    def between_nodes(self) -> dict[tuple[str, str], Fraction]:
+        """(phase, op) -> bytes that this rank sent to ranks of other nodes."""
+        return {key: size for key, size in sorted(self._far_bytes.items()) if size}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         tensor = sys.modules.get("torch.distributed.tensor")  # importing it costs each rank seconds
@@ -286,9 +321,12 @@ class Ledger(TorchDispatchMode):
             raise NotImplementedError(f"the ledger has no size rule for {name}; add one to sp_bench/measure/ledger.py")
         op, size = RULES[name]
         if op not in _WITHOUT_TRAFFIC:
-            self.add(op, size(args))
+            sent = size(args)
+            self.add(op, sent, _far_bytes(name, op, args, sent, self._ranks_per_node) if sent else sent)
 
-    def add(self, op: str, size: Fraction) -> None:
+    def add(self, op: str, size: Fraction, far: Fraction = Fraction(0)) -> None:
+        """`far`: the part of the bytes that goes to other nodes."""
         key = (_attribution(op), op)
         self._calls[key] = self._calls.get(key, 0) + 1
         self._bytes[key] = self._bytes.get(key, Fraction(0)) + size
+        self._far_bytes[key] = self._far_bytes.get(key, Fraction(0)) + far

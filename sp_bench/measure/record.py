@@ -47,7 +47,8 @@ def assemble(
         )
     }
     times = {"rank_step_ms": [m.step_ms for m in measurements], "window_ms": [m.window_ms for m in measurements]}
-    row = measurements[0].columns | per_rank | times | _communication(measurements, traffic_is_mean)
+    row = measurements[0].columns | per_rank | times
+    row |= _communication(measurements, traffic_is_mean, spread=config.num_nodes > 1)
     row["trace_files"] = [file for m in measurements for file in m.trace_files] or None
     row |= _arms(measurements) | _device(config, measurements)
     row |= work.columns(config.dtype, [m.work for m in measurements], [m.expected for m in measurements])
@@ -84,7 +85,7 @@ def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
     }
 
 
-def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool) -> dict[str, Any]:
+def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool, *, spread: bool) -> dict[str, Any]:
     predicted = measurements[0].predicted
     if traffic_is_mean:
         sent = [_sent(m) for m in measurements]
@@ -97,8 +98,10 @@ def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool) -
     counted = max((m.counts for m in measurements), key=_total_counted)
     keys = sorted(counted.keys() | predicted.keys())
     unpredicted = measurements[0].unpredicted
+    far = [{key: size for key, size in m.between_nodes.items() if key[0] != "other"} for m in measurements]
     return {
         "comm_counted_bytes": float(_total_counted(counted)),
+        "internode_counted_bytes": [float(sum(each.values())) for each in far] if spread else None,
         "comm": [
             {
                 "phase": phase,

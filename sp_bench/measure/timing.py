@@ -65,6 +65,7 @@ class Measurement:
     profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
     counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step
+    between_nodes: Traffic = field(default_factory=dict)  # of them to other nodes
     predicted: Traffic = field(default_factory=dict)  # bytes of the same step by closed form
     unpredicted: tuple[str, ...] = ()  # phases that have no closed form
     work: Work = field(default_factory=Work)  # what the ledger step computed
@@ -160,6 +161,7 @@ def _phases(
     else:
         measurement.counts, measurement.work = book.counts, book.work
         measurement.part_ms, measurement.phase_end_bytes = book.phase_times.ms(), book.phase_times.end_bytes()
+        measurement.between_nodes = book.between_nodes
     measurement.host_launch_us = launch_us(device)
     return measurement
 
@@ -193,6 +195,7 @@ def _inspect(
         measurement.peak_parts_bytes = traced.peak_parts_bytes
     measurement.part_ms, measurement.phase_end_bytes = ledger.phase_times.ms(), ledger.phase_times.end_bytes()
     measurement.counts, measurement.work = ledger.counts, ledger.work
+    measurement.between_nodes = ledger.between_nodes
 
 
 def launch_us(device: torch.device) -> float:

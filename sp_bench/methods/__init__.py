@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 
@@ -24,6 +25,7 @@ from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
+from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
 from sp_bench.kernels import Kernel
 
@@ -299,6 +301,27 @@ def attention_traffic(config: TrialConfig, seq_len: int) -> Traffic | None:
     has no closed form."""
     traffic = get(config.method.name).traffic
     return None if traffic is None else traffic(config.method, config.attention_shape(seq_len), config.sp_size)
+
+
+# Of these the ranks that a rank sends to follow from the layout: all_to_all among the ulysses ranks, the rest among the
+# ring ranks. A double ring has two kinds of hops, and libraries order their groups themselves.
+_PLACED = ("ulysses", "upipe", "ring", "all_gather", "usp")
+
+
+def between_nodes(config: TrialConfig, traffic: Traffic, rank: int) -> Fraction | None:
+    """Of the bytes `traffic`, those that `rank` of the world sends to other nodes; None: that has no closed form."""
+    if config.method.name not in _PLACED or config.workload.name in TRAINING or traffic_is_mean(config.method.name):
+        return None
+    cut = get(config.method.name).layout(config.method, config.sp_size)
+    places = [cut.coordinates(member) for member in range(config.sp_size)]
+    ring_rank, ulysses_rank = places[rank]
+    ring = [member for member, place in enumerate(places) if place[1] == ulysses_rank]
+    ulysses = [member for member, place in enumerate(places) if place[0] == ring_rank]
+    far = Fraction(0)
+    for (_, op), size in traffic.items():
+        members = ulysses if op == "all_to_all" else ring
+        far += size * far_share(op, members, members.index(rank), config.ranks_per_node)
+    return far
 
 
 def traffic_is_mean(name: str) -> bool:

@@ -9,7 +9,7 @@ import ipaddress
 import json
 import re
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,7 @@ HOST, USER, PATH, ADDRESS, COMMIT, UUID, URL = (
 )
 IMPERSONAL = {"root", "user", "admin", "nobody", "ubuntu", "localhost", "localhost.localdomain"}
 # Kept, or with a rule of their own.
-KEPT = ("trial_id", "cell_id", "env_id", "core_id", "git_sha", "config", "environment", "file")
+KEPT = ("trial_id", "cell_id", "env_id", "core_id", "git_sha", "config", "environment", "node_environments", "file")
 EMPTIED = ("hostname", "device_uuids")  # fields of the environment
 VERSIONS = ("python", "driver", "cuda", "cudnn", "nccl")  # four numbers with dots are a version there, not an address
 
@@ -69,6 +69,11 @@ def anonymous(selection: Selection, folders: Sequence[Path]) -> Selection:
     cleaned["git_sha"] = None
     cleaned["config"] = [_cleaned_config(value, clean) for value in rows["config"]]
     cleaned["environment"] = [_cleaned_environment(value, clean) for value in rows["environment"]]
+    if "node_environments" in rows:
+        cleaned["node_environments"] = [
+            [_cleaned_environment(each, clean) for each in nodes] if isinstance(nodes, Iterable) else nodes
+            for nodes in rows["node_environments"]
+        ]
     names = _distinct({str(name): clean(str(name)) for name in sorted(set(rows["folder"]))})
     cleaned["folder"] = [names[str(name)] for name in rows["folder"]]
     identity = rows[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
@@ -81,7 +86,7 @@ def _cleaner(rows: pd.DataFrame, folders: Sequence[Path]) -> Callable[[str], str
     """Takes out of a text whatever the patterns say, and the names of hosts, users and commits that were found."""
     users, hosts = {_process_user()}, {socket.gethostname()}
     texts = [str(folder.resolve()) for folder in folders]
-    for environment in rows["environment"]:
+    for environment in _environments(rows):
         if not isinstance(environment, Mapping):
             continue
         hosts.add(str(environment.get("hostname") or ""))
@@ -106,6 +111,15 @@ def _cleaner(rows: pd.DataFrame, folders: Sequence[Path]) -> Callable[[str], str
         return _IPV6.sub(lambda match: ADDRESS if _is_address(match[0]) else match[0], text)
 
     return clean
+
+
+def _environments(rows: pd.DataFrame) -> Iterator[Any]:
+    """Those of the rows, and of all hosts of trials over several."""
+    yield from rows["environment"]
+    columns = [name for name in ("node_environments",) if name in rows]
+    for nodes in (each for name in columns for each in rows[name]):
+        if isinstance(nodes, Iterable):
+            yield from nodes
 
 
 def _process_user() -> str:

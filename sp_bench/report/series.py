@@ -26,7 +26,7 @@ _SAID = (
     *("model.head_dim", "workload.causal", "dtype", "batch_size", "workload.micro_batches", "engine.name"),
     *("workload.activation_checkpointing", "workload.loss_tile_tokens", "dp_replicate_size", "dp_shard_size"),
     *("fabric.name", "hardware.name", "hardware.device_memory_gib", "engine.optimizer_offload", "isolation"),
-    "workload.launch",
+    *("workload.launch", "num_nodes"),
 )
 _OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
 _OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
@@ -121,6 +121,8 @@ def _setting_words(cell: Values, *, fabric: bool) -> str:
     if (cell["dp_replicate_size"], cell["dp_shard_size"]) not in ((1, 1), (None, None)):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric.name"], known["hardware.name"]] if fabric else [known["hardware.name"]]
+    if cell["num_nodes"] not in (None, 1):
+        words.append(f"over {known['num_nodes']} nodes")
     if cell["hardware.device_memory_gib"] is not None:
         words.append(f"capped at {known['hardware.device_memory_gib']} GiB a device")
     if cell["engine.optimizer_offload"] is not None:

@@ -40,6 +40,7 @@ FABRICS = {
     "channels_1": "1 NCCL channel",
     "shm": "host memory",
     "socket": "TCP sockets",
+    "network": "NVLink and the network",
     "gloo": "gloo",
 }
 WORKLOADS = {
@@ -63,6 +64,7 @@ FLAGS = {
     "host_bound": "steps that wait for the host",
     "loss_not_falling": "a loss that does not fall",
     "foreign_load": "other load on the machine",
+    "unequal_nodes": "hosts that are not equal",
     "allocator_retried": "an allocator at the brink",
     "above_device_memory": "more memory in use than the emulated device has",
 }

@@ -84,7 +84,8 @@ class Row:
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
     """The columns that say what was asked for; known without running it."""
     options = {option.column: option.cell(config) for option in OPTIONS if option.column}
-    return options | vars(resolved) | {"world_size": config.world_size, "config": canonical(config)}
+    ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node}
+    return options | vars(resolved) | ranks | {"config": canonical(config)}
 
 
 _LATER = {name: option for name, option in BY_COLUMN.items() if option.old_rows is not None}

@@ -95,6 +95,7 @@ COLUMNS = (
     Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
     Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
+    Column("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
     Column("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
     Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
@@ -195,6 +196,13 @@ COLUMNS = (
     Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
     Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
     Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
+    Column(
+        "internode_predicted_bytes",
+        PER_RANK_REAL,
+        "bytes",
+        "per rank, of comm_predicted_bytes those to other nodes; null: one node, or no closed form",
+    ),
+    Column("internode_counted_bytes", PER_RANK_REAL, "bytes", "per rank, counted to other nodes; null: one node"),
     Column("comm", COMM, "bytes", "by phase and op"),
     # correctness, at the reduced length unless said
     Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),
@@ -263,6 +271,12 @@ COLUMNS = (
     Column("git_sha", TEXT, "", "commit of the working tree"),
     Column("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
     Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
+    Column(
+        "node_environments",
+        pa.list_(ENVIRONMENT),
+        "",
+        "of each host of a trial over several, in the order of the ranks; null: one host",
+    ),
 )
 
 # Units and words stay here: in each file they would be two thirds of it, and reading thousands of files as much slower.

@@ -221,3 +221,36 @@ def test_wait_returns_when_the_jobs_have_left_the_queue_and_says_what_has_no_row
     code, printed, err = console(capfd, "submit", *WORDS, "--cluster", "slurm", "--wait")
     assert (code, "job 1: " in printed) == (1, True)
     assert err == "sp-bench: the latest rows of trials are 2 missing\n"
+
+
+def test_a_plan_for_a_cluster_has_the_packs_and_gpu_hours_of_its_submission(cluster, capfd):
+    words = (*ON_GPUS, "dtype=bfloat16", "replicates=2", "num_nodes=1,2")
+    printed = submit(capfd, *words, "--dry-run")
+    code, out, err = console(capfd, "plan", *words, "--cluster", "slurm")
+    assert (code, err) == (0, "")
+    packs, hours, counts = out.splitlines()[-3:]
+    assert printed.splitlines()[1] in hours
+    assert hours.startswith("4 packs, at most ")
+    assert packs.startswith("pack 3: 2 trials of replicate 1 on 1 GPU of each of 2 nodes, ")
+    assert counts == "8 trials: 8 to run; nothing was launched"
+    code, out, _ = console(capfd, "plan", *words, "--cluster", "slurm", "--json")
+    told = json.loads(out)
+    assert [(pack["num_nodes"], pack["gpus_per_node"]) for pack in told["packs"]] == [(1, 2), (2, 1)] * 2
+    assert f"at most {told['gpu_hours']:.1f} GPU-hours" in hours
+    assert not (cluster / "results").exists()
+    assert not (cluster / "asked").exists()
+
+
+def test_a_plan_of_5000_trials_with_packs_and_gpu_hours_takes_under_3_seconds_of_a_processor(tmp_path):
+    methods = "method=ulysses,ring,all_gather,upipe,double_ring"
+    sizes = ("sp_size=8,16", "num_nodes=1,2", "seq_len=range(4096,204801,4096)", "replicates=5")
+    gpus = ("hardware=h200", "fabric=nvlink", "kernel=cudnn", "dtype=bfloat16", "deadlines.measure=60")
+    code = "from sp_bench.cli import main; import resource, sys, atexit\n" + (
+        "usage = lambda: print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), file=sys.stderr)\n"
+        "atexit.register(usage)\nmain()"
+    )
+    words = ("plan", methods, *sizes, *gpus, "model=llama3_8b", "--cluster", "slurm")
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"\d+ packs, at most [\d,.]+ GPU-hours\n5000 trials: ", done.stdout)
+    assert float(done.stderr) < 3

@@ -219,13 +219,14 @@ def test_the_commands_of_the_page_about_clusters_do_what_it_says(sp_bench, slurm
     text = PAGE.read_text().partition("## Untried")[0]
     (tmp_path / "conf" / "cluster" / "mine.yaml").write_text(block(text, "name: mine"))
     commands = [line.partition("#")[0].split() for line in text.splitlines() if line.startswith("    sp-bench ")]
-    assert len(commands) == 5
+    assert len(commands) == 7
     for command in commands:
         done = sp_bench(*command[1:])
         assert done.returncode == 0, (command, done.stdout, done.stderr)
     folder = tmp_path / "results" / "night"
     assert [row.status for row in rows(folder)] == ["ok", "ok"]
     assert (folder / "_work" / "report" / "index.html").is_file()
+    assert [row.status for row in rows(tmp_path / "results" / "both")] == ["ok"]
 
     (tmp_path / "job.sh").write_text(block(text, "#!/bin/bash").replace("campaign=night", "campaign=second"))
     variables = slurm.variables | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -29,6 +29,7 @@ SECTIONS = {
     "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
 }
 LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_ends_as_written_down"  # a part of their own, after the rest
+CLUSTER, CLUSTER_TEST = "Cluster", r"cluster/test_nodes.*::test_a_sweep_of_24_trials"  # after them
 MATRIX_TEST = "test_every_fault_ends_as_written_down_and_the_next_trial_is_ok"
 PACKAGES = ("torch", "numpy", "pyarrow", "hydra-core", "psutil", "hypothesis", "pytest")
 
@@ -99,17 +100,22 @@ class Reliability:
 
 
 def _section(nodeid: str) -> str | None:
-    patterns = {LIES: LIES_TEST, **SECTIONS}
+    patterns = {LIES: LIES_TEST, CLUSTER: CLUSTER_TEST, **SECTIONS}
     return next((name for name, pattern in patterns.items() if re.search(pattern, nodeid)), None)
 
 
 def renewed(before: str, outcomes: dict[str, Outcome], seconds: float) -> str:
-    """The page `before`, with the parts that this run tried written anew: the lies, the rest, or both."""
-    lies = [o for o in outcomes.values() if o.section == LIES]
-    rest = {key: o for key, o in outcomes.items() if o.section != LIES}
-    old_rest, heading, old_lies = before.partition(f"## {LIES}\n")
-    new_lies = lies_part(lies, seconds) if lies else heading + old_lies
-    return (page(rest, seconds) if rest else old_rest.rstrip("\n") + "\n") + (f"\n{new_lies}" if new_lies else "")
+    """The page `before`, with the parts that this run tried written anew: the lies, the cluster, the rest, or all."""
+    lies, cluster = ([o for o in outcomes.values() if o.section == section] for section in (LIES, CLUSTER))
+    rest = {key: o for key, o in outcomes.items() if o.section not in (LIES, CLUSTER)}
+    before, cluster_heading, old_cluster = before.partition(f"## {CLUSTER}\n")
+    old_rest, lies_heading, old_lies = before.partition(f"## {LIES}\n")
+    parts = [
+        page(rest, seconds) if rest else old_rest,
+        lies_part(lies, seconds) if lies else lies_heading + old_lies,
+        cluster_part(cluster[0], seconds) if cluster else cluster_heading + old_cluster,
+    ]
+    return "\n".join(part.rstrip("\n") + "\n" for part in parts if part)
 
 
 def _when_and_where(seconds: float) -> str:
@@ -211,6 +217,37 @@ def lies_part(outcomes: Sequence[Outcome], seconds: float) -> str:
             + (f" {len(left_out)} were skipped: {left_out[0].message}." if left_out else ""),
             "\n".join(lines) + "\n",
         ]
+    )
+
+
+def cluster_part(outcome: Outcome, seconds: float) -> str:
+    """What a sweep on a real Slurm of two nodes lived through."""
+    parts = [
+        f"## {CLUSTER}",
+        "Written by `pytest -m faults tests/cluster -k 24_trials --write-reliability`. " + _when_and_where(seconds),
+    ]
+    if outcome.skipped or not outcome.passed:
+        return "\n\n".join([*parts, f"{'Skipped' if outcome.skipped else 'Failed'}: {_cell(outcome.message)}"]) + "\n"
+    told = outcome.properties["cluster"]
+    lines = ["| done to the job of a trial over both nodes | rows ok before | rows added until its ranks were gone |"]
+    lines += ["|---|--:|---|"]
+    for step in told["steps"]:
+        left = ", ".join(f"{count} {status}" for status, count in sorted(step["left"].items())) or "none"
+        lines.append(f"| {step['what']} | {step['ok_before']} | {left} |")
+    others = ", ".join(f"{count} {status}" for status, count in sorted(told["rows"].items()) if status != "ok")
+    return (
+        "\n\n".join(
+            [
+                *parts,
+                "`sp-bench submit` of 24 trials on a real Slurm of two nodes without GPUs, 12 of them over both nodes. "
+                "After each blow other jobs went on; what was left then, the same `submit` submitted again.",
+                "\n".join(lines),
+                f"**{told['rows']['ok']} of 24 planned trials have exactly one row that is ok**, after "
+                f"{told['submissions']} more submission{'s' * (told['submissions'] != 1)}. Rows of attempts that were "
+                f"lost: {others or 'none'}. No row is doubled, and no driver, agent, rank or claim is left.",
+            ]
+        )
+        + "\n"
     )
 
 

@@ -1,7 +1,7 @@
 """What the run writes of itself in docs/RELIABILITY.md."""
 
 from expected import MATRIX
-from reliability import LIES, MATRIX_TEST, SECTIONS, Outcome, page, renewed
+from reliability import CLUSTER, LIES, MATRIX_TEST, SECTIONS, Outcome, page, renewed
 
 
 def outcome(passed=True, tried=1, section="Fault matrix", name=MATRIX_TEST, **properties):
@@ -59,6 +59,22 @@ def test_a_run_of_the_lies_alone_leaves_the_rest_of_the_page_as_it_is_and_the_ot
     again = renewed(both, faults, 60)
     assert again.count(f"## {LIES}") == 1
     assert line(again, "| slow | 0 |") == line(both, "| slow | 0 |")
+
+
+def test_a_run_on_the_cluster_alone_has_a_part_of_its_own_at_the_end():
+    steps = [
+        {"what": "scancel", "ok_before": 4, "left": {"preempted": 1}},
+        {"what": "kill", "ok_before": 9, "left": {}},
+    ]
+    told = {"steps": steps, "rows": {"ok": 24, "preempted": 1}, "submissions": 1}
+    lie = outcome(section=LIES, name="test_lie", status="incorrect", group="Attention", what="zeros")
+    before = renewed(page({"test[slow-0-init]": outcome(status="ok")}, 60), {"lie": lie}, 60)
+    written = renewed(before, {"show": outcome(section=CLUSTER, name="test_show", cluster=told)}, 60)
+    assert written.startswith(before)
+    assert "| scancel | 4 | 1 preempted |\n| kill | 9 | none |\n" in written
+    assert "**24 of 24 planned trials have exactly one row that is ok**, after 1 more submission." in written
+    again = renewed(written, {"lie": lie}, 60)
+    assert (again.count(f"## {CLUSTER}\n"), again.count(f"## {LIES}\n")) == (1, 1)
 
 
 def test_no_host_is_named():

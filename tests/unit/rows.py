@@ -106,7 +106,7 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
     } | {k: v for k, v in columns.items() if k in ASKED}
     asked.setdefault("config", json.dumps({"hardware": {"name": asked["hardware"], "device": "cpu"}, "seed": 0}))
     several = {
-        k: columns[k] for k in ("micro_batches", "launch", "exchange") if k in columns
+        k: columns[k] for k in ("micro_batches", "launch", "exchange", "num_nodes") if k in columns
     }  # later options, as in real identities
     cell_id = _hash({k: asked.get(k) for k in ASKED} | several, 12)
     made = {

@@ -144,11 +144,22 @@ def test_a_cpu_trial_asks_for_no_gpu(make_config):
     assert plan.unsupported_reason(replace(make_config(), sp_size=4), None) is None
 
 
+def test_a_trial_over_two_hosts_needs_half_of_its_gpus_on_each_and_no_copy_engines(make_config):
+    over_two = {"method": "ring", "sp_size": 16, "num_nodes": 2, "seq_len": 16384, "hardware": "h200"}
+    over_two |= {"fabric": "network", "kernel": "cudnn", "dtype": "bfloat16"}
+    config = make_config(**over_two)
+    assert plan.unsupported_reason(config, 8, num_hosts=2) is None
+    assert "need 8 CUDA devices of each; 4 here" in plan.unsupported_reason(config, 4, num_hosts=2)
+    assert "torchrun --nnodes=2" in plan.unsupported_reason(config, 8)
+    engines = make_config(**over_two, method__exchange="copy_engines")
+    assert "of one host, not to num_nodes=2" in plan.unsupported_reason(engines, 8, num_hosts=2)
+
+
 FABRICS_WITHOUT_PEER_ACCESS = ("gloo", "shm", "socket", "channels_1", "channels_2")
 
 
-def test_every_other_fabric_than_nvlink_is_known_here():
-    assert {*FABRICS_WITHOUT_PEER_ACCESS, "nvlink"} == set(choices("fabric"))
+def test_every_other_fabric_than_those_with_nvlink_is_known_here():
+    assert {*FABRICS_WITHOUT_PEER_ACCESS, "nvlink", "network"} == set(choices("fabric"))
 
 
 @pytest.mark.parametrize("workload", ["attention", "collective"])

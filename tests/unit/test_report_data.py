@@ -339,6 +339,22 @@ def test_anonymous_rows_are_as_many_and_measure_the_same(revealing: Path) -> Non
     assert len({c.series for c in after}) == len({c.series for c in before})
 
 
+def test_a_setting_says_over_how_many_nodes_its_ranks_lie(tmp_path: Path) -> None:
+    rows = [row(sp_size=4), row(sp_size=4, num_nodes=2)]
+    one, two = sorted((cell.name.setting for cell in cells_of(commit(rows, tmp_path / "c"))), key=len)
+    assert "nodes" not in one
+    assert "over 2 nodes" in two
+
+
+def test_no_host_of_a_trial_over_several_is_named_in_anonymous_rows(tmp_path: Path) -> None:
+    hosts = [REVEALING, {**REVEALING, "hostname": "blade99"}]
+    told = row(status="error", reason="rank 3 on blade99 said so", node_environments=hosts)
+    hidden = anonymous(select([commit([told], tmp_path / "c")]), []).rows
+    text = str(hidden[["reason", "node_environments"]].to_dict())
+    assert "blade99" not in text
+    assert found_in({"rows": text}, ("node17", "5f0c1b7e")) == set()
+
+
 def test_anonymous_campaigns_with_equal_names_stay_apart(tmp_path: Path) -> None:
     folders = [commit([row(median_ms=ms)], tmp_path / "home" / who / "runs") for who, ms in (("al", 1.0), ("bo", 2.0))]
     rows = [row(status="error", reason=f"/home/{who}/x", seq_len=2048) for who in ("al", "bo")]

@@ -20,6 +20,7 @@ ROW = {"status": "ok", "trial_id": "0123456789ab", "env_id": "01234567", "attemp
 
 
 def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
+    environment = {field.name: None for field in schema.ENVIRONMENT} | {"packages": [("torch", "2.13")]}
     samples = {
         schema.TEXT: "text",
         schema.INT: 2**40,
@@ -47,7 +48,8 @@ def test_every_type_of_column_survives_the_trip_through_a_file(tmp_path):
         schema.PEAK_PARTS: [{field.name: 2**40 for field in schema.PEAK_PARTS.value_type}],
         pa.map_(schema.TEXT, schema.REAL): [("init", 1.0)],
         schema.LAUNCHES: [("flash_fwd", 8)],
-        schema.ENVIRONMENT: {field.name: None for field in schema.ENVIRONMENT} | {"packages": [("torch", "2.13")]},
+        schema.ENVIRONMENT: environment,
+        pa.list_(schema.ENVIRONMENT): [environment, environment],
     }
     row = {column.name: samples[column.type] for column in schema.COLUMNS} | ROW | {"reason": None}
     store.write(row, tmp_path)

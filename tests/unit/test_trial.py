@@ -14,6 +14,7 @@ from sp_bench import handover
 from sp_bench.config.parsing import ConfigError
 from sp_bench.driver import devices, plan, verdict
 from sp_bench.driver import launch as launching
+from sp_bench.driver import ranks as ranks_of
 from sp_bench.driver.settings import DeadlinesConfig
 from sp_bench.driver.verdict import Exit
 
@@ -180,7 +181,7 @@ def test_each_rank_is_told_who_it_is_and_only_rank_0_has_the_socket_where_they_m
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
 def test_every_exit_is_known_with_its_code_and_its_time(make_config, tmp_path, code):
     script = f"import os, time; time.sleep(0.2 * int(os.environ['RANK'])); print(time.time()); {_end(code)}"
-    ranks = launching.Ranks()
+    ranks = ranks_of.Ranks()
     ranks.start([sys.executable, "-uc", script], make_config(), tmp_path, devices.new_token())
     ranks.join()
     assert [(each.rank, each.code) for each in ranks.exits] == [(0, code), (1, code)]
@@ -196,7 +197,7 @@ def test_the_fabrics_variables_and_the_threads_reach_the_ranks_whatever_the_shel
     for name, value in (("GLOO_SOCKET_IFNAME", "eth0"), ("OMP_NUM_THREADS", "7"), ("OF_THE_SHELL", "kept")):
         monkeypatch.setenv(name, value)
     config = make_config(fabric__env={"GLOO_SOCKET_IFNAME": "lo"}, hardware__threads_per_rank=3)
-    variables = launching.environment(config)
+    variables = ranks_of.environment(config)
     assert variables["GLOO_SOCKET_IFNAME"] == "lo"
     assert variables["OMP_NUM_THREADS"] == "3"
     assert variables["OF_THE_SHELL"] == "kept"
@@ -206,10 +207,10 @@ def test_a_rank_has_one_thread_unless_somebody_says_otherwise_or_it_is_alone(mak
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     of_two = make_config(hardware__threads_per_rank=None)
     alone = make_config(method="single", sp_size=1, hardware__threads_per_rank=None)
-    assert launching.environment(of_two)["OMP_NUM_THREADS"] == "1"
-    assert "OMP_NUM_THREADS" not in launching.environment(alone)
+    assert ranks_of.environment(of_two)["OMP_NUM_THREADS"] == "1"
+    assert "OMP_NUM_THREADS" not in ranks_of.environment(alone)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    assert launching.environment(of_two)["OMP_NUM_THREADS"] == "7"
+    assert ranks_of.environment(of_two)["OMP_NUM_THREADS"] == "7"
 
 
 def test_expandable_segments_are_added_to_what_the_shell_says_and_need_processes_of_their_own(make_config, monkeypatch):

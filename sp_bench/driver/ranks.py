@@ -1,0 +1,144 @@
+"""The processes of a launch on this host: one a rank, with the variables by which they meet."""
+
+import os
+import site
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sp_bench import handover
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import devices
+from sp_bench.driver.verdict import Exit
+
+# Of the torchrun that started this run, and not of the ranks, which would look for its store.
+_OF_TORCHRUN = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+
+
+class Meeting(NamedTuple):
+    """Where the ranks of a launch meet: rank 0 listens there."""
+
+    address: str  # by which this host reaches it
+    port: int
+    listening: socket.socket | None  # rank 0's, on its own host
+
+
+def listen(config: TrialConfig) -> socket.socket:
+    """A socket for rank 0, which inherits it, so no other process can take the port before the ranks meet. Other hosts
+    reach it where the trial has some."""
+    return socket.create_server(("" if config.num_nodes > 1 else "127.0.0.1", 0), backlog=config.world_size)
+
+
+class Ranks:
+    """The processes of one launch on this host."""
+
+    def __init__(self) -> None:
+        self.exits: list[Exit] = []  # of those that have ended, in the order in which they did
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._waiting: list[threading.Thread] = []
+        self._token: str | None = None
+
+    def start(self, command: Sequence[str], config: TrialConfig, folder: Path, token: str) -> None:
+        """Start `command` once per rank, all of them on this machine. Each rank writes to its log in `folder` from the
+        start."""
+        with listen(config) as listening:
+            address, port = listening.getsockname()
+            self.start_node(0, command, config, folder, token, Meeting(address, port, listening))
+
+    def start_node(
+        self, node: int, command: Sequence[str], config: TrialConfig, folder: Path, token: str, meeting: Meeting
+    ) -> None:
+        """Start `command` once for each rank of the node, which is this machine."""
+        self._token = token
+        shared = environment(config) | {
+            devices.TOKEN: token,
+            "WORLD_SIZE": str(config.world_size),
+            "LOCAL_WORLD_SIZE": str(config.ranks_per_node),
+            "MASTER_ADDR": meeting.address,
+            "MASTER_PORT": str(meeting.port),
+        }
+        for local_rank in range(config.ranks_per_node):
+            rank = node * config.ranks_per_node + local_rank
+            variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            inherited = [meeting.listening.fileno()] if rank == 0 and meeting.listening else []
+            if inherited:
+                variables[handover.LISTEN_FD] = str(inherited[0])
+            with open(handover.log_path(folder, rank), "ab") as log:
+                process = subprocess.Popen(
+                    command,
+                    cwd=folder,
+                    env=variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # a Ctrl-C reaches the driver only
+                    pass_fds=inherited,
+                )
+            # a thread for each, so that the time of an exit tells a failure from its echo on the peers
+            waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)
+            waiting.start()
+            self._processes.append(process)
+            self._waiting.append(waiting)
+
+    def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        exit_code = process.wait()
+        self.exits.append(Exit(rank, exit_code, time.time()))
+
+    def enter_phase(self, phase: str) -> None:
+        """For ranks on other hosts, where somebody looks at the neighbours too."""
+
+    def terminate(self) -> None:
+        """Ask those that still run to end."""
+        for process in self._processes:
+            process.terminate()  # does nothing to a process that has ended
+
+    def kill(self) -> None:
+        """End them, and all that they started.
+
+        Raises:
+            RuntimeError: a process would not die.
+        """
+        if self._token is not None:
+            devices.kill_all(self._token)
+
+    def join(self) -> None:
+        """Wait until all have ended."""
+        for thread in self._waiting:
+            thread.join()
+
+    def flags(self) -> list[str]:
+        """What other hosts say of the measured window; none are here."""
+        return []
+
+
+def environment(config: TrialConfig) -> dict[str, str]:
+    """The environment variables of a rank: this process's own, the fabric's, how many threads the rank has, and how
+    torch allocates the device's memory."""
+    variables = with_source(os.environ) | dict(config.fabric.env)
+    if config.hardware.threads_per_rank is not None:
+        variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
+    elif config.world_size > 1:
+        variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
+    if config.hardware.allocator is not None:
+        said = variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # the name of before torch 2.9; torch wants one of them
+        said = variables.get("PYTORCH_ALLOC_CONF", said)
+        variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [said, f"{config.hardware.allocator}:True"]))
+    return variables
+
+
+def with_source(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables for a process that imports the code that this one runs, not that of another checkout which this
+    Python has installed."""
+    own = {
+        name: value
+        for name, value in variables.items()
+        if name not in _OF_TORCHRUN and not name.startswith("TORCHELASTIC_")
+    }
+    source = str(Path(__file__).resolve().parents[2])
+    if source not in (*site.getsitepackages(), site.getusersitepackages()):  # which belong behind the standard library
+        own["PYTHONPATH"] = os.pathsep.join(filter(None, [source, own.get("PYTHONPATH")]))
+    return own
