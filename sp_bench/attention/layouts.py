@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from sp_bench.config.documents import spans
+
 LayoutKind = Literal["contiguous", "zigzag", "striped"]
 
 
@@ -134,6 +136,27 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
     if later:
         return Block(ALL, ALL, causal=True)
     return Block(slice(1, None), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None
+
+
+def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> list[int]:
+    """Visible (query, key) pairs of one head that each ring rank computes, where documents of these lengths are packed.
+    Ranks that exchange heads compute those of their ring rank, of as many heads each."""
+    ring = SequenceLayout(layout.kind, layout.ring_degree)
+    return [
+        sum(
+            _pairs_before(min(run.stop, whole.stop) - whole.start)
+            - _pairs_before(max(run.start, whole.start) - whole.start)
+            for run in ring.runs(rank, sum(documents))
+            for whole in spans(documents)
+            if run.start < whole.stop and whole.start < run.stop
+        )
+        for rank in range(layout.ring_degree)
+    ]
+
+
+def _pairs_before(token: int) -> int:
+    """Visible pairs of the first `token` queries of a document."""
+    return token * (token + 1) // 2
 
 
 def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:

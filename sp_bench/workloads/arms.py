@@ -51,7 +51,9 @@ class NoKernel:
         return None
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **packed: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         return torch.empty_like(q), q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
 
     @staticmethod
@@ -65,5 +67,6 @@ class NoKernel:
         *,
         causal: bool,
         scale: float,
+        **packed: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
