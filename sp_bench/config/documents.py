@@ -15,9 +15,9 @@ Packing = Literal["none", "fixed", "lognormal"]
 def documents(packing: Packing, seq_len: int, document_len: float, document_sigma: float, seed: int) -> tuple[int, ...]:
     """Lengths in tokens, in the order of the pack; they add up to `seq_len`. Empty: no packing.
 
-    fixed: all are `document_len` tokens long. lognormal: the median is `document_len`, and `document_sigma` is the standard deviation of
-    the logarithm. Each is rounded to a multiple of 16, and is at most half of the pack, so that there are two or more.
-    The last one is cut where the pack ends.
+    fixed: all are `document_len` tokens long. lognormal: the median is `document_len`, and `document_sigma` is the
+    standard deviation of the logarithm. Each is rounded to a multiple of 16, and is at most half of the pack, so that
+    there are two or more. The last one is cut where the pack ends, or takes a rest of less than 16 tokens.
     """
     if packing == "none":
         return ()

@@ -568,6 +568,7 @@ class TrialConfig:
                 f"workload.document_len={self.workload.document_len} is more than half of seq_len={self.seq_len}: a "
                 f"pack has two documents or more; use {self.seq_len // 2} or less, or workload.packing=none"
             )
+        require_at_least(self.workload, 2 * MULTIPLE, "correctness_seq_len")
         if (number := len(self.documents(self.seq_len))) > MAX_DOCUMENTS:
             raise ConfigError(
                 f"{said} makes {number} documents of seq_len={self.seq_len}, more than {MAX_DOCUMENTS}; use a larger "

@@ -32,7 +32,11 @@ def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
 
 
 def method_configs() -> list[MethodConfig]:
-    return [MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2)]
+    return [
+        *(MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2)),
+        *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
+        *(MethodConfig("all_gather", layout, head_stride=2, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
+    ]
 
 
 def check_packs(rank: int, sp_size: int) -> None:
