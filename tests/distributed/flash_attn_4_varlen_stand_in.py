@@ -1,7 +1,5 @@
 """A stand-in for flash_attn.cute.interface on CPU: its functions for packed tokens, by those of flash_attn's."""
 
-from typing import Any
-
 import flash_attn_varlen_stand_in as flash_attn
 import torch
 from torch import Tensor
@@ -21,8 +19,10 @@ def _flash_attn_fwd(
     return_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     assert return_lse
-    cuts: Any = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    return flash_attn._flash_attn_varlen_forward(q, k, v, *cuts, 0.0, softmax_scale, causal)[:2]
+    cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return flash_attn._flash_attn_varlen_forward(
+        q, k, v, *cuts, dropout_p=0.0, softmax_scale=softmax_scale, causal=causal
+    )[:2]
 
 
 def _flash_attn_bwd(
@@ -40,9 +40,9 @@ def _flash_attn_bwd(
     max_seqlen_q: int,
     max_seqlen_k: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grads = [torch.empty_like(x) for x in (q, k, v)]
-    cuts: Any = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
-    flash_attn._flash_attn_varlen_backward(
-        *(dout, q, k, v, out, lse, *grads), *cuts, 0.0, softmax_scale, causal, -1, -1, 0.0, None, False
-    )
-    return grads[0], grads[1], grads[2]
+    grads = (torch.empty_like(q), torch.empty_like(k), torch.empty_like(v))
+    cuts = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    plain = {"window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+    options = {"dropout_p": 0.0, "softmax_scale": softmax_scale, "causal": causal, "deterministic": False} | plain
+    flash_attn._flash_attn_varlen_backward(dout, q, k, v, out, lse, *grads, *cuts, **options)  # pyright: ignore
+    return grads
