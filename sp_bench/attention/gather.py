@@ -18,8 +18,9 @@ from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
 from sp_bench.attention.head_exchange import by_rows
-from sp_bench.attention.layouts import SequenceLayout, head_groups
+from sp_bench.attention.layouts import SequenceLayout, head_groups, seen_across
 from sp_bench.attention.merge import Part, merge, wide_dtype
+from sp_bench.config.documents import spans
 from sp_bench.kernels import Attention
 
 
@@ -29,7 +30,16 @@ class Run:
 
     rows: slice  # where they are among the local tokens
     diagonal: bool  # True: they see each other, causally; this needs only the rank's own KV
-    gathered: slice | None  # global positions of further keys, all of which each of them sees; None: no such keys
+    gathered: slice | None  # global positions of further keys, all of which `seeing` see; None: no such keys
+    seeing: slice  # where the tokens that see them are among the local tokens: all of the run, unless documents end
+    documents: tuple[int, ...] = ()  # packed: how many tokens of the run each document has, in order
+
+    def call(self, causal: bool) -> tuple[slice, dict[str, tuple[int, ...]]]:
+        """The local queries of the run's diagonal block (`causal`), or of that against the keys before it, and what the
+        kernel is told beside its tensors."""
+        if not causal:
+            return self.seeing, {}
+        return self.rows, {"documents": self.documents} if self.documents else {}
 
 
 @dataclass(frozen=True)
@@ -50,13 +60,15 @@ class Gather:
     layout: SequenceLayout  # contiguous or zigzag: each rank holds runs of consecutive tokens
     head_stride: int  # KV heads gathered at a time
     dkv_dtype: torch.dtype  # in which dK/dV travel
+    documents: tuple[int, ...] = ()  # packed tokens of each; empty: one document
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,s,Hq,D], k and v [B,s,Hkv,D] -> out [B,s,Hq,D] in q's dtype, lse [B,Hq,s] in fp32 (fp64 when q is)."""
 
         def attend(run: Run, heads: slice, keys: Tensor, causal: bool) -> Part:
-            part = self.kernel.forward(q[:, run.rows, heads], keys[0], keys[1], causal=causal, scale=scale)
-            return Part(*part, rows=run.rows)
+            rows, packed = run.call(causal)
+            part = self.kernel.forward(q[:, rows, heads], keys[0], keys[1], causal=causal, scale=scale, **packed)
+            return Part(*part, rows=rows)
 
         # [B,s,Hkv,D] twice -> [2,B,s,Hkv,D]: K and V travel as one message
         kv, runs = torch.stack((k, v)), self.runs(q.shape[1] * self.transport.group.size(), causal)
@@ -91,10 +103,11 @@ class Gather:
         dq, dkv = None, torch.zeros_like(kv)
 
         def differentiate(run: Run, heads: slice, keys: Tensor, causal: bool) -> tuple[Part, Tensor, Tensor]:
-            at = (slice(None), run.rows, heads)
-            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, run.rows])
-            dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale)
-            return Part(dq_part, rows=run.rows), dk, dv
+            rows, packed = run.call(causal)
+            at = (slice(None), rows, heads)
+            given = (dout[at], q[at], keys[0], keys[1], out[at], lse[:, heads, rows])
+            dq_part, dk, dv = self.kernel.backward(*given, causal=causal, scale=scale, **packed)
+            return Part(dq_part, rows=rows), dk, dv
 
         def in_own(run: Run, heads: slice, kv_heads: slice) -> Part:
             """The run's dq from this rank's own keys. Its dk and dv stay on this rank, so they are stored at once."""
@@ -147,8 +160,10 @@ class Gather:
         """The runs of tokens that this rank holds, in order, with the keys that they see."""
         mine = _runs(self.layout, self.transport.group.rank(), seq_len)
         if not causal:
-            return [Run(rows, False, slice(0, seq_len)) for rows, _ in mine]
-        return [Run(rows, True, slice(0, run.start) if run.start else None) for rows, run in mine]
+            return [Run(rows, False, slice(0, seq_len), rows) for rows, _ in mine]
+        if self.documents:
+            return packed_runs(self.layout, self.transport.group.rank(), self.documents)
+        return [Run(rows, True, slice(0, run.start) if run.start else None, rows) for rows, run in mine]
 
     def start(self, kv: Tensor) -> Callable[[], Tensor]:
         """Start to gather kv [2,B,s,h,D]. Returns a function that waits and gives [2,B,S,h,D] in global token order."""
@@ -171,12 +186,16 @@ class Gather:
         """Start to sum over the ranks, in `dkv_dtype`, the dk and dv that each found for the keys of all ranks.
 
         shares: (tokens, dk [B,n,h,D], dv [B,n,h,D]), where `tokens` is the global slice 0..n; the longest share first.
+            Of packed documents it is a slice m..m+n.
         The message gives each rank the sums for its own tokens, [2,B,s,h,D] as `like`.
         """
         size, (_, batch, local, heads, dim) = self.transport.group.size(), like.shape
         sent = like.new_empty(size, 2, batch, local, heads, dim, dtype=self.dkv_dtype)
         # sums of [B,n,h,D] -> [P,2,B,s,h,D]: each run of tokens to the rank that holds it; rank axis first
         for place in self.places(size * local):
+            if self.documents:
+                add_shares(sent[place.rank, :, :, place.rows], place.tokens, shares)
+                continue
             found = [dkv for tokens, *dkv in shares if place.tokens.stop <= tokens.stop]
             for which in (0, 1):
                 slot = sent[place.rank, which, :, place.rows]
@@ -188,6 +207,33 @@ class Gather:
         message = self.transport.reduce_scatter(sent.flatten(0, 1))
         message.go_first()
         return message
+
+
+@cache
+def packed_runs(layout: SequenceLayout, rank: int, documents: tuple[int, ...]) -> list[Run]:
+    """The runs of tokens that `rank` holds, where documents of these lengths are packed: what each sees of itself, and
+    of the keys before it, which at most one document shares with it. Cached as `_runs` is."""
+    return [_packed_run(rows, run, documents) for rows, run in _runs(layout, rank, sum(documents))]
+
+
+def _packed_run(rows: slice, run: range, documents: tuple[int, ...]) -> Run:
+    met = (min(whole.stop, run.stop) - max(whole.start, run.start) for whole in spans(documents))
+    inside = tuple(length for length in met if length > 0)
+    seen = seen_across(run, range(run.start), documents)
+    if seen is None:
+        return Run(rows, True, None, rows, inside)
+    queries, keys = seen
+    return Run(rows, True, slice(keys.start, keys.stop), slice(rows.start, rows.start + len(queries)), inside)
+
+
+def add_shares(to: Tensor, tokens: slice, shares: list[tuple[slice, Tensor, Tensor]]) -> None:
+    """Set `to` [2,B,n,h,D] to the sum of what the shares have of the keys at the global positions `tokens`."""
+    to.zero_()
+    for at, *dkv in shares:
+        first, end = max(at.start, tokens.start), min(at.stop, tokens.stop)
+        if first < end:
+            for which, found in enumerate(dkv):
+                to[which, :, first - tokens.start : end - tokens.start] += found[:, first - at.start : end - at.start]
 
 
 @cache

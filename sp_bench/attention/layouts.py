@@ -8,7 +8,11 @@ gathering the slices over the ulysses group gives the shard back in order.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
 from typing import Literal
+
+from sp_bench.config.documents import spans
 
 LayoutKind = Literal["contiguous", "zigzag", "striped"]
 
@@ -106,6 +110,12 @@ class Block:
     q: slice
     kv: slice
     causal: bool
+    documents: tuple[int, ...] = ()  # causal, packed: how many of these tokens each document has, in order
+
+    @property
+    def packed(self) -> dict[str, tuple[int, ...]]:
+        """What a kernel is told beside its tensors; nothing without packing."""
+        return {"documents": self.documents} if self.documents else {}
 
 
 ALL = slice(None)
@@ -134,6 +144,78 @@ def visible_block(kind: LayoutKind, q_rank: int, kv_rank: int, shard_len: int, *
     if later:
         return Block(ALL, ALL, causal=True)
     return Block(slice(1, None), slice(0, shard_len - 1), causal=True) if shard_len > 1 else None
+
+
+@cache  # in a short step the device waits for the host
+def packed_blocks(
+    kind: LayoutKind, q_rank: int, kv_rank: int, ring_degree: int, documents: tuple[int, ...]
+) -> list[Block]:
+    """What ring rank `q_rank` computes against the KV shard of ring rank `kv_rank`, where documents of these lengths
+    are packed. Contiguous or zigzag.
+
+    Its own shard is one causal block, whose documents are cut at the shard's ends. A document that lies in both chunks
+    of a zigzag shard fills all between them, so its two parts are neighbours there. Of another shard a run of tokens
+    before the queries is visible in one document at most: that which goes on to the queries. So it is one whole block.
+    """
+    layout, seq_len = SequenceLayout(kind, ring_degree), sum(documents)
+    queries = _placed(layout.runs(q_rank, seq_len))
+    if q_rank == kv_rank:
+        own = (
+            min(whole.stop, run.stop) - max(whole.start, run.start) for whole in spans(documents) for _, run in queries
+        )
+        parts = list(own)  # by document, then by run; negative where they do not meet
+        num_runs = len(queries)
+        lengths = (sum(max(n, 0) for n in parts[at : at + num_runs]) for at in range(0, len(parts), num_runs))
+        return [Block(ALL, ALL, causal=True, documents=tuple(n for n in lengths if n))]
+    return [
+        Block(_within(q_at, run, seen[0]), _within(kv_at, keys, seen[1]), causal=False)
+        for q_at, run in queries
+        for kv_at, keys in _placed(layout.runs(kv_rank, seq_len))
+        if (seen := seen_across(run, keys, documents))
+    ]
+
+
+def seen_across(run: range, keys: range, documents: Sequence[int]) -> tuple[range, range] | None:
+    """The queries of `run` that see something of `keys`, which end before it or where it begins, and the keys that they
+    see; None: no document lies in both, or the keys come later."""
+    if not len(keys) or keys.stop > run.start:
+        return None
+    whole = next(whole for whole in spans(documents) if keys.stop - 1 in whole)
+    if whole.stop <= run.start:
+        return None
+    return range(run.start, min(run.stop, whole.stop)), range(max(keys.start, whole.start), keys.stop)
+
+
+def _placed(runs: Sequence[range]) -> list[tuple[int, range]]:
+    """Each run with its place among the local tokens."""
+    starts = accumulate((len(run) for run in runs), initial=0)
+    return list(zip(starts, runs, strict=False))
+
+
+def _within(place: int, run: range, part: range) -> slice:
+    """Local tokens of `part` of a run that begins at `place`."""
+    return slice(place + part.start - run.start, place + part.stop - run.start)
+
+
+def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> list[int]:
+    """Visible (query, key) pairs of one head that each ring rank computes, where documents of these lengths are packed.
+    Ranks that exchange heads compute those of their ring rank, of as many heads each."""
+    ring = SequenceLayout(layout.kind, layout.ring_degree)
+    return [
+        sum(
+            _pairs_before(min(run.stop, whole.stop) - whole.start)
+            - _pairs_before(max(run.start, whole.start) - whole.start)
+            for run in ring.runs(rank, sum(documents))
+            for whole in spans(documents)
+            if run.start < whole.stop and whole.start < run.stop
+        )
+        for rank in range(layout.ring_degree)
+    ]
+
+
+def _pairs_before(token: int) -> int:
+    """Visible pairs of the first `token` queries of a document."""
+    return token * (token + 1) // 2
 
 
 def head_groups(num_heads: int, num_kv_heads: int, stride: int) -> list[tuple[slice, slice]]:

@@ -23,7 +23,9 @@ class NoKernel:
     def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
         return None
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **packed: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         batch, tokens, heads, _ = q.shape
         return self._like(q), self._make(batch, heads, tokens, dtype=wide, device=q.device)
@@ -39,6 +41,7 @@ class NoKernel:
         *,
         causal: bool,
         scale: float,
+        **packed: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self._like(q), self._like(k), self._like(v)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
-from sp_bench.attention.layouts import ALL, Block, LayoutKind, head_groups, visible_block
+from sp_bench.attention.layouts import ALL, Block, LayoutKind, head_groups, packed_blocks, visible_block
 from sp_bench.attention.merge import Part, merge
 from sp_bench.kernels import Attention
 
@@ -34,6 +34,7 @@ class Ring:
     layout: LayoutKind
     dkv_dtype: torch.dtype  # in which dK/dV travel
     merge_dtype: torch.dtype  # in which merged outputs and dQ are kept until the next merge
+    documents: tuple[int, ...] = ()  # packed tokens of each; empty: one document
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
@@ -43,11 +44,10 @@ class Ring:
         own, others = self._blocks(q.shape[1], causal)
         hop = start_hop(self.transport, [held] if others else [])
         parts = [attend(held, own)]  # covers all queries: each sees at least itself
-        for left, block in countdown(others):
+        for left, blocks in countdown(others):
             (held,) = hop.wait_all()
             hop = start_hop(self.transport, [held] if left else [])
-            if block is not None:
-                parts.append(attend(held, block))
+            parts += [attend(held, block) for block in blocks]
             if left:
                 parts = merged_in_between(parts, q, self.merge_dtype)
         out, lse = merged(parts, q, q.dtype)
@@ -80,15 +80,16 @@ class Ring:
         del dq_part, dkv  # otherwise they would live on during the next kernel, where memory peaks; likewise below
         held = list(hop.wait_all())
         shares: list[Tensor] = []  # dK/dV of the shard at hand [2,B,n,Hkv,D]: the sum over the ranks that computed it
-        for left, block in countdown(others):
+        for left, blocks in countdown(others):
             # KV and dK/dV travel as one message: a second one would find the device filled by the kernel
             hop = start_hop(self.transport, [*(held if left else []), *shares])
-            found = differentiate(held[0], block) if block is not None else None
+            found = [(block.kv, *differentiate(held[0], block)) for block in blocks]
             *held, arrived = [*hop.wait_all(), *([] if shares else [torch.zeros_like(kv, dtype=self.dkv_dtype)])]
-            if found is not None and block is not None:
-                arrived[0][:, block.kv] += found[1]
-                arrived[1][:, block.kv] += found[2]
-                dq_parts.append(found[0])
+            for at, part, *dkv in found:
+                arrived[0][:, at] += dkv[0]
+                arrived[1][:, at] += dkv[1]
+                dq_parts.append(part)
+                del part, dkv
             shares = [arrived]
             del found, arrived
             if left or late:
@@ -106,15 +107,20 @@ class Ring:
             dv += arrived[1]
         return dq, dk, dv
 
-    def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[Block | None]]:
+    def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[list[Block]]]:
         """The block that this rank computes against its own KV shard, and those against the others' shards. At step t
-        it holds the shard of rank (rank - t) mod R; None: the causal mask hides all of that shard."""
+        it holds the shard of rank (rank - t) mod R; no blocks: the mask hides all of that shard."""
         rank, size = self.transport.group.rank(), self.transport.group.size()
+        if self.documents:
+            (own,), *others = (
+                packed_blocks(self.layout, rank, (rank - step) % size, size, self.documents) for step in range(size)
+            )
+            return own, others
         own, *others = (
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=causal) for step in range(size)
         )
         assert own is not None
-        return own, others
+        return own, [[] if block is None else [block] for block in others]
 
 
 class Queries(NamedTuple):
@@ -129,7 +135,7 @@ class Queries(NamedTuple):
 def forward_block(kernel: Attention, q: Tensor, scale: float, kv: Tensor, block: Block) -> Part:
     """The output of one block. q [B,n,Hq,D]; kv [2,B,n,Hkv,D]: K and V of one shard."""
     keys = kv[:, :, block.kv]
-    part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale)
+    part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale, **block.packed)
     return Part(*part, rows=block.q)
 
 
@@ -145,7 +151,7 @@ def backward_block(
     """dq, dk and dv of one block, or of some of its heads."""
     keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
     given = (queries.dout[at], queries.q[at], keys[0], keys[1], queries.out[at], queries.lse[:, heads, block.q])
-    dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale)
+    dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale, **block.packed)
     return Part(dq, rows=block.q, heads=heads), dk, dv
 
 

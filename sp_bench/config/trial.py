@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
+from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
@@ -366,10 +367,31 @@ class WorkloadConfig:
         ),
     ] = None
 
+    packing: Annotated[
+        Packing,
+        Declared(
+            "attention: none, one document a sequence | fixed, documents of one length | lognormal, of drawn lengths; "
+            "drawn from `seed`, rounded to 16 tokens",
+            of=ATTENTION,
+            old_rows="none",
+            omitted=True,
+        ),
+    ] = "none"
+    document_len: Annotated[
+        int | None,
+        Declared("packing: tokens of a document (fixed), or their median (lognormal)", unit="tokens", of=ATTENTION),
+    ] = None
+    document_sigma: Annotated[
+        float | None,
+        Declared("lognormal packing: standard deviation of the logarithm of a document's length", of=ATTENTION),
+    ] = None
+
     def __post_init__(self) -> None:
         positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
         require_positive(self, *positive, "micro_batches", "loss_tile_tokens", "mlp_tile_tokens")
         require_at_most(self, MAX_COUNT, "micro_batches")
+        require_positive(self, "document_len", "document_sigma")
+        self._check_packing()
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
         if self.trace and self.single_step:
@@ -426,6 +448,29 @@ class WorkloadConfig:
         if self.name == "parity" and self.optimizer != "sgd":
             raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
 
+    def _check_packing(self) -> None:
+        needed = {"none": (), "fixed": ("document_len",), "lognormal": ("document_len", "document_sigma")}[self.packing]
+        for option in ("document_len", "document_sigma"):
+            if (getattr(self, option) is None) == (option in needed):
+                verb = "needs" if option in needed else "has no"
+                raise ConfigError(
+                    f"workload.packing={self.packing} {verb} workload.{option}, which is {getattr(self, option)}; "
+                    + ("give it" if option in needed else "use null, or workload.packing=lognormal")
+                )
+        if self.packing == "none":
+            return
+        if self.name != "attention":
+            raise ConfigError(
+                f"workload.packing={self.packing}: workload {self.name} takes whole sequences; use workload=attention, "
+                "or workload.packing=none"
+            )
+        if not self.causal:
+            raise ConfigError(f"workload.packing={self.packing} is proven with a causal mask; use workload.causal=true")
+        if self.launch == "cuda_graph":
+            raise ConfigError(
+                f"workload.packing={self.packing} is not recorded as a CUDA graph; use workload.launch=eager"
+            )
+
     @property
     def num_micro_batches(self) -> int:
         """Per optimizer step."""
@@ -475,6 +520,7 @@ class AttentionShape:
     head_dim: int
     causal: bool
     dtype: str
+    documents: tuple[int, ...] = ()  # tokens of each, in order; a token sees its own document only. Empty: one document
 
     @property
     def element_bytes(self) -> int:
@@ -531,6 +577,8 @@ class TrialConfig:
         if self.workload.name != "collective":
             require_at_least(self, PROVABLE_TOKENS, "seq_len")
             require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
+        if self.workload.packing != "none":
+            self._check_pack()
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "
@@ -553,6 +601,30 @@ class TrialConfig:
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
 
+    def _check_pack(self) -> None:
+        said = f"workload.packing={self.workload.packing}"
+        if self.batch_size != 1:
+            raise ConfigError(f"batch_size={self.batch_size}: {said} packs one sequence; use batch_size=1")
+        if self.seq_len % MULTIPLE or self.seq_len < 2 * MULTIPLE:
+            raise ConfigError(f"seq_len={self.seq_len}: {said} takes a multiple of {MULTIPLE} from {2 * MULTIPLE} on")
+        if 2 * (self.workload.document_len or 0) > self.seq_len:
+            raise ConfigError(
+                f"workload.document_len={self.workload.document_len} is more than half of seq_len={self.seq_len}: a "
+                f"pack has two documents or more; use {self.seq_len // 2} or less, or workload.packing=none"
+            )
+        require_at_least(self.workload, 2 * MULTIPLE, "correctness_seq_len")
+        if (number := len(self.documents(self.seq_len))) > MAX_DOCUMENTS:
+            raise ConfigError(
+                f"{said} makes {number} documents of seq_len={self.seq_len}, more than {MAX_DOCUMENTS}; use a larger "
+                "workload.document_len"
+            )
+
+    def documents(self, seq_len: int) -> tuple[int, ...]:
+        """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they
+        are shorter by as much, so that a short proof has as many boundaries."""
+        w, share = self.workload, seq_len / self.seq_len
+        return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed)
+
     @property
     def world_size(self) -> int:
         return self.sp_size * self.dp_replicate_size * self.dp_shard_size
@@ -571,7 +643,8 @@ class TrialConfig:
         """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length)."""
         m = self.model
         return AttentionShape(
-            self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype
+            *(self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype),
+            documents=self.documents(seq_len),
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ that they can be compared for equality with the counted bytes of the ledger.
 from collections.abc import Mapping
 from fractions import Fraction
 
+from sp_bench.config.documents import causal_pairs
 from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
@@ -17,8 +18,11 @@ FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward: 5 matm
 
 
 def score_pairs(shape: AttentionShape) -> int:
-    """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2."""
+    """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2.
+    Of packed documents, the sum of each one's."""
     s = shape.seq_len
+    if shape.documents:
+        return shape.batch_size * causal_pairs(shape.documents)
     return shape.batch_size * (s * (s + 1) // 2 if shape.causal else s * s)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp_bench import hardware, methods
+from sp_bench.attention.layouts import causal_pairs_of_ranks
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
@@ -28,6 +29,7 @@ DERIVED = (
     *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
     *("model_flops", "hardware_flops", "mfu", "hfu", "share_of_limit", "attention_flops_per_s", "comm_predicted_bytes"),
     "internode_predicted_bytes",
+    *("num_documents", "longest_document", "median_document", "flops_imbalance"),
     *("max_peak_allocated_bytes", "max_peak_host_bytes", "predicted_peak_bytes"),
 )
 Columns = dict[str, Any]
@@ -51,11 +53,26 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
     else:
         row |= _flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
+    row |= _documents(config)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
     row["internode_predicted_bytes"] = internode_predicted_bytes(config, padded_len)
     if config.workload.name in TRAINING and config.engine.name == "fsdp2":
         row["predicted_peak_bytes"] = round(memory.peak(config).bytes)
     return row | {"flags": _flags(config, row, record)}
+
+
+def _documents(config: TrialConfig) -> Columns:
+    """Of packed documents; nothing without packing."""
+    if not (lengths := config.documents(config.seq_len)):
+        return {}
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    pairs = causal_pairs_of_ranks(layout, lengths)
+    return {
+        "num_documents": len(lengths),
+        "longest_document": max(lengths),
+        "median_document": float(statistics.median(lengths)),
+        "flops_imbalance": max(pairs) / statistics.mean(pairs),
+    }
 
 
 def _times(config: TrialConfig, record: Record) -> Columns:

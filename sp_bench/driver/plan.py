@@ -66,6 +66,9 @@ def unsupported_reason(
     shape = config.attention_shape(config.seq_len)
     if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
         return reason
+    packing = methods.packing_reason(config.method, shape) or kernels.packing_reason(config.kernel.name, shape)
+    if packing:
+        return packing
     if config.workload.name == "attention":  # the other workloads pad
         if reason := layout.unsupported_reason(config.seq_len):
             return reason

@@ -29,6 +29,7 @@ MAX_CLOCK_GAP, CLOCK_SLACK_MS = 0.1, 1.0
 
 PROOF = ("correctness_seq_len", "rel_error_output", "error_budget", "kernel_rel_error", "sampled_rel_error")
 PROOF_OF_GRADIENTS = ("sampled_grad_error", "identity_error")
+PERTURBED = ("repeat_difference", "outside_difference", "inside_difference")
 TRAINED = ("loss", "grad_norm")
 REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "any": ("rank_step_ms", "window_ms", "peak_host_bytes", "comm", "comm_counted_bytes", "environment"),
@@ -112,6 +113,10 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     for name in (*REQUIRED["any"], *REQUIRED[workload.name], *REQUIRED.get(workload.pass_kind, ())):
         if record.get(name) is None and name not in unproven:
             yield f"{name}=null; expected a value, as every {workload.name} trial has"
+    if workload.packing != "none":
+        for name in PERTURBED:
+            if record.get(name) is None:
+                yield f"{name}=null; expected a value, as every trial of packed documents has"
     told = {name: value for name, value in record.items() if value is not None}
     measured = {name: value for name, value in told.items() if name in SCHEMA.names and name not in DRIVERS}
     for name, value in measured.items():

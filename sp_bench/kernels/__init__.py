@@ -6,9 +6,11 @@ entry point group sp_bench.kernels: docs/OUTSIDE.md.
 """
 
 import importlib
+import itertools
 import re
 import types
 from collections.abc import Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
@@ -16,6 +18,7 @@ from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 REFERENCE = "math"  # the others, and every method, are held against it
@@ -56,6 +59,8 @@ class Kernel(Attention, Protocol):
     """A module of this package, or from outside. It may also have
 
     - `CUDA_HELPERS`: a pattern of further CUDA kernels that it launches, whose names look like attention;
+    - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. Queries and
+      keys are then the same tokens of one sequence (B = 1), and a query sees its own document's keys up to itself;
     - `OPS`: operations of torch that compute it -> how often a forward and a backward call each, where there are no
       CUDA kernels to count.
     """
@@ -77,6 +82,27 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
     if shape.head_dim % 8 or shape.head_dim > max_head_dim:
         return f"kernel {name} takes a head_dim that is a multiple of 8 up to {max_head_dim}, not {shape.head_dim}"
     return None
+
+
+def packs(name: str) -> bool:
+    """Whether the kernel takes packed documents."""
+    return getattr(get(name), "PACKS", False)
+
+
+def packing_reason(name: str, shape: AttentionShape) -> str | None:
+    """Why the kernel cannot run packed documents, naming those that can, or None."""
+    if not shape.documents or packs(name):
+        return None
+    return f"kernel {name} takes no packed documents; use kernel={', '.join(each for each in NAMES if packs(each))}"
+
+
+@cache
+def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Tensor":
+    """The `cu_seqlens` of flash kernels: where each document begins, and where the last one ends; int32 [n+1]. Cached,
+    because a copy to the device would make each timed step wait for the host."""
+    import torch
+
+    return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device=device)
 
 
 Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran

@@ -4,11 +4,13 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
-from sp_bench.kernels import half_precision_reason
+from sp_bench.kernels import cumulative, half_precision_reason
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
+PACKS = True
 CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd_(splitkv_)?kernel", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
 CUDA_HELPERS = r"(?<!pytorch_)flash::"  # as of sdpa_flash
 
@@ -25,9 +27,24 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 _PLAIN = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
 
 
-def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
-    from flash_attn.flash_attn_interface import _flash_attn_forward  # pyright: ignore[reportMissingImports]
+def _cuts(documents: tuple[int, ...], device: "torch.device") -> "tuple[Tensor, Tensor, int, int]":
+    """cu_seqlens and the longest sequence, of queries and of keys."""
+    ends = cumulative(documents, device)
+    return ends, ends, max(documents), max(documents)
 
+
+def forward(
+    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
+) -> "tuple[Tensor, Tensor]":
+    from flash_attn.flash_attn_interface import (  # pyright: ignore[reportMissingImports]
+        _flash_attn_forward,
+        _flash_attn_varlen_forward,
+    )
+
+    if documents:
+        options = {"softmax_scale": scale, "causal": causal, "return_softmax": False, **_PLAIN}
+        out, lse, *_ = _flash_attn_varlen_forward(q[0], k[0], v[0], *_cuts(documents, q.device), **options)
+        return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
     out, lse, *_ = _flash_attn_forward(q, k, v, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN)
     return out, lse
 
@@ -42,12 +59,20 @@ def backward(
     *,
     causal: bool,
     scale: float,
+    documents: tuple[int, ...] = (),
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
-    from flash_attn.flash_attn_interface import _flash_attn_backward  # pyright: ignore[reportMissingImports]
+    from flash_attn.flash_attn_interface import (  # pyright: ignore[reportMissingImports]
+        _flash_attn_backward,
+        _flash_attn_varlen_backward,
+    )
 
     # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     options = {"softmax_scale": scale, "causal": causal, "deterministic": False, **_PLAIN}
+    if documents:
+        tensors = (dout[0], q[0], k[0], v[0], out[0], lse[0].contiguous(), dq[0], dk[0], dv[0])
+        _flash_attn_varlen_backward(*tensors, *_cuts(documents, q.device), **options)
+        return dq, dk, dv
     _flash_attn_backward(dout, q, k, v, out, lse.contiguous(), dq, dk, dv, **options)
     return dq, dk, dv

@@ -209,9 +209,11 @@ class CountedKernel:
         self.kernel, self.CUDA_KERNELS = kernel, kernel.CUDA_KERNELS
         self.unsupported_reason = kernel.unsupported_reason
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
-        with _kernel_call("forward", q, k, v, causal):
-            return self.kernel.forward(q, k, v, causal=causal, scale=scale)
+    def forward(
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **packed: tuple[int, ...]
+    ) -> tuple[Tensor, Tensor]:
+        with _kernel_call("forward", q, k, v, causal, **packed):
+            return self.kernel.forward(q, k, v, causal=causal, scale=scale, **packed)
 
     def backward(
         self,
@@ -224,17 +226,20 @@ class CountedKernel:
         *,
         causal: bool,
         scale: float,
+        **packed: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        with _kernel_call("backward", q, k, v, causal):
-            return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale)
+        with _kernel_call("backward", q, k, v, causal, **packed):
+            return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale, **packed)
 
 
-def _kernel_call(pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> AbstractContextManager[object]:
+def _kernel_call(
+    pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: tuple[int, ...] = ()
+) -> AbstractContextManager[object]:
     if not _active:
         return _NOTHING  # in timed steps: they must not wait for the host
     calls = ExitStack()
     for book in _active:
-        calls.enter_context(book.work.kernel_call(pass_kind, q, k, v, causal))
+        calls.enter_context(book.work.kernel_call(pass_kind, q, k, v, causal, documents))
     return calls
 
 

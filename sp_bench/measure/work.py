@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
+from sp_bench.config.documents import causal_pairs
 from sp_bench.costs.attention import FLASH_BACKWARD
 from sp_bench.costs.work import ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
@@ -59,10 +60,14 @@ class Work:
         self.matmul_flops["+".join(dtypes)] += flop_registry[aten.bmm if batched else aten.mm](left, right)
 
     @contextmanager
-    def kernel_call(self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Iterator[None]:
-        """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk."""
+    def kernel_call(
+        self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Sequence[int] = ()
+    ) -> Iterator[None]:
+        """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk.
+        `documents` are the tokens of each that are packed, and causal."""
         batch, queries, heads, dim = q.shape
-        pairs = queries * (queries + 1) // 2 if causal else queries * k.shape[1]
+        causal_over = causal_pairs(documents or (queries,))
+        pairs = causal_over if causal else queries * k.shape[1]
         forward = 4 * batch * pairs * heads * dim
         self.attention_flops += forward if pass_kind == "forward" else int(forward * FLASH_BACKWARD)
         self.calls[pass_kind] += 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.layouts import SequenceLayout, seen_across
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, all_gather_traffic, travelling_dkv_dtype
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_gather"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -43,6 +44,11 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    if shape.documents:
+        runs = layout(method, sp_size).runs(rank, shape.seq_len)
+        before = sum(seen_across(run, range(run.start), shape.documents) is not None for run in runs)
+        groups = -(-shape.num_kv_heads // (method.head_stride or shape.num_kv_heads))
+        return KernelCalls(groups * (len(runs) + before), groups * (len(runs) + before))
     return all_gather_calls(shape, method.layout, rank, method.head_stride)
 
 
@@ -60,6 +66,6 @@ def open(
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
     stride = method.head_stride or shape.num_kv_heads
-    gather = Gather(kernel, transport(method.exchange, group), cut, stride, dkv_dtype)
+    gather = Gather(kernel, transport(method.exchange, group), cut, stride, dkv_dtype, shape.documents)
     attend = differentiable(gather, causal=shape.causal, scale=shape.head_dim**-0.5)
     yield SequenceParallelAttention(cut, attend)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "none"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -44,6 +45,7 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.packed import of_shape
 
-    attend = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
+    attend = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
     yield SequenceParallelAttention(layout(method, 1), attend)

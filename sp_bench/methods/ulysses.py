@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -49,9 +50,14 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.head_chunks import HeadChunks, chunked
+    from sp_bench.attention.packed import of_shape
 
     group = mesh.get_group("ulysses")
     chunks = HeadChunks(
-        kernel, transport(method.exchange, group), shape.causal, shape.head_dim**-0.5, method.head_chunks or 1
+        of_shape(kernel, shape),
+        transport(method.exchange, group),
+        shape.causal,
+        shape.head_dim**-0.5,
+        method.head_chunks or 1,
     )
     yield SequenceParallelAttention(layout(method, group.size()), chunked(chunks))

@@ -16,8 +16,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import kernels
+from sp_bench.attention.packed import of_shape
+from sp_bench.config.documents import spans
 from sp_bench.config.trial import AttentionShape
-from sp_bench.kernels import Kernel
+from sp_bench.kernels import Attention, Kernel
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
 
@@ -42,12 +44,21 @@ def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> lis
     return drawn
 
 
-def _run_kernel(kernel: Kernel, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
+def _run_kernel(kernel: Attention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
     """output, dq, dk and dv of whole sequences, computed on this device alone."""
     q, k, v, dout = inputs
     scale = shape.head_dim**-0.5
     out, lse = kernel.forward(q, k, v, causal=shape.causal, scale=scale)
     return [out, *kernel.backward(dout, q, k, v, out, lse, causal=shape.causal, scale=scale)]
+
+
+def _run_reference(inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
+    """The same of the `math` kernel, which computes each packed document by itself and knows nothing of packing."""
+    kernel = kernels.get(kernels.REFERENCE)
+    if not shape.documents:
+        return _run_kernel(kernel, inputs, shape)
+    alone = [_run_kernel(kernel, [x[:, of.start : of.stop] for x in inputs], shape) for of in spans(shape.documents)]
+    return [torch.cat(parts, dim=1) for parts in zip(*alone, strict=True)]
 
 
 def _relative(got: Tensor, want: Tensor) -> float:
@@ -62,7 +73,7 @@ def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionSh
     dtype = inputs[0].dtype
     narrow = torch.float32 if dtype == torch.float64 else dtype
     scale, eps = torch.finfo(dtype).eps / torch.finfo(narrow).eps, torch.finfo(dtype).eps
-    low = _run_kernel(kernels.get(kernels.REFERENCE), [x.to(narrow) for x in inputs], shape)
+    low = _run_reference([x.to(narrow) for x in inputs], shape)
     return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
 
 
@@ -93,9 +104,9 @@ def check_attention(
     dtype = getattr(torch, shape.dtype)
     inputs = random_inputs(shape, device, seed)
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
-    want = _run_kernel(kernels.get(kernels.REFERENCE), wide, shape)
+    want = _run_reference(wide, shape)
     budget = _budget(inputs, want, shape)
-    alone = _run_kernel(kernel, inputs, shape)
+    alone = _run_kernel(of_shape(kernel, shape), inputs, shape)
     kernel_errors = {n: _relative(x, y) for n, x, y in zip(TENSORS, alone, want, strict=True)}
     require(kernel_errors, budget, f"kernel {kernel_name} on one device")
 
@@ -104,8 +115,13 @@ def check_attention(
     got = _run_method(attention, [x[:, positions] for x in inputs])
     errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
     require(errors, budget, f"method on {sp_size} ranks")
-    _require_sharded(attention, [x[:, positions] for x in inputs[:3]], positions, got[0], mesh)
-    return {
+    mine = [x[:, positions] for x in inputs]
+    perturbed = {}
+    if shape.documents:
+        perturbed = check_perturbation(attention, mine, positions, shape.documents, got, mesh)
+    else:
+        _require_sharded(attention, mine[:3], positions, got[0], mesh)
+    return perturbed | {
         "correctness_seq_len": shape.seq_len,
         **{f"rel_error_{name}": error for name, error in errors.items()},
         "error_budget": budget,
@@ -140,6 +156,57 @@ def _sharded_errors(got: Sequence[Tensor], mine: Sequence[Tensor], whole: Sequen
     norms = [float(w.double().norm()) for w in whole]
     totals = all_reduce(squares, mesh).sqrt().tolist()
     return {name: total / norm for name, total, norm in zip(TENSORS, totals, norms, strict=True)}
+
+
+def check_perturbation(
+    attention: SequenceParallelAttention,
+    inputs: Sequence[Tensor],
+    positions: Sequence[int],
+    documents: Sequence[int],
+    got: Sequence[Tensor],
+    mesh: DeviceMesh,
+) -> dict[str, Errors]:
+    """Change one document: the results of all others must stay as they are. This needs no reference. Returns row
+    columns: the largest difference of an element of each tensor, between equal runs, outside and inside.
+
+    inputs: this rank's q, k, v and dout, at the global `positions`; got: the method's output, dq, dk and dv of them.
+    The longest document is changed, which lies on most ranks. Outside may differ by up to twice what two equal runs
+    differ by, because another two may differ by more; that is 0 in a kernel that sums in one order. Inside must differ
+    by over 100 times as much.
+
+    Raises:
+        Incorrect: more changed outside, or less inside. Raised on every rank.
+    """
+    changed = max(spans(documents), key=len)
+    inside = torch.tensor([position in changed for position in positions], device=inputs[0].device)
+    again = [_run_method(attention, inputs) for _ in range(2)]
+    other = _run_method(attention, [torch.where(inside[:, None, None], x.roll(1, dims=-1) + 1, x) for x in inputs])
+    repeated = [[_largest(a - g) for a, g in zip(run, got, strict=True)] for run in again]
+    noise = torch.stack([torch.stack(run) for run in repeated]).amax(0)
+    outside, within = (
+        torch.stack([_largest((o - g)[:, at]) for o, g in zip(other, got, strict=True)]) for at in (~inside, inside)
+    )
+    found = torch.stack([noise, outside, within])  # [3,4]
+    noise, outside, within = all_reduce(found, mesh, dist.ReduceOp.MAX).tolist()
+    for name, repeated, out, into in zip(TENSORS, noise, outside, within, strict=True):
+        if not out <= 2 * repeated:  # also true for NaN
+            raise Incorrect(
+                f"perturbed document: {name} of other documents changes by {out:.2e}, and two equal runs differ by "
+                f"{repeated:.2e}"
+            )
+        if not into > 100 * repeated:
+            raise Incorrect(
+                f"perturbed document: its own {name} changes by {into:.2e}, and two equal runs differ by {repeated:.2e}"
+            )
+    columns = {"repeat_difference": noise, "outside_difference": outside, "inside_difference": within}
+    return {column: dict(zip(TENSORS, values, strict=True)) for column, values in columns.items()}
+
+
+def _largest(difference: Tensor) -> Tensor:
+    """The largest absolute element; infinite where one is not a number, since the maximum over ranks may ignore it."""
+    if not difference.numel():
+        return difference.new_zeros((), dtype=torch.float64)
+    return difference.abs().max().double().nan_to_num(nan=float("inf"))
 
 
 def _require_sharded(

@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
+from sp_bench.config.documents import spans
 from sp_bench.config.trial import AttentionShape
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
@@ -94,7 +95,7 @@ def check_rows(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     q, k, v, *loss = inputs
-    sampled = _sample(layout, shape.seq_len, draw)
+    sampled = _sample(layout, shape.seq_len, draw, shape.documents)
     positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
     row_of = {position: row for row, position in enumerate(sampled.tolist())}
     mine = [index for index, position in enumerate(positions) if position in row_of]
@@ -116,6 +117,9 @@ def check_rows(
 
     key_positions = torch.tensor(positions, device=q.device)
     hidden = key_positions[None, :] > sampled.to(q.device)[:, None] if shape.causal else None  # [n, s]
+    if hidden is not None and shape.documents:
+        document = torch.arange(len(shape.documents)).repeat_interleave(torch.tensor(shape.documents)).to(q.device)
+        hidden |= document[key_positions][None, :] != document[sampled.to(q.device)][:, None]
     want, lse = _attention(queries, k, v, hidden, mesh)
     errors: Errors = {"output": float(_relative_squares(got, want).mean().sqrt())}
     if gradients:
@@ -168,17 +172,18 @@ def _gradient_errors(
     return {"dq": of_dq**0.5, "dk": (of_dk / tokens) ** 0.5, "dv": (of_dv / tokens) ** 0.5}
 
 
-def _sample(layout: SequenceLayout, seq_len: int, draw: Draw) -> Tensor:
+def _sample(layout: SequenceLayout, seq_len: int, draw: Draw, documents: Sequence[int] = ()) -> Tensor:
     """The sampled global positions [n], sorted; the same on every rank.
 
-    The last token is among them, since it sees all keys. The first is not, since its dq is zero. Of the others each
-    rank owns equally many, or all that it has, drawn at random.
+    The last token of each document is among them, since these see all keys. The first is not, since its dq is zero. Of
+    the others each rank owns equally many, or all that it has, drawn at random.
     """
     generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
-    sampled = {seq_len - 1}
+    wholes = list(spans(documents or (seq_len,)))
+    sampled, firsts = {whole[-1] for whole in wholes}, torch.tensor([whole[0] for whole in wholes])
     for rank in range(layout.sp_size):
         tokens = torch.tensor(layout.global_positions(rank, seq_len))
-        tokens = tokens[(tokens > 0) & (tokens < seq_len - 1)]
+        tokens = tokens[(tokens < seq_len - 1) & ~torch.isin(tokens, firsts)]
         drawn = torch.randperm(len(tokens), generator=generator)[: -(-NUM_ROWS // layout.sp_size)]
         sampled.update(tokens[drawn].tolist())
     return torch.tensor(sorted(sampled))

@@ -71,7 +71,7 @@ def _total(sizes: patterns.Bytes, weights: Mapping[str, int]) -> Fraction:
 
 
 def _shape(cell: Cell) -> AttentionShape | None:
-    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape)}
+    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape) if field.name in cell.asked}
     known["seq_len"] = cell.asked["padded_seq_len"] or known["seq_len"]
     return None if None in known.values() else AttentionShape(**known)
 

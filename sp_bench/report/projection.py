@@ -377,12 +377,14 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
     if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
         return None
+    if asked["packing"] not in (None, "none"):
+        return None  # the model knows whole sequences only
     of_attention = workload == "attention" and asked["pass_kind"] == "forward_backward"
     if not (of_attention or (workload == "train_step" and asked["engine"] == "fsdp2")):
         return None
     ring = asked["ring_degree"] or 1
     ulysses, where = asked["sp_size"] // ring, (asked["fabric"], asked["sp_size"])
-    shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape)})
+    shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape) if field.name in asked})
     if asked["sp_size"] > 1 and where not in speeds:
         return None
     method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])

@@ -93,6 +93,15 @@ COLUMNS = (
         "inside the step (in_step); null: an old row",
     ),
     Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
+    Column("num_documents", INT, "", "packing: documents of the sequence"),
+    Column("longest_document", INT, "tokens", "packing: the longest document"),
+    Column("median_document", REAL, "tokens", "packing: median length of a document"),
+    Column(
+        "flops_imbalance",
+        REAL,
+        "",
+        "packing: attention FLOPs of the rank that computes most, over the mean of all ranks; predicted",
+    ),
     Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
     Column("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
@@ -212,6 +221,9 @@ COLUMNS = (
     Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
     Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
     Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
+    Column("repeat_difference", TENSOR_ERRORS, "", "packing: largest difference of an element between two equal runs"),
+    Column("outside_difference", TENSOR_ERRORS, "", "packing: the same outside a document that is changed"),
+    Column("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it"),
     Column("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)"),
     Column(
         "sampled_grad_error", TENSOR_ERRORS, "", "dq, dk, dv of a loss of those rows; null: no backward, or an old row"

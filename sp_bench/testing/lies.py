@@ -496,6 +496,30 @@ def _kernel_left_out_in_a_hop() -> None:
     ring.visible_block = visible_block
 
 
+def _boundaries_ignored() -> None:
+    """The kernel attends over all of a pack, as if it were one document."""
+    from sp_bench.kernels import math
+
+    def whole(honest: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, documents=(), **options: honest(*args, **options)
+
+    math.forward, math.backward = whole(math.forward), whole(math.backward)
+
+
+def _documents_leak() -> None:
+    """Each output of a pack has a trace of all its values, within the rounding error of the dtype."""
+    from torch import finfo
+
+    from sp_bench.kernels import math
+
+    def forward(q: Any, k: Any, v: Any, honest: Any = math.forward, **options: Any) -> Any:
+        out, lse = honest(q, k, v, **options)
+        trace = finfo(q.dtype).eps * v.float().mean((1, 2, 3)) if options.get("documents") else 0
+        return (out.float() + trace).to(q.dtype), lse
+
+    math.forward = forward
+
+
 LIES: Mapping[str, Callable[[], None]] = {
     "kernel_returns_zeros": _kernel_returns_zeros,
     "record_has_a_step_less": _of_record(_one_step_less),
@@ -539,4 +563,6 @@ LIES: Mapping[str, Callable[[], None]] = {
     "kernel_computes_twice": _kernel_computes_twice,
     "kernel_called_twice": _kernel_called_twice,
     "kernel_left_out_in_a_hop": _kernel_left_out_in_a_hop,
+    "boundaries_ignored": _boundaries_ignored,
+    "documents_leak": _documents_leak,
 }

@@ -10,6 +10,8 @@ TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96"
 
 SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2")
 
+PACKED = (*ATTENTION, "workload.packing=fixed", "workload.document_len=32")
+
 
 @dataclass(frozen=True)
 class Lie:
@@ -343,5 +345,20 @@ LIES = [
         "the losses of the first 48 tokens at seq_len=96 differ|"
         "rank 1 called the attention kernel 2 times forward and 4 backward; the method's blocks make it 4 and 6",
         phase="warmup",
+    ),
+    Lie(
+        "boundaries_ignored",
+        "Packed documents",
+        "the kernel ignores where documents end",
+        PACKED,
+        "kernel math on one device: relative error of output",
+    ),
+    Lie(
+        "documents_leak",
+        "Packed documents",
+        "the output of each document has a trace of the others, which is smaller than the budget",
+        PACKED,
+        "perturbed document: output of other documents changes by .*, and two equal runs differ by 0",
+        quick=True,
     ),
 ]

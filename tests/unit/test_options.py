@@ -110,7 +110,7 @@ USES = {
         *("num_nodes", "threads_per_rank", "variant"),
     },
     "driver/derived.py": {"device_memory_gib", "fit", "num_nodes", "single_step"},
-    "driver/record_check.py": {"fit", "num_nodes", "timed_steps", "warmup_steps"},
+    "driver/record_check.py": {"fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
     "driver/attempt.py": {"num_nodes"},
     "driver/campaign.py": {"num_nodes"},
@@ -118,6 +118,7 @@ USES = {
     "driver/packs.py": {"num_nodes"},
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "threads_per_rank"},
+    "driver/packing.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
@@ -138,7 +139,7 @@ USES = {
     # whose schedule and amounts are predicted
     "report/projection.py": {
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
-        *("hidden_size", "intermediate_size", "layout", "num_layers", "placement"),
+        *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
     },
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"variant"},
@@ -223,6 +224,7 @@ def test_an_option_is_used_can_be_set_and_is_tested(option):
     package, conf = Path(sp_bench.__file__).parent, conf_folder()
     uses = [p for folder in IMPLEMENTS for p in (package / folder).rglob("*.py")]
     uses += [package / file for file in USES] + [package / "worker.py", package / "driver" / "identity.py"]
+    uses.append(package / "config" / "documents.py")  # what a shape is made of
     files = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
     word = re.compile(rf"\b{option.name}\b")
     assert any(word.search(path.read_text()) for path in uses)

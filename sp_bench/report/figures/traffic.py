@@ -94,7 +94,7 @@ def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
 
 def _closed(pattern: patterns.Kind, cell: Cell, size: int) -> float | None:
     """GiB; None where the heads do not allow it."""
-    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape)}
+    known = {field.name: cell.asked[field.name] for field in fields(AttentionShape) if field.name in cell.asked}
     shape = AttentionShape(**known)
     if pattern == "ulysses" and shape.num_heads % size:
         return None

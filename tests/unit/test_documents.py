@@ -1,0 +1,93 @@
+"""Packed documents: their lengths, what a config refuses, and what follows from them by closed form."""
+
+from dataclasses import replace
+
+import pytest
+
+from sp_bench import methods
+from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
+from sp_bench.config.documents import causal_pairs, documents, spans
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs.attention import score_pairs
+from sp_bench.driver import plan
+
+FIXED = {"workload__packing": "fixed", "workload__document_len": 128, "seq_len": 1024}
+
+
+@pytest.mark.parametrize("seq_len", [32, 48, 50, 1024, 131_072])
+@pytest.mark.parametrize(("packing", "sigma"), [("fixed", 0.0), ("lognormal", 1.0)])
+def test_documents_fill_the_pack_and_are_rounded_to_16(packing, sigma, seq_len):
+    for seed in range(5):
+        lengths = documents(packing, seq_len, max(seq_len / 32, 1), sigma, seed)
+        assert sum(lengths) == seq_len
+        assert len(lengths) >= 2
+        assert all(length % 16 == 0 for length in lengths[:-1])
+        assert min(lengths) >= 16
+        assert [position for whole in spans(lengths) for position in whole] == list(range(seq_len))
+
+
+def test_a_seed_draws_the_same_documents_for_every_method(make_config):
+    drawn = {"workload__packing": "lognormal", "workload__document_len": 64, "workload__document_sigma": 1.0}
+    found = [make_config(method=m, seq_len=2048, **drawn).documents(2048) for m in ("ulysses", "ring", "single")]
+    assert found[0] == found[1] == found[2]
+    assert found[0] != make_config(seq_len=2048, seed=1, **drawn).documents(2048)
+
+
+def test_a_short_proof_has_documents_that_are_shorter_by_as_much(make_config):
+    config = make_config(
+        seq_len=131_072, **{k: v for k, v in FIXED.items() if k != "seq_len"} | {"workload__document_len": 4096}
+    )
+    assert config.documents(131_072) == (4096,) * 32
+    assert config.documents(512) == (16,) * 32
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workload__document_len": None}, "workload.packing=fixed needs workload.document_len"),
+        ({"workload__document_sigma": 1.0}, "workload.packing=fixed has no workload.document_sigma"),
+        ({"workload__packing": "none"}, "workload.packing=none has no workload.document_len"),
+        ({"workload__causal": False}, "causal mask"),
+        ({"workload__launch": "cuda_graph"}, "not recorded as a CUDA graph"),
+        ({"batch_size": 2}, "use batch_size=1"),
+        ({"seq_len": 1000}, "a multiple of 16"),
+        ({"workload__document_len": 768}, "more than half of seq_len=1024"),
+        ({"seq_len": 2**20, "workload__document_len": 16}, "65536 documents of seq_len=1048576, more than 1024"),
+    ],
+)
+def test_a_pack_that_cannot_be_is_refused_with_its_numbers(make_config, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(**FIXED | fields)
+
+
+def test_training_refuses_packs(make_config):
+    with pytest.raises(ConfigError, match="train_step takes whole sequences"):
+        make_config(workload="train_step", **FIXED)
+
+
+def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(make_config):
+    config = make_config(method="usp", kernel="math", sp_size=4, **FIXED)
+    assert "computes no packed documents here; use method=single, ulysses" in (
+        plan.unsupported_reason(config, None) or ""
+    )
+    config = make_config(method="ulysses", kernel="cpu_flash", **FIXED)
+    assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
+    striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
+    for name in ("ring_flash_attn_llama3", "transformer_engine", "torch_context_parallel", "yunchang"):
+        assert "no packed documents" in (methods.packing_reason(MethodConfig(name), striped) or "")
+
+
+def test_only_visible_pairs_count():
+    whole = AttentionShape(1, 96, 4, 4, 8, True, "float32")
+    assert score_pairs(replace(whole, documents=(32, 64))) == 32 * 33 // 2 + 64 * 65 // 2
+    assert score_pairs(whole) == 96 * 97 // 2
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+@pytest.mark.parametrize("degree", [1, 2, 3])
+def test_the_ranks_together_compute_each_visible_pair_once(kind, degree):
+    lengths = (48, 16, 128, 96)
+    pairs = causal_pairs_of_ranks(SequenceLayout(kind, degree), lengths)
+    assert len(pairs) == degree
+    assert sum(pairs) == causal_pairs(lengths)
