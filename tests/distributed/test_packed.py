@@ -6,12 +6,13 @@ import flash_attn_4_varlen_stand_in
 import flash_attn_varlen_stand_in
 import pytest
 import torch
+import trials
 from oracle import mesh_of
 from ranks import here, run
 
 from sp_bench import kernels, methods
 from sp_bench.attention.packed import of_shape
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.oracle import reduced_length
 
 
@@ -58,3 +59,25 @@ def check_packs(rank: int, sp_size: int) -> None:
 @pytest.mark.parametrize("sp_size", [2, 4])
 def test_methods_on_packs_agree_with_each_document_alone_and_leak_nothing(sp_size: int) -> None:
     run(sp_size, check_packs, sp_size)
+
+
+def check_rows(rank: int, sp_size: int) -> None:
+    """Whole trials: counted calls and FLOPs equal the closed forms, or `row` raises."""
+    workload = WorkloadConfig(
+        *("attention", "forward_backward", True, 1, 2, 48), packing="fixed", document_len=32, attribution=True
+    )
+    kinds = ("contiguous", "zigzag")
+    for method in (MethodConfig("ulysses"), *(MethodConfig(m, kind) for m in ("ring", "all_gather") for kind in kinds)):
+        row = trials.row(trials.trial(method, sp_size, workload=workload, seq_len=144))
+        assert (row["num_documents"], row["longest_document"], row["median_document"]) == (5, 32, 32.0)
+        pairs = 4 * 32 * 33 // 2 + 16 * 17 // 2
+        assert row["model_flops"] == 3 * 4 * pairs * 8 * 16
+        assert row["counted_attention_flops"] == 3.5 * 4 * pairs * 8 * 16
+        # contiguous, rank 0 has two documents and 8 tokens of the third: 1,092 pairs of 2,248
+        cut = method.name != "ulysses" and method.layout == "contiguous"
+        assert row["flops_imbalance"] == (1156 / 1124 if cut else 1)
+        assert row["sampled_grad_error"]["dk"] < 1e-5
+
+
+def test_rows_of_packs_count_visible_pairs_only() -> None:
+    run(2, check_rows, 2)
