@@ -21,6 +21,7 @@ from sp_bench import methods
 from sp_bench.config.parsing import ConfigError, dotted, parse, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
+from sp_bench.driver.plan import cell_id
 from sp_bench.driver.progress import composing
 from sp_bench.driver.search import STARTS_FROM, Search
 from sp_bench.driver.settings import CampaignConfig
@@ -45,15 +46,16 @@ def read(request: overrides.Request) -> Sweep:
     """
     _, settings, trials = _compose(request)
     listed = [_trial(trial) for trial in trials if trial[LENGTH] != MAX]
-    searched = [Search(_trial({**trial, LENGTH: STARTS_FROM})) for trial in trials if trial[LENGTH] == MAX]
-    if has_none := [search for search in searched if search.config.workload.name == "collective"]:
-        raise ConfigError(f"{LENGTH}={MAX}: workload={has_none[0].config.workload.name} has no seq_len")
-    if settings.search.longest is None and any(search.config.hardware.device == "cpu" for search in searched):
+    searched = [_trial({**trial, LENGTH: STARTS_FROM}) for trial in trials if trial[LENGTH] == MAX]
+    if any(config.workload.name == "collective" for config in searched):
+        raise ConfigError(f"{LENGTH}={MAX}: workload=collective has no seq_len")
+    if settings.search.longest is None and any(config.hardware.device == "cpu" for config in searched):
         raise ConfigError(
             f"{LENGTH}={MAX} with hardware=cpu would end only where the host's memory does: give search.longest, such "
             "as search.longest=65536"
         )
-    return Sweep(listed, searched, settings)
+    once = {cell_id(config): config for config in searched}  # blocks may overlap
+    return Sweep(listed, list(map(Search, once.values())), settings)
 
 
 def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConfig]:
