@@ -29,7 +29,7 @@ HEADS = (
     "MFU",
     "of the kernel",
     "of the limit",
-    "peak GiB",
+    PEAK := "peak GiB",
     "GiB sent",
     "ratio to the first",
 )
@@ -198,7 +198,9 @@ def rate_of(cell: Cell) -> float | None:
 
 def _failed(cell: Cell) -> Line:
     why = ", ".join(FAILED.get(status, status) for status in cell.statuses)
-    return Line(cell, (words.method(cell), why, *[""] * (len(HEADS) - 2)), None, None)
+    peak = "" if (held := memory_gib(cell)) is None else gib(held)  # of one that only fits
+    texts = [peak if head == PEAK else "" for head in HEADS]
+    return Line(cell, (words.method(cell), why, *texts[2:]), None, None)
 
 
 def records(tables: Sequence[SettingTable]) -> list[dict[str, Any]]:
