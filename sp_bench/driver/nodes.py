@@ -103,7 +103,7 @@ class Agent:
             )
 
     def say(self, **words: Any) -> None:
-        """Says nothing to a host that is lost."""
+        """Give an order; a host that is lost hears none."""
         with suppress(OSError):
             self._connection.sendall(json.dumps(words).encode() + b"\n")
 
@@ -119,6 +119,11 @@ class Agent:
                     return
 
     def start(self, command: Sequence[str], config: TrialConfig, folder: Path, port: int, exits: list[Exit]) -> None:
+        """Start the ranks of this host, which meet at `port` of the driver's. How each ends is appended to `exits`.
+
+        Raises:
+            LostHost: this host is gone.
+        """
         first = self.node * config.ranks_per_node
         with self._change:
             if self._lost is None:
@@ -145,9 +150,11 @@ class Agent:
 
     @property
     def flags(self) -> list[str]:
+        """Its doubts about the trial whose ranks were ended last."""
         return self._flags
 
     def close(self) -> None:
+        """Let the agent go: the run is over."""
         self.say(do="leave")
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
