@@ -1,6 +1,6 @@
 """The driver and an agent of another host, over a real connection: locks there, ranks there, and who ends them."""
 
-import os
+import contextlib
 import socket
 import threading
 import time
@@ -61,7 +61,7 @@ def test_while_a_trial_over_two_hosts_runs_no_other_run_measures_on_either(pair)
     with hosts.reserved(2, ["a GPU"], ["cpu"], lambda: None, lambda words: None):
         assert not is_free("cpu")  # by the agent
         assert not is_free("a GPU")  # by the driver
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not is_free("cpu"):
         assert time.monotonic() < deadline
     assert is_free("a GPU")
@@ -89,9 +89,19 @@ def started(pair, make_config, folder, script="exec sleep 600") -> SpreadRanks:
     return ranks
 
 
+def sleepers() -> list[psutil.Process]:
+    """Of the children of this process, which other tests may have left some: those that `started` has started."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+            if process.cmdline() == ["sleep", "600"]:
+                found.append(process)
+    return found
+
+
 def children(number: int) -> list[psutil.Process]:
-    deadline = time.monotonic() + 20
-    while len(found := psutil.Process(os.getpid()).children()) < number:
+    deadline = time.monotonic() + 60
+    while len(found := sleepers()) < number:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     return found
@@ -100,7 +110,7 @@ def children(number: int) -> list[psutil.Process]:
 def test_each_host_starts_its_ranks_and_says_how_they_ended(pair, make_config, tmp_path):
     script = 'echo "$RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $WORLD_SIZE"; exit $RANK'
     ranks = started(pair, make_config, tmp_path, script)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while len(ranks.exits) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -124,8 +134,8 @@ def test_ranks_whose_driver_is_gone_are_ended_and_ranks_whose_agent_is_gone_are_
     ranks = started(pair, make_config, tmp_path)
     children(4)
     pair.connection.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + 20
-    while len(ranks.exits) < 2 or len(psutil.Process().children()) > 2:
+    deadline = time.monotonic() + 60
+    while len(ranks.exits) < 2 or len(sleepers()) > 2:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert [(each.rank, each.code) for each in ranks.exits] == [(2, None), (3, None)]

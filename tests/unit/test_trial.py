@@ -218,12 +218,12 @@ def test_expandable_segments_are_added_to_what_the_shell_says_and_need_processes
     plain, expandable = make_config(**gpu), make_config(**gpu, hardware__allocator="expandable_segments")
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
-    assert launching.environment(expandable)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert ranks_of.environment(expandable)["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:512")
-    variables = launching.environment(expandable)
+    variables = ranks_of.environment(expandable)
     assert variables["PYTORCH_ALLOC_CONF"] == "max_split_size_mb:512,expandable_segments:True"
     assert "PYTORCH_CUDA_ALLOC_CONF" not in variables
-    assert "PYTORCH_ALLOC_CONF" not in launching.environment(plain)
+    assert "PYTORCH_ALLOC_CONF" not in ranks_of.environment(plain)
     assert plan.process_key(plain) != plan.process_key(expandable)
     assert plan.cell_id(plain) != plan.cell_id(expandable)
     with pytest.raises(ConfigError, match="is of torch's allocator on CUDA; leave it out"):
