@@ -18,6 +18,7 @@ from sp_bench.rows import store
 
 ROOT = Path(__file__).parents[2]
 ADDRESSES = ("10.213.77.1", "10.213.77.2")
+PATH = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])  # torchrun lies beside this Python
 INTERFACE = "spb0"
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "kernel=math", "sp_size=4", "num_nodes=2")
 DEADLINES = ("deadlines.init=60", "deadlines.correctness=60", "deadlines.warmup=60")
@@ -59,7 +60,7 @@ class Hosts:
 
     def __init__(self, names: tuple[str, str], folder: Path) -> None:
         self.names, self.folder, self.started = names, folder, []
-        self.variables = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": INTERFACE}
+        self.variables = os.environ | {"PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": INTERFACE, "PATH": PATH}
 
     def start(self, node: int, *command: str, **variables: str) -> subprocess.Popen[str]:
         with (self.folder / f"host{node}.txt").open("a") as output:
