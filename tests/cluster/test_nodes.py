@@ -44,6 +44,7 @@ def read(folder):
     return store.read(folder)[0].to_pylist()
 
 
+@pytest.mark.faults  # a minute; tests/cli/test_hosts.py has two hosts without Slurm
 def test_trials_over_two_nodes_are_one_job_whose_rows_are_proven_counted_and_name_both(sp_bench, tmp_path):
     """Ulysses inside each node with the ring across, and the reverse, beside both alone."""
     sweep = tmp_path / "conf" / "sweep"
@@ -94,6 +95,7 @@ def measuring(folder: Path) -> dict[int, psutil.Process]:
     return {}
 
 
+@pytest.mark.faults  # likewise
 def test_a_rank_killed_on_the_second_node_is_an_error_row(sp_bench, slurm, tmp_path):
     folder = tmp_path / "results" / "two"
     words = ("method=ring", "sp_size=4", "seq_len=96", *BOTH, *SMALL[:2], SMALL[3], "workload.timed_steps=100000")

@@ -122,6 +122,7 @@ def aligned(num_bytes: int) -> int:
     return -(-num_bytes // ALIGNMENT) * ALIGNMENT
 
 
+@pytest.mark.faults  # half a minute; tests/distributed/test_offload.py compares bits on two ranks
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
 def test_offloaded_checkpoints_change_no_step(world_size: int) -> None:
     run(world_size, check_offload, world_size)
