@@ -38,6 +38,7 @@ _EXTRAS = {
     "megatron": "megatron",
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
+_WITHOUT_MOMENTS = ("hf_fsdp2", "megatron")  # until their first step has ended
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
@@ -98,7 +99,7 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
             "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
         )
-    if config.workload.single_step and name in _OFFLOADLESS:
+    if config.workload.single_step and name in _WITHOUT_MOMENTS:
         return (
             f"workload.single_step=true: engine {name} makes its optimizer's moments in its first step, which would "
             "peak below all later ones; use engine=fsdp2, or several steps"

@@ -93,13 +93,15 @@ class Kernel(NamedTuple):
     end_ns: int
 
 
-def kernels_of(profiler: profile) -> list[Kernel]:
-    """It is read from the raw events: see `timing.launched`."""
+def ran_on(profiler: profile, device_type: DeviceType) -> list[Kernel]:
+    """All that ran on a kind of device. It is read from the raw events, because `profiler.events()` makes objects and a
+    tree of them. For the 100,000 events of a training step that takes longer than the step."""
     recorder = profiler.profiler
     assert recorder is not None
     assert recorder.kineto_results is not None, "the profiler has not run"
     events = recorder.kineto_results.events()
-    on_device = (e for e in events if e.device_type() == DeviceType.CUDA and not e.is_user_annotation())
+    # an annotation is the name of a range of the program, and not of something that ran
+    on_device = (e for e in events if e.device_type() == device_type and not e.is_user_annotation())
     return [Kernel(e.name(), e.start_ns(), e.start_ns() + e.duration_ns()) for e in on_device]
 
 

@@ -20,7 +20,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
-from torch.profiler import profile
 
 from sp_bench.config.trial import WorkloadConfig
 from sp_bench.costs.attention import Traffic
@@ -28,7 +27,7 @@ from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure import trace
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
-from sp_bench.measure.step_parts import by_class, kernels_of
+from sp_bench.measure.step_parts import by_class, ran_on
 from sp_bench.measure.work import Work
 
 LAUNCHES = 100  # of one sample of `launch_us`; few enough that a device slower than the host can still queue them
@@ -189,9 +188,10 @@ def _inspect(
             torch.cuda.synchronize()
     if counters is not None:
         assert traced is not None
-        profiler = traced.profiler
-        measurement.cuda_kernels, measurement.profiled_steps = launched(profiler, DeviceType.CUDA), 1 + replayed
-        measurement.kernel_ms = None if replayed else by_class(kernels_of(profiler))
+        ran = ran_on(traced.profiler, DeviceType.CUDA)
+        measurement.cuda_kernels = Counter(kernel.name for kernel in ran)
+        measurement.profiled_steps = 1 + replayed
+        measurement.kernel_ms = None if replayed else by_class(ran)
         measurement.peak_parts_bytes = traced.peak_parts_bytes
     measurement.part_ms, measurement.phase_end_bytes = ledger.phase_times.ms(), ledger.phase_times.end_bytes()
     measurement.counts, measurement.work = ledger.counts, ledger.work
@@ -213,18 +213,6 @@ def launch_us(device: torch.device) -> float:
             number.add_(1)
         samples.append(time.perf_counter() - start)
     return 1e6 * statistics.median(samples) / LAUNCHES
-
-
-def launched(profiler: profile, device_type: DeviceType) -> Counter[str]:
-    """How often everything ran that ran on a kind of device, by name. It is read from the raw events, because
-    `profiler.events()` makes objects and a tree of them. For the 100,000 events of a training step that takes longer
-    than the step."""
-    recorder = profiler.profiler
-    assert recorder is not None
-    assert recorder.kineto_results is not None, "the profiler has not run"
-    events = recorder.kineto_results.events()
-    # an annotation is the name of a range of the program, and not of something that ran
-    return Counter(e.name() for e in events if e.device_type() == device_type and not e.is_user_annotation())
 
 
 def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
