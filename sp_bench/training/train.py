@@ -214,6 +214,17 @@ def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Calla
     return results
 
 
+def _host_norm(shards: list[Tensor]) -> Tensor:
+    """The norm of all elements of `shards`, which are in host memory, in their dtype.
+
+    Each row is summed in its own dtype, and the rows in fp64. On a CPU torch sums all of a tensor in fp32: of 389
+    million elements, an embedding of Qwen3-4B, the norm is 7% too small, and gradients would be clipped too little.
+    All of it in fp64 takes 80 times as long.
+    """
+    rows = torch.cat([torch.linalg.vector_norm(shard, dim=-1).flatten() for shard in shards])
+    return torch.linalg.vector_norm(rows, dtype=torch.float64).to(rows.dtype)
+
+
 def _total_norm(gradients: list[Tensor], *, on_host: bool) -> Tensor:
     """The norm of all gradients over all ranks, on the device on which they are computed. on_host: they are in host
     memory."""
@@ -222,7 +233,7 @@ def _total_norm(gradients: list[Tensor], *, on_host: bool) -> Tensor:
         norm = torch.nn.utils.get_total_norm(gradients)
         return norm.full_tensor() if isinstance(norm, DTensor) else norm
     # One number of each rank goes to the device, because NCCL sends from there.
-    mesh, own = shards[0].device_mesh, torch.nn.utils.get_total_norm([shard.to_local() for shard in shards])
+    mesh, own = shards[0].device_mesh, _host_norm([shard.to_local() for shard in shards])
     squares = own.square().to(mesh.device_type)
     dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))  # replicas have the same gradients
     return squares.sqrt()
