@@ -170,33 +170,39 @@ def check_perturbation(
     columns: the largest difference of an element of each tensor, between equal runs, outside and inside.
 
     inputs: this rank's q, k, v and dout, at the global `positions`; got: the method's output, dq, dk and dv of them.
-    The longest document is changed, which lies on most ranks. Outside may differ by up to twice what two equal runs
+    The longest document is changed, which lies on most ranks. Outside may differ by up to twice what equal runs
     differ by, because another two may differ by more; that is 0 in a kernel that sums in one order. Inside must differ
-    by over 100 times as much.
+    by over 100 times as much. Kernels that add up in any order often give equal bits, so two equal runs may hide it:
+    where more changed outside, up to 16 tell.
 
     Raises:
         Incorrect: more changed outside, or less inside. Raised on every rank.
     """
     changed = max(spans(documents), key=len)
     inside = torch.tensor([position in changed for position in positions], device=inputs[0].device)
-    again = [_run_method(attention, inputs) for _ in range(2)]
+    everywhere = torch.ones_like(inside)
+
+    def differences(run: Sequence[Tensor], at: Tensor) -> Tensor:
+        """The largest of each tensor over all ranks, [4]."""
+        mine = torch.stack([_largest((x - g)[:, at]) for x, g in zip(run, got, strict=True)])
+        return all_reduce(mine, mesh, dist.ReduceOp.MAX)
+
     other = _run_method(attention, [torch.where(inside[:, None, None], x.roll(1, dims=-1) + 1, x) for x in inputs])
-    repeated = [[_largest(a - g) for a, g in zip(run, got, strict=True)] for run in again]
-    noise = torch.stack([torch.stack(run) for run in repeated]).amax(0)
-    outside, within = (
-        torch.stack([_largest((o - g)[:, at]) for o, g in zip(other, got, strict=True)]) for at in (~inside, inside)
-    )
-    found = torch.stack([noise, outside, within])  # [3,4]
-    noise, outside, within = all_reduce(found, mesh, dist.ReduceOp.MAX).tolist()
+    outside, within = differences(other, ~inside), differences(other, inside)
+    runs, noise = 0, torch.zeros_like(outside)
+    while runs < 2 or (runs < 16 and not bool((outside <= 2 * noise).all())):
+        runs, noise = runs + 1, noise.maximum(differences(_run_method(attention, inputs), everywhere))
+    noise, outside, within = noise.tolist(), outside.tolist(), within.tolist()
     for name, repeated, out, into in zip(TENSORS, noise, outside, within, strict=True):
-        if not out <= 2 * repeated:  # also true for NaN
+        if not out <= 2 * repeated:
             raise Incorrect(
-                f"perturbed document: {name} of other documents changes by {out:.2e}, and two equal runs differ by "
+                f"perturbed document: {name} of other documents changes by {out:.2e}, and {runs} equal runs differ by "
                 f"{repeated:.2e}"
             )
         if not into > 100 * repeated:
             raise Incorrect(
-                f"perturbed document: its own {name} changes by {into:.2e}, and two equal runs differ by {repeated:.2e}"
+                f"perturbed document: its own {name} changes by {into:.2e}, and {runs} equal runs differ by "
+                f"{repeated:.2e}"
             )
     columns = {"repeat_difference": noise, "outside_difference": outside, "inside_difference": within}
     return {column: dict(zip(TENSORS, values, strict=True)) for column, values in columns.items()}

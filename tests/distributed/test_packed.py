@@ -1,6 +1,8 @@
 """Packed documents against attention of each document alone: kernels, and methods on real ranks."""
 
+import itertools
 import sys
+from unittest import mock
 
 import flash_attn_4_varlen_stand_in
 import flash_attn_varlen_stand_in
@@ -13,6 +15,7 @@ from ranks import here, run
 from sp_bench import kernels, methods
 from sp_bench.attention.packed import of_shape
 from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 
 
@@ -54,6 +57,36 @@ def check_packs(rank: int, sp_size: int) -> None:
             assert columns["rel_error_dq"] < 1e-13
             assert set(columns["outside_difference"].values()) == {0.0}, (method, documents)
             assert min(columns["inside_difference"].values()) > 0.1
+
+
+def check_unsteady(rank: int, differing: set[int]) -> dict:
+    """The perturbed run, the first, differs from others by 1e-9 in dq, as do equal runs of the numbers `differing`."""
+    shape, runs, real = (
+        AttentionShape(1, 64, 4, 2, 8, True, "float64", (32, 32)),
+        itertools.count(),
+        reduced_length._run_method,
+    )
+    inputs = reduced_length.random_inputs(shape, here(), 0)
+    mesh = mesh_of(methods.get("ulysses").layout(MethodConfig("ulysses"), 1))
+
+    def unsteady(attention, inputs):
+        out, dq, dk, dv = real(attention, inputs)
+        return [out, dq + 1e-9 if next(runs) in {0} | differing else dq, dk, dv]
+
+    with methods.get("ulysses").open(MethodConfig("ulysses"), kernels.get("math"), shape, mesh) as attention:
+        got = real(attention, inputs)
+        with mock.patch.object(reduced_length, "_run_method", unsteady):
+            return reduced_length.check_perturbation(attention, inputs, range(64), shape.documents, got, mesh)
+
+
+def check_equal_runs(rank: int) -> None:
+    assert check_unsteady(rank, {9})["repeat_difference"]["dq"] == pytest.approx(1e-9, rel=1e-3)
+    with pytest.raises(Incorrect, match=r"dq of other documents changes by 1.00e-09, and 16 equal runs differ by 0"):
+        check_unsteady(rank, set())
+
+
+def test_a_kernel_that_seldom_differs_is_given_more_equal_runs() -> None:
+    run(1, check_equal_runs)
 
 
 @pytest.mark.parametrize("sp_size", [2, 4])
