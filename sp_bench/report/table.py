@@ -1,5 +1,5 @@
-"""The one table of a setting, a line a cell, grouped by place, and that of a ladder; as values, CSV, JSON, Markdown and
-LaTeX."""
+"""The one table of a setting, a line a cell, grouped by place, and those of ladders and of packed documents; as values,
+CSV, JSON, Markdown and LaTeX."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from sp_bench.report import words
+from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
@@ -40,6 +40,15 @@ CAPTION = (
 LONGEST_CAPTION = (
     "Where memory runs out, as a bracket. Peak, prediction and speed are of the longest that fits. Fit only: all "
     "attention but one layer's was left out of the step, which allocates and sends all the same."
+)
+PACKED_HEADS = (
+    *("Method", "ms", "tokens/s/{ranks}", "TFLOP/s/{ranks}", "imbalance", "exposed ms"),
+    *("time, of one document's", "work, of one document's", "ratio to the first"),
+)
+PACKED_CAPTION = (
+    "Medians over replicates. Imbalance: attention FLOPs of the rank that computes most, over the mean, as predicted. "
+    "Exposed: the part of the step that communication adds. Work: model FLOPs, of which only visible pairs count. "
+    "Ratio: step time over that of the first line of its group, with an interval from 6 replicates on."
 )
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
 FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
@@ -78,7 +87,10 @@ def tables(settings: Sequence[Setting]) -> list[SettingTable]:
     out. None of a single line."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     found += [_ladder_table(ladder) for ladder in ladders(settings)]
-    return [*found, *(table for setting in settings if (table := _table(setting)).num_lines > 1)]
+    packed = documents.packs(settings)
+    found += [_packed_table(each) for each in packed]
+    others = [setting for setting in settings if not documents.covered(setting, packed)]
+    return [*found, *(table for setting in others if (table := _table(setting)).num_lines > 1)]
 
 
 def _longest_table(found: Longest) -> SettingTable:
@@ -110,6 +122,32 @@ def _ladder_table(ladder: Ladder) -> SettingTable:
     return _without_empty(setting, [Group(ladder.where, tuple(named))])
 
 
+def _packed_table(packs: documents.Packs) -> SettingTable:
+    groups = []
+    for title, cells in packs.distributions.items():
+        first = next((cell for cell in cells if cell.ok), None)
+        lines = [_packed_line(packs, cell, first) if cell.ok else _failed(cell, PACKED_HEADS) for cell in cells]
+        groups.append(Group(title, tuple(lines)))
+    return replace(_without_empty(packs.setting, groups, PACKED_HEADS), caption=PACKED_CAPTION)
+
+
+def _packed_line(packs: documents.Packs, cell: Cell, first: Cell | None) -> Line:
+    ratio = None if first is None or first is cell else Difference(first, cell, packs.setting.smallest)
+    on_several = (cell.asked["world_size"] or 1) > 1
+    several = len({each.asked["kernel"] for each in packs.setting.cells}) > 1 and not is_baseline(cell)
+    texts = (
+        ", ".join([words.method(cell), words.kernel(cell)] if several else [words.method(cell)]),
+        number(cell.median_step_ms),
+        number(tokens(cell)),
+        number(tflops(cell)),
+        *(number(cell.middle(column) if on_several else None) for column in ("flops_imbalance", "exposed_comm_ms")),
+        number(packs.time_ratio(cell)),
+        number(packs.work_ratio(cell)),
+        "" if ratio is None else ratio.words,
+    )
+    return Line(cell, texts, ratio, None, doubts="; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags))
+
+
 def _table(setting: Setting) -> SettingTable:
     grouped: dict[tuple[Any, ...], list[Cell]] = {}
     for cell in setting.cells:
@@ -131,10 +169,10 @@ def _says_memory_alone(cell: Cell) -> bool:
     return not cell.ok and (cell.fits or cell.out_of_memory)
 
 
-def _without_empty(setting: Setting, groups: list[Group]) -> SettingTable:
+def _without_empty(setting: Setting, groups: list[Group], heads: Sequence[str] = HEADS) -> SettingTable:
     """The groups without the columns of which no line knows anything."""
     ranks = "GPU" if any(c.processor == "GPU" for c in setting.cells) else "rank"
-    heads = [head.format(ranks=ranks) for head in HEADS]
+    heads = [head.format(ranks=ranks) for head in heads]
     lines = [line for group in groups for line in group.lines]
     kept = [i for i in range(len(heads)) if i < 2 or any(line.texts[i] not in ("", MISSING) for line in lines)]
     for k, group in enumerate(groups):
@@ -196,10 +234,10 @@ def rate_of(cell: Cell) -> float | None:
     return None if is_baseline(cell) else tokens(cell)
 
 
-def _failed(cell: Cell) -> Line:
+def _failed(cell: Cell, heads: Sequence[str] = HEADS) -> Line:
     why = ", ".join(FAILED.get(status, status) for status in cell.statuses)
     peak = "" if (held := memory_gib(cell)) is None else gib(held)  # of one that only fits
-    texts = [peak if head == PEAK else "" for head in HEADS]
+    texts = [peak if head == PEAK else "" for head in heads]
     return Line(cell, (words.method(cell), why, *texts[2:]), None, None)
 
 

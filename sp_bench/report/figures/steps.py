@@ -59,7 +59,8 @@ def stacked(
     """
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     width = 60 if look.width_in > 5 else 28
-    names = [wrapped(_name(bar, settings), width) for bar in reversed(bars)]
+    kernels = {bar.cell.asked["kernel"] for bar in bars}
+    names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]
     tallest = max(name.count("\n") for name in names)
     figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(bars) + 0.95)
     axis = figure.subplots()
@@ -99,5 +100,6 @@ def _of_row(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
     return {part: mean(rank[part] for rank in ranks) / total for part in SHOWN}
 
 
-def _name(bar: Bar, settings: Sequence[Setting]) -> str:
-    return ", ".join(filter(None, [words.method(bar.cell), words.place(bar.cell), bar.setting.apart(settings)]))
+def _name(bar: Bar, settings: Sequence[Setting], several_kernels: bool) -> str:
+    kernel = words.kernel(bar.cell) if several_kernels else ""
+    return ", ".join(filter(None, [words.method(bar.cell), kernel, words.place(bar.cell), bar.setting.apart(settings)]))

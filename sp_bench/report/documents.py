@@ -1,0 +1,89 @@
+"""Packed documents: how fast each method is on each distribution of lengths, beside the same tokens as one document.
+
+Distributions are settings of their own, since their times are no contest. This puts them side by side.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.formats import counted, whole
+from sp_bench.report.ratios import by_speed
+from sp_bench.report.settings import Setting
+
+PACKING = "workload.packing"
+LENGTHS = ("workload.document_len", "workload.document_sigma")  # what a distribution has beside its name
+
+
+@dataclass(frozen=True)
+class Packs:
+    """All distributions of one campaign at one place."""
+
+    setting: Setting
+    distributions: Mapping[str, tuple[Cell, ...]]  # its words -> the fastest first, what failed last; unpacked last
+    unpacked: Mapping[str, Cell]  # cell_id -> the same method and kernel on one document
+
+    def time_ratio(self, cell: Cell) -> float | None:
+        """Step time over that of one document."""
+        return _ratio(cell, self.unpacked.get(cell.cell_id), "median_step_ms")
+
+    def work_ratio(self, cell: Cell) -> float | None:
+        """Model FLOPs over those of one document."""
+        return _ratio(cell, self.unpacked.get(cell.cell_id), "model_flops")
+
+
+def packs(settings: Sequence[Setting]) -> list[Packs]:
+    """The longest sequences first."""
+    grouped: dict[object, list[tuple[Setting, Cell]]] = {}
+    for setting in settings:
+        for cell in setting.cells:
+            key = (*setting.campaigns, cell.but(PACKING, *LENGTHS, "method", "kernel"))
+            grouped.setdefault(key, []).append((setting, cell))
+    found = [_packs(group) for group in grouped.values() if any(is_packed(cell) for _, cell in group)]
+    return sorted(found, key=lambda each: -(each.setting.cells[0].asked["seq_len"] or 0))
+
+
+def covered(setting: Setting, of: Sequence[Packs]) -> bool:
+    """Whether all of its cells stand in them."""
+    shown = {cell.cell_id for each in of for cell in each.setting.cells}
+    return all(cell.cell_id in shown for cell in setting.cells)
+
+
+def is_packed(cell: Cell) -> bool:
+    return cell.asked["packing"] not in (None, "none")
+
+
+def _ratio(cell: Cell, one: Cell | None, column: str) -> float | None:
+    of_cell, of_one = (None if each is None else each.middle(column) for each in (cell, one))
+    return of_cell / of_one if of_cell and of_one else None
+
+
+def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
+    of_settings = list({setting.title: setting for setting, _ in group}.values())
+    shared = [part for part in of_settings[0].parts if all(part in other.parts for other in of_settings)]
+    ordered = sorted((cell for _, cell in group), key=lambda cell: (not is_packed(cell), not cell.ok, *by_speed(cell)))
+    distributions: dict[str, tuple[Cell, ...]] = {}
+    for cell in ordered:
+        words_of = distribution(cell)
+        distributions[words_of] = (*distributions.get(words_of, ()), cell)
+    of_one = {cell.but(PACKING, *LENGTHS): cell for cell in ordered if not is_packed(cell)}
+    unpacked = {cell.cell_id: one for cell in ordered if (one := of_one.get(cell.but(PACKING, *LENGTHS)))}
+    like = of_settings[0]
+    title = (*shared, words.place(ordered[0]), "packed documents")
+    return Packs(Setting(title, tuple(ordered), {}, like.fabrics, like.smallest), distributions, unpacked)
+
+
+def distribution(cell: Cell) -> str:
+    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
+    if not is_packed(cell):
+        return "one document"
+    length, sigma = (cell.options.get(path) for path in LENGTHS)
+    drawn = f"all of {whole(length)} tokens"
+    if cell.asked["packing"] != "fixed":
+        drawn = f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
+    known = next((row for row in cell.rows if row["num_documents"] is not None), None)
+    if known is None:
+        return drawn
+    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
+    return f"{drawn}: {number_of}, the longest has {longest} tokens"
