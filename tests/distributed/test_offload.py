@@ -20,6 +20,7 @@ from trials import TINY, TRAIN, job, trial
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, MethodConfig, TrialConfig
 from sp_bench.costs.training import num_parameters
 from sp_bench.engines import fsdp2
+from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import training_step
 from sp_bench.training import text, train
 from sp_bench.training.offload import host_memory
@@ -34,6 +35,7 @@ def several_steps(config: TrialConfig) -> tuple[list[Tensor], int, int]:
     """Loss, norm and token losses of each step, and then all parameters; the peak of the last step on the device; and
     the bytes of host memory."""
     mine = job(config)
+    release_memory(mine.device)  # what the training before this one left in cycles would be in the peak
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     found, peak = [], 0
     with host_memory() as memory:
