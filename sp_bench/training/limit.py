@@ -2,7 +2,8 @@
 
 Attention forward and backward once, and the products of each matrix, forward and for both gradients: nothing is
 recomputed, nothing is pointwise, nothing is sent. Each kernel is timed alone, at the shapes of one rank of the step and
-on its device, right after the timed steps.
+on its device, right after the timed steps. Timed in short bursts, limits of one step differed by 10% (h200x1_engines): a
+GPU's clocks seem not to have settled. So each kernel runs for a while before it is timed.
 """
 
 import statistics
@@ -17,7 +18,8 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import block_shapes
 from sp_bench.measure.timing import release_memory, time_steps
 
-REPETITIONS = 3  # after one that is not timed
+REPETITIONS = 3
+SETTLING_MS = 300  # of a kernel on a GPU, before it is timed
 ROWS = 8192  # of a matrix product; that of more tokens takes so many times longer
 
 
@@ -65,4 +67,7 @@ def _products_ms(shape: tuple[int, ...], config: TrialConfig, tokens: float, dev
 
 def _alone_ms(call: Callable[[], object], device: torch.device) -> float:
     call()
+    if device.type == "cuda":
+        (once_ms,), *_ = time_steps(call, 1, device)
+        time_steps(call, max(1, round(SETTLING_MS / max(once_ms, 0.1))), device)
     return statistics.median(time_steps(call, REPETITIONS, device)[0])
