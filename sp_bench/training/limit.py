@@ -2,8 +2,8 @@
 
 Attention forward and backward once, and the products of each matrix, forward and for both gradients: nothing is
 recomputed, nothing is pointwise, nothing is sent. Each kernel is timed alone, at the shapes of one rank of the step and
-on its device, right after the timed steps. Timed in short bursts, limits of one step differed by 10% (h200x1_engines): a
-GPU's clocks seem not to have settled. So each kernel runs for a while before it is timed.
+on its device, right after the timed steps. Timed in short bursts, limits of one step differed by 10% (h200x1_engines):
+a GPU's clocks seem not to have settled. So each kernel runs for a while before it is timed.
 """
 
 import statistics
