@@ -40,6 +40,11 @@ def spans(lengths: Sequence[int]) -> Iterator[range]:
         start += length
 
 
+def cut(lengths: Sequence[int], seq_len: int) -> tuple[int, ...]:
+    """Lengths of the documents of a pack that ends after `seq_len` tokens: the last of them is cut there."""
+    return tuple(min(whole.stop, seq_len) - whole.start for whole in spans(lengths) if whole.start < seq_len)
+
+
 def causal_pairs(lengths: Sequence[int]) -> int:
     """Visible (query, key) pairs of one head, where each token sees its own document's up to itself."""
     return sum(length * (length + 1) // 2 for length in lengths)

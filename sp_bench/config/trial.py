@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents
+from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, spans
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
@@ -370,7 +370,7 @@ class WorkloadConfig:
     packing: Annotated[
         Packing,
         Declared(
-            "attention: none, one document a sequence | fixed, documents of one length | lognormal, of drawn lengths; "
+            "none, one document a sequence | fixed, documents of one length | lognormal, of drawn lengths; "
             "drawn from `seed`, rounded to 16 tokens",
             of=ATTENTION,
             old_rows="none",
@@ -459,11 +459,8 @@ class WorkloadConfig:
                 )
         if self.packing == "none":
             return
-        if self.name != "attention":
-            raise ConfigError(
-                f"workload.packing={self.packing}: workload {self.name} takes whole sequences; use workload=attention, "
-                "or workload.packing=none"
-            )
+        if self.name not in ATTENTION:
+            raise ConfigError(f"workload.packing={self.packing}: workload {self.name} computes no attention; use none")
         if not self.causal:
             raise ConfigError(f"workload.packing={self.packing} is proven with a causal mask; use workload.causal=true")
         if self.launch == "cuda_graph":
@@ -624,6 +621,17 @@ class TrialConfig:
         are shorter by as much, so that a short proof has as many boundaries."""
         w, share = self.workload, seq_len / self.seq_len
         return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed)
+
+    def labelled(self, seq_len: int) -> list[range]:
+        """Training: the tokens of a sequence of `seq_len` tokens that have a label. It is the token that follows, so
+        the last one of a packed document has none."""
+        if not (lengths := self.documents(seq_len)):
+            return [range(seq_len)]
+        return [whole[:-1] for whole in spans(lengths)]
+
+    def num_labels(self, seq_len: int) -> int:
+        """Of one sequence of `seq_len` tokens."""
+        return sum(map(len, self.labelled(seq_len)))
 
     @property
     def world_size(self) -> int:

@@ -69,10 +69,10 @@ def unsupported_reason(
     packing = methods.packing_reason(config.method, shape) or kernels.packing_reason(config.kernel.name, shape)
     if packing:
         return packing
-    if config.workload.name == "attention":  # the other workloads pad
-        if reason := layout.unsupported_reason(config.seq_len):
-            return reason
-    else:
+    pads = config.workload.name != "attention" and not shape.documents  # training pads whole sequences
+    if not pads and (reason := layout.unsupported_reason(config.seq_len)):
+        return reason
+    if config.workload.name != "attention":
         if reason := requirements.unsupported_reason(config):
             return reason
         shape = config.attention_shape(layout.padded(config.seq_len))

@@ -94,6 +94,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
+    if (packing := config.workload.packing) != "none" and name != "fsdp2":
+        return (
+            f"workload.packing={packing}: engine {name} trains whole sequences here; use engine=fsdp2, or "
+            "workload.packing=none"
+        )
     if config.workload.fit and (name != "fsdp2" or not hasattr(methods.get(config.method.name), "kernel_calls")):
         return (
             f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "

@@ -1,9 +1,11 @@
 """The reference of a training trial: the same training on one process, without sharding or sequence parallelism.
 
+It knows nothing of packing: each document is a sequence of its own.
+
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +15,7 @@ from torch.func import functional_call
 
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
+from sp_bench.config.documents import spans
 from sp_bench.config.trial import TrialConfig
 from sp_bench.training import cross_entropy, train
 from sp_bench.training.model import Decoder, initialise
@@ -49,7 +52,7 @@ def gradients(
     `compute_dtypes`."""
     decoder, found = _initialised(config, device), []
     for dtype in compute_dtypes:
-        token_losses = _accumulate(decoder, sequences.to(device), dtype)
+        token_losses = _accumulate(config, decoder, sequences.to(device), dtype)
         found.append(Gradients(token_losses, {n: p.grad for n, p in decoder.named_parameters() if p.grad is not None}))
         decoder.zero_grad(set_to_none=True)
     return found
@@ -64,10 +67,7 @@ def run_steps(
     """
     decoder = _initialised(config, device)
     optimizer = train.make_optimizer(decoder, config.workload)
-    return [
-        step(decoder, optimizer, sequences.to(device), compute_dtype, config.workload.max_grad_norm)
-        for sequences in batches
-    ]
+    return [step(config, decoder, optimizer, sequences.to(device), compute_dtype) for sequences in batches]
 
 
 def _initialised(config: TrialConfig, device: torch.device) -> Decoder:
@@ -81,28 +81,42 @@ def _initialised(config: TrialConfig, device: torch.device) -> Decoder:
 
 
 def step(
+    config: TrialConfig,
     decoder: Decoder,
     optimizer: torch.optim.Optimizer,
     sequences: Tensor,
     compute_dtype: torch.dtype,
-    max_grad_norm: float | None,
 ) -> train.StepResult:
     """One optimizer step on `sequences` [m*D*B,S+1]."""
-    token_losses = _accumulate(decoder, sequences, compute_dtype)
-    return train.StepResult(token_losses.mean(), train.update(decoder, optimizer, max_grad_norm), token_losses)
+    token_losses = _accumulate(config, decoder, sequences, compute_dtype)
+    loss = token_losses.sum() / num_labels(config, sequences)
+    return train.StepResult(loss, train.update(decoder, optimizer, config.workload.max_grad_norm), token_losses)
 
 
-def _accumulate(decoder: Decoder, sequences: Tensor, compute_dtype: torch.dtype) -> Tensor:
-    """Forward and backward of `sequences` [m*D*B,S+1], one at a time, so that memory does not grow with the number of
-    ranks or micro-batches. Returns each token's loss [m*D*B,S], in nats; adds to the parameters' gradients."""
-    num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
-    positions = torch.arange(seq_len, device=sequences.device)
-    parts = []
-    for sequence in sequences.split(1):
-        # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored parameters.
-        parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
-        logits = functional_call(decoder, parameters, (sequence[:, :-1], positions))
-        losses = cross_entropy.of_tokens(logits, sequence[:, 1:])
-        (losses.sum() / (num_sequences * seq_len)).backward()
-        parts.append(losses.detach())
-    return torch.cat(parts)
+def num_labels(config: TrialConfig, sequences: Tensor) -> int:
+    """Of all `sequences` [m*D*B,S+1]."""
+    return sequences.shape[0] * config.num_labels(sequences.shape[1] - 1)
+
+
+def _accumulate(config: TrialConfig, decoder: Decoder, sequences: Tensor, compute_dtype: torch.dtype) -> Tensor:
+    """Forward and backward of `sequences` [m*D*B,S+1], one document at a time, so that memory does not grow with the
+    number of ranks or micro-batches. Returns each token's loss [m*D*B,S], in nats, 0 without a label; adds to the
+    parameters' gradients."""
+    token_losses = torch.zeros(sequences[:, 1:].shape, dtype=cross_entropy.wide(compute_dtype), device=sequences.device)
+    for sequence, sequence_losses in zip(sequences, token_losses, strict=True):
+        for start, document in _documents(config, sequence):
+            # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored parameters.
+            parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
+            inputs, labels = document[None, :-1], document[None, 1:]
+            positions = torch.arange(inputs.shape[1], device=inputs.device)
+            losses = cross_entropy.of_tokens(functional_call(decoder, parameters, (inputs, positions)), labels)
+            (losses.sum() / num_labels(config, sequences)).backward()
+            sequence_losses[start : start + labels.shape[1]] = losses.detach()[0]
+    return token_losses
+
+
+def _documents(config: TrialConfig, sequence: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Where each document of `sequence` [S+1] begins, and its tokens. Without packing it is all of them; the last token
+    of a pack is of a document that is not there."""
+    lengths = config.documents(len(sequence) - 1) or (len(sequence),)
+    return ((whole.start, sequence[whole.start : whole.stop]) for whole in spans(lengths))

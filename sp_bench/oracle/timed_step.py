@@ -8,6 +8,8 @@ has the initial weights, must be those of the same engine on the same text cut s
   The ranks' shards then end at other tokens, so wrong positions, labels or tokens at a shard's edge show, whichever
   rank they are on.
 
+A pack is cut where the text is: its documents are those of the timed length, but for the last one.
+
 In half precision the reduced length is run in fp32 too: rounding is what the two runs differ by, at full depth.
 
 In timed steps the loss is finite, the gradient is not zero, and the optimizer changes the weights of every rank.
@@ -29,12 +31,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sp_bench import engines, methods
+from sp_bench.config.documents import cut
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.requirements import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, proof_seq_len
-from sp_bench.training.train import StepResult
+from sp_bench.training.train import StepResult, is_labelled
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
 # the worst token is the worst of many more at the timed length.
@@ -43,11 +46,19 @@ MAX_ROUNDING = 4  # eps of the dtype
 GRAD_NORM_FACTOR = 1.5  # between gradients of texts that differ in length by half a shard
 
 
+class CutShort(TrialConfig):
+    """The trial whose text ends early."""
+
+    def documents(self, seq_len: int) -> tuple[int, ...]:
+        return cut(super().documents(self.seq_len), seq_len)
+
+
 class Run(NamedTuple):
     """The first step of the engine on a text of `seq_len` tokens."""
 
     seq_len: int
-    losses: Tensor  # [m*D*B,S], fp64, nats, of the tokens that have a label
+    losses: Tensor  # [m*D*B,S], fp64, nats; 0 without a label
+    labelled: Tensor  # [S], bool: the tokens that have a label
     grad_norm: float
 
 
@@ -73,6 +84,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     Raises:
         Incorrect: half precision is further off fp32 than rounding explains.
     """
+    config = CutShort(**vars(config))
     runs = [_run(config, sequences[:, : length + 1], mesh, device) for length in shorter_lengths(config)]
     if config.dtype in TOLERANCES:
         return Shorter(runs, TOLERANCES[config.dtype], TOLERANCES[config.dtype])
@@ -117,29 +129,33 @@ def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: Devi
         raise Incorrect(f"engine {config.engine.name} gives no loss of a token: nothing proves its losses")
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
-    num_labels = seq_len - engines.get(config.engine.name).UNLABELLED
+    num_tokens = seq_len - engines.get(config.engine.name).UNLABELLED
     positions = torch.tensor(layout.global_positions(sequence_rank, layout.padded(seq_len)))
-    mine = (positions < num_labels).nonzero().flatten()
+    labelled = is_labelled(config, seq_len, layout.padded(seq_len))[:num_tokens]
+    mine = (positions < num_tokens).nonzero().flatten()
+    mine = mine[labelled[positions[mine]]]
     # [m,D,B,S]: in this order the sequences of all ranks and micro-batches are one batch
     sizes = (config.workload.num_micro_batches, mesh.size() // layout.sp_size, config.batch_size)
-    losses = torch.zeros(*sizes, num_labels, dtype=torch.float64, device=result.token_losses.device)
+    losses = torch.zeros(*sizes, num_tokens, dtype=torch.float64, device=result.token_losses.device)
     got = result.token_losses.double().unflatten(0, (sizes[0], sizes[2]))
     losses.select(1, data_rank)[..., positions[mine].to(losses.device)] = got[..., mine.to(losses.device)]
     dist.all_reduce(losses)
-    mean, said = float(losses.mean()), float(result.loss)
+    mean, said = float(losses.sum() / (math.prod(sizes) * labelled.sum())), float(result.loss)
     if not abs(said - mean) <= 1e-3 * abs(mean):
         raise Incorrect(
             f"the loss of the first step at seq_len={seq_len} is {said:.6g}, and its tokens' mean {mean:.6g}"
         )
-    return Run(seq_len, losses.flatten(0, 2), float(result.grad_norm))
+    return Run(seq_len, losses.flatten(0, 2), labelled.to(losses.device), float(result.grad_norm))
 
 
 def _errors(run: Run, other: Run) -> Errors:
-    """Over the tokens that both have."""
-    length = min(run.losses.shape[1], other.losses.shape[1])
-    off, want = run.losses[:, :length] - other.losses[:, :length], other.losses[:, :length]
+    """Over the tokens that have a label in both."""
+    length = min(len(run.labelled), len(other.labelled))
+    tokens = (run.labelled[:length] & other.labelled[:length]).nonzero().flatten()
+    want = other.losses[:, tokens]
+    off = run.losses[:, tokens] - want
     worst, size = off.abs().amax(0).max(0), float(want.square().mean().sqrt())
-    return Errors(float(off.norm() / want.norm()), float(worst.values) / size, int(worst.indices))
+    return Errors(float(off.norm() / want.norm()), float(worst.values) / size, int(tokens[worst.indices]))
 
 
 def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -93,7 +94,7 @@ class Budget(NamedTuple):
 class Expected:
     """The first step of one process, up to the update."""
 
-    token_losses: Tensor  # [m*D*B,S], fp64, nats
+    token_losses: Tensor  # [m*D*B,S], fp64, nats; 0 without a label
     grad_norm: float
     # Relative error of torch's norm of the same gradients in the dtype in which they are stored. An engine's norm is no
     # better, nor is what it clips with: over the 156M elements of an embedding fp32 sums on a CPU are off by 3e-5.
@@ -188,7 +189,9 @@ def _expect(config: TrialConfig, batch: Tensor, device: torch.device) -> tuple[E
             wide, *low = one_process.gradients(config, sequences, list(dict.fromkeys((stored, computed))), device)
         token_losses.copy_(wide.token_losses)
         gradients = wide.of
-        budget = _low_budget(low[0], wide, torch.finfo(computed).eps) if low else _tight(wide.of, config.dtype)
+        num_labels = one_process.num_labels(config, sequences)
+        low_budget = partial(_low_budget, wide=wide, eps=torch.finfo(computed).eps, num_labels=num_labels)
+        budget = low_budget(low[0]) if low else _tight(wide.of, config.dtype)
         norm = float(torch.nn.utils.get_total_norm(list(wide.of.values())))
         said = [_norm(wide), budget, abs(norm / _norm(wide) - 1)]
     dist.broadcast(token_losses, 0)
@@ -209,13 +212,13 @@ def _with_rounding(budget: Budget, norm_rounding: float) -> Budget:
     return budget._replace(grad_norm=budget.grad_norm + 2 * norm_rounding)
 
 
-def _low_budget(low: Gradients, wide: Gradients, eps: float) -> Budget:
+def _low_budget(low: Gradients, wide: Gradients, eps: float, num_labels: int) -> Budget:
     """2 x (error of one process in a lower dtype + `eps` of that dtype)."""
     want = wide.token_losses.double()
     off = low.token_losses.double() - want
     return Budget(
         2 * (float(off.norm() / want.norm()) + eps),
-        2 * (float(off.abs().max() / want.square().mean().sqrt()) + eps),
+        2 * (float(off.abs().max() / want.norm()) * math.sqrt(num_labels) + eps),
         2 * (abs(_norm(low) / _norm(wide) - 1) + eps),
         {name: 2 * (_relative(gradient, wide.of[name]) + eps) for name, gradient in low.of.items()},
     )
@@ -274,12 +277,14 @@ def _compare_losses(
     layout, want = methods.get(config.method.name).layout(config.method, config.sp_size), expected.token_losses
     padded = F.pad(want, (0, padded_len - want.shape[1]))
     mine = torch.cat([train.local_part(part, layout, mesh) for part in train.micro_batches(config, padded)])
-    off, size = first.token_losses.double() - mine, float(want.square().mean().sqrt())
+    num_labels = want.shape[0] * config.num_labels(want.shape[1])
+    mean, size = float(want.sum()) / num_labels, float(want.norm()) / math.sqrt(num_labels)
+    off = first.token_losses.double() - mine
     square_sum = off.square().sum()
     dist.all_reduce(square_sum)
     errors = {
         # L2, or the error of their mean, which is what the engine reports as its loss
-        "loss": max(float(square_sum.sqrt() / want.norm()), abs(float(first.loss) - float(want.mean())) / size),
+        "loss": max(float(square_sum.sqrt() / want.norm()), abs(float(first.loss) - mean) / size),
         "largest_loss": float(off.abs().max()) / size,
         "grad_norm": abs(float(first.grad_norm) / expected.grad_norm - 1),
     }

@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-IGNORED = -100  # label of a padded token
+IGNORED = -100  # label of a token that has none
 TILE = 1024  # tokens whose logits are widened at a time in `detached`
 
 
 def of_tokens(logits: Tensor, labels: Tensor) -> Tensor:
-    """logits [...,V], labels [...] -> NLL of each token [...] in nats, in fp32 or wider; 0 where padded."""
-    wide = logits.to(_wide(logits.dtype))
-    flat = F.cross_entropy(wide.flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    """logits [...,V], labels [...] -> NLL of each token [...] in nats, in fp32 or wider; 0 without a label."""
+    rows = logits.to(wide(logits.dtype)).flatten(0, -2)
+    flat = F.cross_entropy(rows, labels.flatten(), ignore_index=IGNORED, reduction="none")
     return flat.view_as(labels)
 
 
@@ -46,7 +46,7 @@ class _Tiled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, divisor: int, tile_tokens: int) -> Any:
         losses, hidden_grad = [], torch.empty_like(hidden)
-        weight_grad = torch.zeros_like(weight, dtype=_wide(weight.dtype))  # fp32, because it sums over many tiles
+        weight_grad = torch.zeros_like(weight, dtype=wide(weight.dtype))  # fp32, because it sums over many tiles
         parts = (x.split(tile_tokens) for x in (hidden, labels, hidden_grad))
         for tile, tile_labels, tile_grad in zip(*parts, strict=True):
             leaves = tile.detach().requires_grad_(), weight.detach().requires_grad_()
@@ -68,5 +68,6 @@ class _Tiled(torch.autograd.Function):
         return hidden_grad * loss_grad, weight_grad * loss_grad, None, None, None
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of losses of logits in `dtype`."""
     return torch.promote_types(dtype, torch.float32)

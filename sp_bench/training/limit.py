@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sp_bench import kernels
+from sp_bench.attention.packed import of_shape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import block_shapes
 from sp_bench.measure.timing import release_memory, time_steps
@@ -37,7 +38,8 @@ def limit_ms(config: TrialConfig, device: torch.device) -> float:
 
 def _attention_ms(config: TrialConfig, device: torch.device) -> float:
     """The kernel alone on whole sequences of a rank's share of the heads, forward and backward."""
-    model, kernel, ranks = config.model, kernels.get(config.kernel.name), config.sp_size
+    model, ranks = config.model, config.sp_size
+    kernel = of_shape(kernels.get(config.kernel.name), config.attention_shape(config.seq_len))
     divides = model.num_heads % ranks == model.num_kv_heads % ranks == 0
     share = ranks if divides else 1
     heads, kv_heads = model.num_heads // share, model.num_kv_heads // share

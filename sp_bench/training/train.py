@@ -37,7 +37,7 @@ MOMENTUM = 0.9  # SGD
 class StepResult(NamedTuple):
     """What one optimizer step computed; on the device, not yet read."""
 
-    loss: Tensor  # nats, the mean over the valid tokens of all ranks
+    loss: Tensor  # nats, the mean over the tokens of all ranks that have a label
     grad_norm: Tensor  # of the whole gradient over all ranks, before clipping
     token_losses: (
         Tensor | None
@@ -63,9 +63,9 @@ class Batch:
     """One rank's share of a micro-batch."""
 
     tokens: Tensor  # [B,s]
-    labels: Tensor  # [B,s], IGNORED where padded
-    positions: Tensor  # [s], global positions of the tokens
-    num_valid_tokens: int  # of all ranks together
+    labels: Tensor  # [B,s], IGNORED where padded, and where the next token is of another document
+    positions: Tensor  # [s], global positions of the tokens; in a pack, those in their documents
+    num_valid_tokens: int  # that have a label, of all ranks together
 
 
 def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:
@@ -118,6 +118,19 @@ def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:
     return F.pad(sequences[:, :-1], (0, padding)), F.pad(sequences[:, 1:], (0, padding), value=IGNORED)
 
 
+def is_labelled(config: TrialConfig, seq_len: int, padded_len: int) -> Tensor:
+    """Which tokens of a sequence have a label: bool [S']."""
+    found = torch.zeros(padded_len, dtype=torch.bool)
+    for tokens in config.labelled(seq_len):
+        found[tokens.start : tokens.stop] = True
+    return found
+
+
+def document_positions(config: TrialConfig, padded_len: int) -> Tensor:
+    """The position of each token of a sequence in its document [S']."""
+    return torch.cat([torch.arange(length) for length in config.documents(padded_len) or (padded_len,)])
+
+
 def local_part(values: Tensor, layout: SequenceLayout, mesh: DeviceMesh) -> Tensor:
     """`values` [D*B,S'] of all tokens of all data-parallel ranks -> those of this rank's tokens [B,s]."""
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
@@ -125,13 +138,19 @@ def local_part(values: Tensor, layout: SequenceLayout, mesh: DeviceMesh) -> Tens
     return values.chunk(mesh.size() // layout.sp_size)[data_rank][:, positions]
 
 
-def shard_batch(sequences: Tensor, layout: SequenceLayout, mesh: DeviceMesh, device: torch.device) -> Batch:
+def shard_batch(
+    sequences: Tensor, config: TrialConfig, layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
+) -> Batch:
     """This rank's share of one micro-batch; `sequences` [D*B,S+1] is its text for all data-parallel ranks."""
     num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
     padded_len = layout.padded(seq_len)
-    tokens, labels = (local_part(x, layout, mesh) for x in shift_and_pad(sequences, padded_len))
-    positions = torch.tensor(layout.global_positions(mesh.get_rank() % layout.sp_size, padded_len))
-    return Batch(tokens.to(device), labels.to(device), positions.to(device), num_sequences * seq_len)
+    tokens, labels = shift_and_pad(sequences, padded_len)
+    labels = labels.masked_fill(~is_labelled(config, seq_len, padded_len), IGNORED)
+    tokens, labels = (local_part(x, layout, mesh) for x in (tokens, labels))
+    mine = layout.global_positions(mesh.get_rank() % layout.sp_size, padded_len)
+    positions = document_positions(config, padded_len)[mine]
+    num_labels = num_sequences * config.num_labels(seq_len)
+    return Batch(tokens.to(device), labels.to(device), positions.to(device), num_labels)
 
 
 def shard_batches(
@@ -140,7 +159,7 @@ def shard_batches(
     """This rank's share of the text of each step [m*D*B,S+1], cut into micro-batches. A text that several steps train
     on is on the device once."""
     batches = {
-        id(text): [shard_batch(part, layout, mesh, device) for part in micro_batches(config, text)]
+        id(text): [shard_batch(part, config, layout, mesh, device) for part in micro_batches(config, text)]
         for text in {id(t): t for t in texts}.values()
     }
     return [batches[id(text)] for text in texts]

@@ -157,8 +157,8 @@ def positions_of_the_local_order() -> Iterator[None]:
     """A mistake: the model numbers its local tokens itself, which is right for the contiguous layout only."""
     real = train.shard_batch
 
-    def numbered(sequences, layout, mesh: DeviceMesh, device) -> train.Batch:
-        batch = real(sequences, layout, mesh, device)
+    def numbered(sequences, config, layout, mesh: DeviceMesh, device) -> train.Batch:
+        batch = real(sequences, config, layout, mesh, device)
         first = (mesh.get_rank() % layout.sp_size) * len(batch.positions)
         return replace(batch, positions=torch.arange(first, first + len(batch.positions)))
 
@@ -200,8 +200,8 @@ def labels_shifted_after_sharding() -> Iterator[None]:
     """A mistake: each rank shifts its own tokens, so the label of its last token is missing."""
     real = train.shard_batch
 
-    def late(sequences, layout, mesh, device) -> train.Batch:
-        batch = real(sequences, layout, mesh, device)
+    def late(sequences, *args) -> train.Batch:
+        batch = real(sequences, *args)
         missing = torch.full_like(batch.labels[:, :1], train.IGNORED)
         return replace(batch, labels=torch.cat((batch.tokens[:, 1:], missing), dim=1))
 

@@ -61,9 +61,9 @@ def test_a_pack_that_cannot_be_is_refused_with_its_numbers(make_config, fields, 
         make_config(**FIXED | fields)
 
 
-def test_training_refuses_packs(make_config):
-    with pytest.raises(ConfigError, match="train_step takes whole sequences"):
-        make_config(workload="train_step", **FIXED)
+def test_what_computes_no_attention_refuses_packs(make_config):
+    with pytest.raises(ConfigError, match="collective computes no attention"):
+        make_config(workload="collective", **FIXED)
 
 
 def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(make_config):

@@ -34,7 +34,7 @@ def test_shorter_runs_need_as_many_padded_tokens_and_cut_shards_elsewhere(make_c
 
 
 def run_of(losses: list[float], seq_len: int, grad_norm: float = 1.0) -> Run:
-    return Run(seq_len, torch.tensor([losses], dtype=torch.float64), grad_norm)
+    return Run(seq_len, torch.tensor([losses], dtype=torch.float64), torch.ones(seq_len, dtype=torch.bool), grad_norm)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,113 @@
+"""Training steps on packed documents on real ranks: equal to one process that trains on each document alone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from ranks import run
+from test_train_step import check_counted_bytes, check_parameters_after_a_step
+from trials import PARITY, TRAIN, job, trial
+
+from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.oracle import training_step
+from sp_bench.training import train
+from sp_bench.workloads import parity
+
+ULYSSES = MethodConfig("ulysses")
+GATHER = MethodConfig("all_gather", dkv_dtype="input")
+ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="input")
+PACK = {"packing": "fixed", "document_len": 32}  # at 96 tokens three; on two ranks a shard ends within the second
+STEP = replace(TRAIN, **PACK)
+TWENTY = replace(PARITY, **PACK, timed_steps=20)
+
+
+def steps(world_size: int) -> list[TrialConfig]:
+    every_option = replace(STEP, activation_checkpointing="full", loss_tile_tokens=7, micro_batches=2)
+    kept = replace(STEP, activation_checkpointing="selective_output", packing="lognormal", document_sigma=1.0)
+    return {
+        2: [
+            trial(ULYSSES, 2, seq_len=96, workload=kept),
+            trial(ZIGZAG, 2, seq_len=96, workload=every_option, dtype="bfloat16"),
+        ],
+        3: [trial(ZIGZAG, 3, seq_len=96, workload=STEP)],
+    }[world_size]
+
+
+def trainings(world_size: int) -> list[TrialConfig]:
+    return {
+        2: [
+            trial(GATHER, 2, seq_len=96, workload=TWENTY),
+            trial(MethodConfig("single"), 1, dp_shard_size=2, seq_len=96, workload=TWENTY),
+        ],
+        3: [],
+    }[world_size]
+
+
+def check_world(rank: int, world_size: int) -> None:
+    for config in steps(world_size):
+        measurement = check_counted_bytes(config)
+        assert measurement.columns["timed_loss_error"] < (0.1 if config.dtype == "bfloat16" else 1e-5)
+        assert measurement.columns["inside_difference"]["output"] > 0
+    check_parameters_after_a_step(steps(world_size)[0])
+    for config in trainings(world_size):
+        assert 0 <= parity.run(job(config)).columns["max_nll_difference"] <= parity.NLL_TOLERANCE
+    if world_size == 2:
+        check_mistakes_are_refused()
+
+
+def batch_with(**changes: Callable[[TrialConfig, torch.Tensor, train.Batch], object]) -> Any:
+    """A mistake in a rank's share of the tokens."""
+    real = train.shard_batch
+
+    def wrong(sequences, config, *args) -> train.Batch:
+        batch = real(sequences, config, *args)
+        return replace(batch, **{name: change(config, sequences, batch) for name, change in changes.items()})
+
+    return mock.patch.object(train, "shard_batch", wrong)
+
+
+def check_mistakes_are_refused() -> None:
+    """The proof of a step knows documents: each mistake is one that a whole sequence would not show."""
+    config = trial(ULYSSES, 2, seq_len=96, workload=STEP)
+    whole = trial(ULYSSES, 2, seq_len=96)
+    real = train.shard_batch
+    mine = job(config)
+
+    def of_whole(name: str) -> Callable[..., object]:
+        layout = train.methods.get("ulysses").layout(ULYSSES, 2)
+        return lambda _, sequences, batch: getattr(real(sequences, whole, layout, mine.mesh, mine.device), name)
+
+    mistakes = {
+        # that positions go on over a boundary would not show: RoPE sees their differences within a document only
+        "a shard's positions begin at 0": batch_with(
+            positions=lambda *given: torch.arange(given[-1].positions.numel())
+        ),
+        "labels cross boundaries": batch_with(labels=of_whole("labels"), num_valid_tokens=of_whole("num_valid_tokens")),
+        "labels crossing boundaries are counted": batch_with(num_valid_tokens=of_whole("num_valid_tokens")),
+        "the last documents run together": mock.patch.object(
+            train, "open_attention", _with_documents(lambda lengths: (*lengths[:-2], sum(lengths[-2:])))
+        ),
+    }
+    for mistake in mistakes.values():
+        with mistake, pytest.raises(Incorrect, match="differs from one process"):
+            training_step.prove(config, mine.mesh, mine.device)
+
+
+def _with_documents(change: Callable[[tuple[int, ...]], tuple[int, ...]]) -> Callable[..., object]:
+    real = train.open_attention
+
+    def opened(config: TrialConfig, seq_len: int, mesh) -> object:
+        wrong = change(config.documents(seq_len))
+        with mock.patch.object(TrialConfig, "documents", return_value=wrong):
+            return real(config, seq_len, mesh)
+
+    return opened
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_packed_training_is_that_of_each_document_alone(world_size: int) -> None:
+    run(world_size, check_world, world_size)
