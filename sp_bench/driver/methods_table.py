@@ -143,8 +143,8 @@ END = "<!-- end of what sp-bench methods wrote -->\n"
 LEGEND = f"""\
 MHA, GQA, MQA: over how many ranks, of {", ".join(map(str, SP_SIZES))}, the method splits so many query/key-value heads
 (of 128, one sequence), with the best of its layouts and degrees. Then the layouts that it has with a causal mask and
-without, and whether a kernel that it takes runs on CPU. Sequences are whole and of one length in every method: none
-takes packed ones of several lengths (varlen).
+without, and whether a kernel that it takes runs on CPU. Sequences are whole: docs/PACKING.md says who takes packed
+documents.
 """
 
 

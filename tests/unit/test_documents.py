@@ -67,15 +67,20 @@ def test_training_refuses_packs(make_config):
 
 
 def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(make_config):
-    config = make_config(method="usp", kernel="math", sp_size=4, **FIXED)
-    assert "computes no packed documents here; use method=single, ulysses" in (
-        plan.unsupported_reason(config, None) or ""
-    )
+    config = make_config(method="double_ring", kernel="math", sp_size=4, **FIXED)
+    reason = plan.unsupported_reason(config, None) or ""
+    assert "does not know the blocks of documents; use method=single, ulysses" in reason
     config = make_config(method="ulysses", kernel="cpu_flash", **FIXED)
     assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
-    for name in ("ring_flash_attn_llama3", "transformer_engine", "torch_context_parallel", "yunchang"):
-        assert "no packed documents" in (methods.packing_reason(MethodConfig(name), striped) or "")
+    lacking = {
+        "ring_flash_attn": "each document cut over all ranks",
+        "transformer_engine": "qkv_format=thd",
+        "torch_context_parallel": "scaled_dot_product_attention",
+        "yunchang": "cu_seqlens",
+    }
+    for name, what in lacking.items():
+        assert what in (methods.packing_reason(MethodConfig(name), striped) or "")
 
 
 def test_only_visible_pairs_count():
