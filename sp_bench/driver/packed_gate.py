@@ -1,4 +1,4 @@
-"""Who computes packed documents right: what the two proofs said of each method and library, from the rows of a campaign.
+"""Who computes packed documents right: what the two proofs said of each method and library, from rows.
 
 `sp-bench methods --packed results/cpu_packed_gate` prints the table, and docs/PACKING.md holds it between two markers.
 """
@@ -17,9 +17,9 @@ BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --wr
 END = "<!-- end of what sp-bench methods wrote -->\n"
 HEADINGS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
 LEGEND = """\
-Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget, and
-the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the tensor
-that changes least. Refuses: before any device is touched, for the reason of that number.
+Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
+and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
+tensor that changes least. Refuses: before any device is touched, for the reason of that number.
 """
 
 
