@@ -770,14 +770,30 @@ def doctor(
 @app.command()
 def methods(
     write: Annotated[Path | None, typer.Option(help="Write the table into this file, between its two markers")] = None,
+    packed: Annotated[
+        Path | None, typer.Option(metavar="CAMPAIGN", help="Show who computes packed documents right, from these rows")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show which method can split which heads over how many ranks, or why it cannot.
 
     sp-bench methods
-    """
-    from sp_bench.driver import methods_table
 
+    Which of them compute packed documents right, after `sp-bench run sweep=cpu_packed_gate`:
+
+        sp-bench methods --packed results/cpu_packed_gate
+    """
+    from sp_bench.driver import methods_table, packed_gate
+
+    if packed is not None:
+        if as_json:
+            raise ConfigError("--json is for the table of heads and ranks; sp_bench.load reads rows")
+        (campaign,) = _campaigns([packed])
+        text = packed_gate.table(campaign)
+        print(text, end="")
+        if write:
+            methods_table.write_between(write, packed_gate.BEGIN, packed_gate.END, text)
+        return
     if as_json:
         print(json.dumps(methods_table.as_json(), indent=1))
     else:

@@ -175,6 +175,13 @@ def packed_blocks(
     ]
 
 
+def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> int | None:
+    """How many blocks ring rank `rank` computes of packed documents; None where none are packed."""
+    if not documents:
+        return None
+    return sum(len(packed_blocks(kind, rank, kv, ring_degree, documents)) for kv in range(ring_degree))
+
+
 def seen_across(run: range, keys: range, documents: Sequence[int]) -> tuple[range, range] | None:
     """The queries of `run` that see something of `keys`, which end before it or where it begins, and the keys that they
     see; None: no document lies in both, or the keys come later."""

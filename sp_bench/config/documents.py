@@ -1,35 +1,105 @@
 """The lengths of the documents that are packed into one sequence. Pure: the same on every rank, for every method."""
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cache
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from sp_bench.config.parsing import ConfigError, shown
 
 MULTIPLE = 16  # lengths are rounded to it
 MAX_DOCUMENTS = 1024  # of a pack: the proof at the timed length samples the last token of each
-Packing = Literal["none", "fixed", "lognormal"]
+Packing = Literal["none", "fixed", "lognormal", "file"]
+MAX_FILE_BYTES = 2**20
 
 
 @cache
-def documents(packing: Packing, seq_len: int, document_len: float, document_sigma: float, seed: int) -> tuple[int, ...]:
+def documents(
+    packing: Packing,
+    seq_len: int,
+    document_len: float,
+    document_sigma: float,
+    seed: int,
+    listed: tuple[float, ...] = (),
+) -> tuple[int, ...]:
     """Lengths in tokens, in the order of the pack; they add up to `seq_len`. Empty: no packing.
 
     fixed: all are `document_len` tokens long. lognormal: the median is `document_len`, and `document_sigma` is the
-    standard deviation of the logarithm. Each is rounded to a multiple of 16, and is at most half of the pack, so that
-    there are two or more. The last one is cut where the pack ends, or takes a rest of less than 16 tokens.
+    standard deviation of the logarithm. file: those of `listed`, one after the other. Each is rounded to a multiple of
+    16, and is at most half of the pack, so that there are two or more. The last one is cut where the pack ends, or
+    takes a rest of less than 16 tokens. Lengths of a short proof may be rounded down, so that a list ends before the
+    pack: what is left is one document more.
     """
     if packing == "none":
         return ()
     draw = random.Random(seed)
     longest, left, lengths = max(seq_len // 2 // MULTIPLE, 1) * MULTIPLE, seq_len, []
+    if packing == "lognormal":
+        drawn = (draw.lognormvariate(math.log(document_len), document_sigma) for _ in itertools.count())
+    else:
+        drawn = (
+            itertools.repeat(document_len) if packing == "fixed" else itertools.chain(listed, itertools.repeat(left))
+        )
     while left:
-        drawn = document_len if packing == "fixed" else draw.lognormvariate(math.log(document_len), document_sigma)
-        length = min(max(round(drawn / MULTIPLE), 1) * MULTIPLE, longest)
+        length = min(rounded(next(drawn)), longest)
         length = left if left - length < MULTIPLE else length  # no rest that is shorter than any document
         lengths.append(length)
         left -= length
     return tuple(lengths)
+
+
+def rounded(length: float) -> int:
+    """To the nearest multiple of 16, and at least 16."""
+    return max(round(length / MULTIPLE), 1) * MULTIPLE
+
+
+def from_text(text: str) -> tuple[int, ...]:
+    """Lengths in tokens of a text such as 4096,512,512.
+
+    Raises:
+        ConfigError: what is no list of whole numbers from 1 on, or has more than a pack may have.
+    """
+    return _checked("the list of documents", text.split(","))
+
+
+def from_file(path: Path) -> tuple[int, ...]:
+    """Lengths in tokens that a file has: a YAML list, or whole numbers between spaces, commas and ends of lines.
+
+    Raises:
+        ConfigError: the file cannot be read, or as for `from_text`.
+    """
+    said, found = f"the list of documents in {shown(path)}", None
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ConfigError(f"{said} has {path.stat().st_size:,} bytes; a list of a pack has far less")
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{said} cannot be read: {shown(error)}") from None
+    with suppress(yaml.YAMLError):  # then it is no YAML
+        found = yaml.safe_load(text)
+    return _checked(said, found if isinstance(found, list) else text.replace(",", " ").split())
+
+
+def _checked(said: str, found: Sequence[Any]) -> tuple[int, ...]:
+    if not found:
+        raise ConfigError(f"{said} has no lengths; write those of the documents in tokens, such as 4096,512,512")
+    if len(found) > MAX_DOCUMENTS:
+        raise ConfigError(
+            f"{said} has {len(found)} lengths, and a pack at most {MAX_DOCUMENTS} documents; give those of one pack"
+        )
+    for place, length in enumerate(found, 1):
+        plain = str(length).strip()
+        if not (plain.isascii() and plain.isdigit() and 0 < len(plain) < 16 and int(plain) > 0):
+            raise ConfigError(
+                f"{said}: length {place} is {shown(plain, 40)!r}; give whole numbers from 1 on, in tokens"
+            )
+    return tuple(int(str(length)) for length in found)
 
 
 def spans(lengths: Sequence[int]) -> Iterator[range]:

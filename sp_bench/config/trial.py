@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, spans
+from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, rounded, spans
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
@@ -235,6 +235,9 @@ PASS_KINDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_PACKING_OF = {"document_len": "fixed or lognormal", "document_sigma": "lognormal", "document_lens": "file"}
+
+
 @dataclass(frozen=True)
 class WorkloadConfig:
     """What one step is and how often it runs."""
@@ -370,8 +373,8 @@ class WorkloadConfig:
     packing: Annotated[
         Packing,
         Declared(
-            "none, one document a sequence | fixed, documents of one length | lognormal, of drawn lengths; "
-            "drawn from `seed`, rounded to 16 tokens",
+            "none, one document a sequence | fixed, documents of one length | lognormal, of drawn lengths | "
+            "file, of a list; drawn from `seed`, rounded to 16 tokens",
             of=ATTENTION,
             old_rows="none",
             omitted=True,
@@ -384,6 +387,14 @@ class WorkloadConfig:
     document_sigma: Annotated[
         float | None,
         Declared("lognormal packing: standard deviation of the logarithm of a document's length", of=ATTENTION),
+    ] = None
+    document_lens: Annotated[
+        str | None,
+        Declared(
+            "file packing: lengths of the documents with commas between them, or @FILE, which has them",
+            unit="tokens",
+            of=ATTENTION,
+        ),
     ] = None
 
     def __post_init__(self) -> None:
@@ -449,13 +460,20 @@ class WorkloadConfig:
             raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
 
     def _check_packing(self) -> None:
-        needed = {"none": (), "fixed": ("document_len",), "lognormal": ("document_len", "document_sigma")}[self.packing]
-        for option in ("document_len", "document_sigma"):
+        needed = {
+            "none": (),
+            "fixed": ("document_len",),
+            "lognormal": ("document_len", "document_sigma"),
+            "file": ("document_lens",),
+        }[self.packing]
+        if self.document_lens is not None:
+            from_text(self.document_lens)
+        for option in ("document_len", "document_sigma", "document_lens"):
             if (getattr(self, option) is None) == (option in needed):
                 verb = "needs" if option in needed else "has no"
                 raise ConfigError(
                     f"workload.packing={self.packing} {verb} workload.{option}, which is {getattr(self, option)}; "
-                    + ("give it" if option in needed else "use null, or workload.packing=lognormal")
+                    + ("give it" if option in needed else f"use null, or workload.packing={_PACKING_OF[option]}")
                 )
         if self.packing == "none":
             return
@@ -609,6 +627,18 @@ class TrialConfig:
                 f"workload.document_len={self.workload.document_len} is more than half of seq_len={self.seq_len}: a "
                 f"pack has two documents or more; use {self.seq_len // 2} or less, or workload.packing=none"
             )
+        if self.workload.packing == "file":
+            listed = from_text(self.workload.document_lens or "")
+            if (total := sum(map(rounded, listed))) < self.seq_len:
+                raise ConfigError(
+                    f"workload.document_lens: {len(listed)} documents, rounded to {MULTIPLE} tokens, have {total}, "
+                    f"less than seq_len={self.seq_len}; give more, or use seq_len={total}"
+                )
+            if max(listed) > self.seq_len // 2:
+                raise ConfigError(
+                    f"workload.document_lens: a document of {max(listed)} tokens is more than half of "
+                    f"seq_len={self.seq_len}; use shorter ones, or seq_len={2 * rounded(max(listed))} or more"
+                )
         require_at_least(self.workload, 2 * MULTIPLE, "correctness_seq_len")
         if (number := len(self.documents(self.seq_len))) > MAX_DOCUMENTS:
             raise ConfigError(
@@ -620,7 +650,8 @@ class TrialConfig:
         """Tokens of each document of a sequence of `seq_len` tokens; empty without packing. At a reduced length they
         are shorter by as much, so that a short proof has as many boundaries."""
         w, share = self.workload, seq_len / self.seq_len
-        return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed)
+        listed = tuple(length * share for length in from_text(w.document_lens)) if w.document_lens else ()
+        return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed, listed)
 
     def labelled(self, seq_len: int) -> list[range]:
         """Training: the tokens of a sequence of `seq_len` tokens that have a label. It is the token that follows, so

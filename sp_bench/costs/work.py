@@ -42,26 +42,42 @@ class ExpectedWork:
 ONE_CALL = KernelCalls(1, 1)  # whole sequences of some heads
 
 
-def ring_calls(shape: AttentionShape, layout: str, ring_degree: int, ring_rank: int, kv_heads: int) -> KernelCalls:
+def ring_calls(
+    shape: AttentionShape,
+    layout: str,
+    ring_degree: int,
+    ring_rank: int,
+    kv_heads: int,
+    packed_blocks: int | None = None,
+) -> KernelCalls:
     """Calls of one ring rank: one for each KV shard of which its queries see something.
 
     Causal and contiguous, it sees the shards up to its own; in the other layouts a part of each. In the backward of a
     ring the own block is computed in two halves of the KV heads.
+
+    packed_blocks: of packed documents, the blocks that this rank computes.
     """
     one_token = layout == "striped" and shape.seq_len == ring_degree  # it sees nothing of a later rank's only token
     blocks = ring_rank + 1 if shape.causal and (layout == "contiguous" or one_token) else ring_degree
+    blocks = blocks if packed_blocks is None else packed_blocks
     halves = ring_degree > 1 and kv_heads > 1
     return KernelCalls(blocks, blocks + halves)
 
 
 def usp_calls(
-    shape: AttentionShape, layout: str, ulysses_degree: int, ring_degree: int, ring_rank: int, head_chunks: int | None
+    shape: AttentionShape,
+    layout: str,
+    ulysses_degree: int,
+    ring_degree: int,
+    ring_rank: int,
+    head_chunks: int | None,
+    packed_blocks: int | None = None,
 ) -> KernelCalls:
     """Calls of one rank of both: a ring for each chunk of its heads. With one ring rank that is Ulysses. One ulysses
     rank exchanges no heads, so it has no chunks."""
     chunks = (head_chunks or 1) if ulysses_degree > 1 else 1
     kv_heads = replicated_kv_heads(shape.num_kv_heads, ulysses_degree) // ulysses_degree // chunks
-    ring = ring_calls(shape, layout, ring_degree, ring_rank, kv_heads)
+    ring = ring_calls(shape, layout, ring_degree, ring_rank, kv_heads, packed_blocks)
     return KernelCalls(chunks * ring.forward, chunks * ring.backward)
 
 

@@ -143,8 +143,8 @@ END = "<!-- end of what sp-bench methods wrote -->\n"
 LEGEND = f"""\
 MHA, GQA, MQA: over how many ranks, of {", ".join(map(str, SP_SIZES))}, the method splits so many query/key-value heads
 (of 128, one sequence), with the best of its layouts and degrees. Then the layouts that it has with a causal mask and
-without, and whether a kernel that it takes runs on CPU. Sequences are whole and of one length in every method: none
-takes packed ones of several lengths (varlen).
+without, and whether a kernel that it takes runs on CPU. Sequences are whole: docs/PACKING.md says who takes packed
+documents.
 """
 
 
@@ -211,13 +211,22 @@ def write_into(file: Path) -> None:
     Raises:
         ConfigError: the file cannot be rewritten or has no markers.
     """
+    write_between(file, BEGIN, END, table(our_methods()))
+
+
+def write_between(file: Path, begin_line: str, end_line: str, text: str) -> None:
+    """Replace what stands between two lines of `file` by `text`.
+
+    Raises:
+        ConfigError: the file cannot be rewritten or does not have them.
+    """
     try:
-        before, begin, rest = file.read_text().partition(BEGIN)
-        _, end, after = rest.partition(END)
+        before, begin, rest = file.read_text().partition(begin_line)
+        _, end, after = rest.partition(end_line)
         if not (begin and end):
             raise ConfigError(
-                f"{shown(file)} has no line {BEGIN.strip()}, or none {END.strip()} after it; put both there"
+                f"{shown(file)} has no line {begin_line.strip()}, or none {end_line.strip()} after it; put both there"
             )
-        file.write_text(f"{before}{begin}\n{table(our_methods())}\n{end}{after}")
+        file.write_text(f"{before}{begin}\n{text}\n{end}{after}")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{shown(file)} cannot be rewritten: {error}") from None

@@ -64,11 +64,12 @@ def unsupported_reason(
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
     shape = config.attention_shape(config.seq_len)
+    if reason := methods.packing_reason(config.method, shape):  # first: a library need not be here to lack it
+        return reason
     if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
         return reason
-    packing = methods.packing_reason(config.method, shape) or kernels.packing_reason(config.kernel.name, shape)
-    if packing:
-        return packing
+    if reason := kernels.packing_reason(config.kernel.name, shape):
+        return reason
     pads = config.workload.name != "attention" and not shape.documents  # training pads whole sequences
     if not pads and (reason := layout.unsupported_reason(config.seq_len)):
         return reason

@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
@@ -18,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from sp_bench import methods
+from sp_bench.config import documents
 from sp_bench.config.parsing import ConfigError, dotted, parse, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
@@ -123,7 +125,14 @@ def _composed(campaign: Sequence[str]) -> dict[str, Any]:
 
 
 def _trial(composed: Mapping[str, Any]) -> TrialConfig:
-    return parse(TrialConfig, {**composed, "method": methods.with_own_options(composed["method"])})
+    workload = dict(composed["workload"])
+    lens = workload.get("document_lens")
+    if isinstance(lens, str) and lens.startswith(
+        "@"
+    ):  # a trial has the lengths: its identity and its ranks need no file
+        workload["document_lens"] = ",".join(map(str, documents.from_file(Path(lens[1:]))))
+    method = methods.with_own_options(composed["method"])
+    return parse(TrialConfig, {**composed, "workload": workload, "method": method})
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -59,6 +59,7 @@ class Method(Protocol):
     """A module of this package, or from outside. It may also have
 
     - `PACKS = True`: it also computes packed documents (`AttentionShape.documents`), each of which sees itself only;
+    - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
     - `kernel_calls(method, shape, sp_size, rank)`: how often that rank of a sequence calls the kernel in one attention
@@ -148,8 +149,10 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
     if not shape.documents:
         return None
     able = [name for name in NAMES if getattr(get(name), "PACKS", False)]
-    if method.name not in able and not getattr(get(method.name), "PACKS", False):
-        return f"method {method.name} computes no packed documents here; use method={', '.join(able)}"
+    module = get(method.name)
+    if method.name not in able and not getattr(module, "PACKS", False):
+        why = getattr(module, "NO_PACKS", "it does not say that it can")
+        return f"method {method.name} computes no packed documents here: {why}; use method={', '.join(able)}"
     if method.layout == "striped":
         return "method.layout=striped cuts packed documents into single tokens; use contiguous or zigzag"
     return None

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
+PACKS = True
 TRAFFIC_IS_MEAN = "where sp_size does not divide the KV heads, ranks with a KV head more send other bytes than the rest"
 
 
@@ -62,11 +63,12 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.packed import of_shape
     from sp_bench.measure import ledger
     from sp_bench.methods._deepspeed import told_of
 
     group = mesh.get_group("ulysses")
-    local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
+    local = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
 
     def attend_locally(q, k, v):
         ledger.mark_backward_as_attention(q, k, v)  # results of the exchange, whose backward is an exchange too

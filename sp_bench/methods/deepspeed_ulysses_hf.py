@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -99,8 +100,9 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
     )
 
     from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.packed import of_shape
 
-    local = differentiable(kernel, causal=shape.causal, scale=shape.head_dim**-0.5)
+    local = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
 
     def attend_locally(
         layer: Any, q: "Tensor", k: "Tensor", v: "Tensor", mask: None, *, position_ids: "Tensor"

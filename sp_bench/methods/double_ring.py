@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
+NO_PACKS = "its loop over two rings does not know the blocks of documents"
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:

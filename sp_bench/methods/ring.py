@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, packed_blocks
+from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
@@ -35,10 +35,8 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
-    if shape.documents:
-        blocks = sum(len(packed_blocks(method.layout, rank, kv, sp_size, shape.documents)) for kv in range(sp_size))
-        return KernelCalls(blocks, blocks + (sp_size > 1 and shape.num_kv_heads > 1))
-    return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads)
+    packed = num_packed_blocks(method.layout, rank, sp_size, shape.documents)
+    return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads, packed)
 
 
 @contextmanager

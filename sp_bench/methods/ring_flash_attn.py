@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("ring-flash-attn")
 PRIMITIVE = "send_recv"
+NO_PACKS = "the library's rings for packed tokens want each document cut over all ranks, a layout that is not here"
 
 _FUNCTIONS = {  # layout -> the library's function
     "contiguous": "ring_flash_attn_func",

@@ -2,7 +2,8 @@
 
 It takes and gives packed tokens [S/P, H, D] in the contiguous layout, which are views of our [1, S/P, H, D]. It wants
 the sequences of a batch one after the other over the ranks; we cut each sequence over all ranks. Both are the same for
-one sequence only, so B = 1. The library's helper turns the lengths of the whole sequence into those of this rank, once.
+one sequence only, so B = 1. The library's helper turns the lengths of the whole sequence, or of the documents packed
+into it, into those of this rank, once.
 
 Forward: the library gathers `head_stride` KV heads at a time, K and V apart, in the input's dtype, while it computes
 the heads before. Each rank reads the prefix of the keys that it needs. Backward: KV is gathered again, and dK/dV are
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("ring-flash-attn")
 PRIMITIVE = "all_gather"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -75,11 +77,12 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.kernels import cumulative
     from sp_bench.measure import ledger
     from sp_bench.methods._ring_flash_attn import load
 
     library, group = load(), mesh.get_group("ring")
-    cu_seqlens = torch.tensor([0, shape.seq_len], dtype=torch.int32, device=mesh.device_type)
+    cu_seqlens = cumulative(shape.documents or (shape.seq_len,), torch.device(mesh.device_type))
     *lengths, own_prefix = library.llama3_flash_attn_prepare_cu_seqlens(
         cu_seqlens, shape.causal, group.rank(), group.size()
     )

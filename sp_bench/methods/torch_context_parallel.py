@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("torch")
 PRIMITIVE = {"allgather": "all_gather+all_to_all", "alltoall": "all_to_all"}
+NO_PACKS = "it shards scaled_dot_product_attention, which takes no lengths of documents"
 
 _BACKENDS = {"sdpa_flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}  # names in torch.nn.attention.SDPBackend
 

@@ -43,6 +43,9 @@ PRIMITIVE = {
     "a2a": "all_to_all",
     "a2a+p2p": "all_to_all+send_recv",
 }
+NO_PACKS = (
+    "the library takes packed tokens as qkv_format=thd, with each document cut over all ranks; the adapter passes bshd"
+)
 
 # our kernel -> the library's switches that allow it, NVTE_<...>; it chooses among what is allowed and installed
 _SWITCHES = {

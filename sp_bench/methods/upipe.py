@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -55,8 +56,15 @@ def open(
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.head_chunks import HeadChunks
     from sp_bench.attention.head_stages import staged
+    from sp_bench.attention.packed import of_shape
 
     group = mesh.get_group("ulysses")
     num_stages = _num_stages(method, shape, group.size())
-    stages = HeadChunks(kernel, transport(method.exchange, group), shape.causal, shape.head_dim**-0.5, num_stages)
+    stages = HeadChunks(
+        of_shape(kernel, shape),
+        transport(method.exchange, group),
+        shape.causal,
+        shape.head_dim**-0.5,
+        num_stages,
+    )
     yield SequenceParallelAttention(layout(method, group.size()), staged(stages))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all+send_recv"
+PACKS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -61,7 +62,8 @@ def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffi
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
     cut = layout(method, sp_size)
     ring_rank, _ = cut.coordinates(rank)
-    return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks)
+    packed = num_packed_blocks(cut.kind, ring_rank, cut.ring_degree, shape.documents)
+    return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks, packed)
 
 
 @contextmanager
@@ -81,6 +83,7 @@ def open(
         method.layout,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
+        documents=shape.documents,
     )
     chunks = HeadChunks(ring, ulysses, shape.causal, shape.head_dim**-0.5, method.head_chunks or 1)
     cut = layout(method, ulysses.group.size() * around.group.size())

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("yunchang")
 PRIMITIVE = {"usp": "all_to_all+send_recv", "ulysses": "all_to_all"}
+NO_PACKS = "neither LongContextAttention nor UlyssesAttention takes cu_seqlens"
 
 # layout -> the library's ring_impl_type
 _RING_IMPL_TYPES = {"contiguous": "basic", "zigzag": "zigzag", "striped": "strip"}

@@ -13,7 +13,7 @@ from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
 PACKING = "workload.packing"
-LENGTHS = ("workload.document_len", "workload.document_sigma")  # what a distribution has beside its name
+LENGTHS = ("workload.document_len", "workload.document_sigma", "workload.document_lens")  # what a distribution has beside its name
 
 
 @dataclass(frozen=True)
@@ -78,10 +78,9 @@ def distribution(cell: Cell) -> str:
     """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
     if not is_packed(cell):
         return "one document"
-    length, sigma = (cell.options.get(path) for path in LENGTHS)
-    drawn = f"all of {whole(length)} tokens"
-    if cell.asked["packing"] != "fixed":
-        drawn = f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
+    length, sigma, _ = (cell.options.get(path) for path in LENGTHS)
+    drawn = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
+    drawn = drawn or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
     known = next((row for row in cell.rows if row["num_documents"] is not None), None)
     if known is None:
         return drawn

@@ -5,12 +5,14 @@ import sys
 from unittest import mock
 
 import flash_attn_4_varlen_stand_in
+import flash_attn_stand_in
 import flash_attn_varlen_stand_in
 import pytest
 import torch
 import trials
 from oracle import mesh_of
 from ranks import here, run
+from test_libraries import needs
 
 from sp_bench import kernels, methods
 from sp_bench.attention.packed import of_shape
@@ -36,21 +38,28 @@ def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
         torch.testing.assert_close(tensor, want)
 
 
-def method_configs() -> list[MethodConfig]:
+def method_configs(sp_size: int) -> list[MethodConfig]:
+    usp = [
+        MethodConfig("usp", kind, ulysses_degree=sp_size // 2, dkv_dtype="input") for kind in ("contiguous", "zigzag")
+    ]
     return [
         *(MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2)),
+        MethodConfig("upipe", head_stages=2),
+        *(usp if sp_size > 2 else []),
         *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
         *(MethodConfig("all_gather", layout, head_stride=2, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
     ]
 
 
+PACKS = [(16, 32, 48, 24, 24), (72, 72), (16,) * 9]  # across ranks, cut by a rank's end, and many
+
+
 def check_packs(rank: int, sp_size: int) -> None:
     """The gate itself: output and gradients against each document alone, and one document perturbed."""
-    packs = [(16, 32, 48, 24, 24), (72, 72), (16,) * 9]  # across ranks, cut by a rank's end, and many
     kernel = kernels.get("math")
-    for documents in packs:
+    for documents in PACKS:
         shape = AttentionShape(1, 144, 8, 4, 8, True, "float64", documents)
-        for method in method_configs():
+        for method in method_configs(sp_size):
             mesh = mesh_of(methods.get(method.name).layout(method, sp_size))
             with methods.get(method.name).open(method, kernel, shape, mesh) as attention:
                 columns = reduced_length.check_attention(attention, kernel, "math", shape, mesh, here(), seed=0)
@@ -94,20 +103,51 @@ def test_methods_on_packs_agree_with_each_document_alone_and_leak_nothing(sp_siz
     run(sp_size, check_packs, sp_size)
 
 
+def check_library(rank: int, method: MethodConfig, kernel_name: str, dtype: str) -> None:
+    if here().type == "cpu":
+        flash_attn_stand_in.install()
+    kernel, module = kernels.get(kernel_name), methods.get(method.name)
+    for documents in PACKS:
+        shape = AttentionShape(1, 144, 8, 4, 8, True, dtype, documents)
+        mesh = mesh_of(module.layout(method, 2))
+        with module.open(method, kernel, shape, mesh) as attention:
+            columns = reduced_length.check_attention(attention, kernel, kernel_name, shape, mesh, here(), seed=0)
+        assert set(columns["outside_difference"].values()) == {0.0}, (method, documents)
+        assert min(columns["inside_difference"].values()) > 0.1
+
+
+@needs("ring-flash-attn")
+@pytest.mark.parametrize("stride", [None, 1])
+def test_ring_flash_attn_llama3_passes_both_proofs(stride: int | None) -> None:
+    run(2, check_library, MethodConfig("ring_flash_attn_llama3", head_stride=stride), "flash_attn", "float16")
+
+
+@needs("deepspeed")
+@pytest.mark.parametrize("name", ["deepspeed_ulysses", "deepspeed_ulysses_hf"])
+def test_deepspeed_around_our_packed_kernel_passes_both_proofs(name: str) -> None:
+    run(2, check_library, MethodConfig(name), "math", "float64")
+
+
 def check_rows(rank: int, sp_size: int) -> None:
     """Whole trials: counted calls and FLOPs equal the closed forms, or `row` raises."""
     workload = WorkloadConfig(
         *("attention", "forward_backward", True, 1, 2, 48), packing="fixed", document_len=32, attribution=True
     )
     kinds = ("contiguous", "zigzag")
-    for method in (MethodConfig("ulysses"), *(MethodConfig(m, kind) for m in ("ring", "all_gather") for kind in kinds)):
+    usp = MethodConfig("usp", "zigzag", ulysses_degree=1)
+    for method in (
+        MethodConfig("ulysses"),
+        MethodConfig("upipe"),
+        usp,
+        *(MethodConfig(m, kind) for m in ("ring", "all_gather") for kind in kinds),
+    ):
         row = trials.row(trials.trial(method, sp_size, workload=workload, seq_len=144))
         assert (row["num_documents"], row["longest_document"], row["median_document"]) == (5, 32, 32.0)
         pairs = 4 * 32 * 33 // 2 + 16 * 17 // 2
         assert row["model_flops"] == 3 * 4 * pairs * 8 * 16
         assert row["counted_attention_flops"] == 3.5 * 4 * pairs * 8 * 16
         # contiguous, rank 0 has two documents and 8 tokens of the third: 1,092 pairs of 2,248
-        cut = method.name != "ulysses" and method.layout == "contiguous"
+        cut = method.name in ("ring", "all_gather") and method.layout == "contiguous"
         assert row["flops_imbalance"] == (1156 / 1124 if cut else 1)
         assert row["sampled_grad_error"]["dk"] < 1e-5
 

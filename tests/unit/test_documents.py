@@ -6,7 +6,7 @@ import pytest
 
 from sp_bench import methods
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
-from sp_bench.config.documents import causal_pairs, documents, spans
+from sp_bench.config.documents import causal_pairs, documents, from_file, spans
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import score_pairs
@@ -42,6 +42,65 @@ def test_a_short_proof_has_documents_that_are_shorter_by_as_much(make_config):
     assert config.documents(512) == (16,) * 32
 
 
+LIST = {"workload__packing": "file", "workload__document_lens": "100,312,16,512,384,7", "seq_len": 1024}
+
+
+def test_a_list_packs_its_lengths_in_their_order_and_is_cut_where_the_pack_ends(make_config):
+    config = make_config(**LIST)
+    assert config.documents(1024) == (96, 320, 16, 512, 80)
+    assert config.documents(64) == (16, 16, 16, 16)  # of a short proof none is longer than half
+    assert sum(config.documents(512)) == 512
+    others = [make_config(**LIST | {"workload__document_lens": lens}) for lens in ("100,312,16,512,384", "512,512")]
+    assert len({plan.cell_id(each) for each in (config, *others)}) == 3
+
+
+@pytest.mark.parametrize("text", ["16\n32 64,48\n", "[16, 32, 64, 48]", "- 16\n- 32\n- 64\n- 48\n"])
+def test_a_file_of_lengths_is_a_yaml_list_or_plain_numbers(tmp_path, text):
+    (tmp_path / "lens").write_text(text)
+    assert from_file(tmp_path / "lens") == (16, 32, 64, 48)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "has no lengths"),
+        ("[]", "has no lengths"),
+        ("16 many", "length 2 is 'many'; give whole numbers from 1 on"),
+        ("[16, -4]", "length 2 is '-4'"),
+        ("[16, [4]]", "length 2 is '\\[4\\]'"),
+        ("[16, true]", "length 2 is 'True'"),
+        ("16\n" * 1025, "has 1025 lengths, and a pack at most 1024"),
+        ("1" * 2**21, "has 2,097,152 bytes"),
+        ("\udcff", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_list_of_lengths_is_refused(tmp_path, text, message):
+    (tmp_path / "lens").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=message):
+        from_file(tmp_path / "lens")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ConfigError, match="gone cannot be read"):
+        from_file(tmp_path / "gone")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"workload__document_lens": None}, "workload.packing=file needs workload.document_lens"),
+        ({"workload__document_len": 16}, "workload.packing=file has no workload.document_len, "),
+        ({"workload__packing": "none"}, "use null, or workload.packing=file"),
+        ({"workload__document_lens": "512,x"}, "length 2 is 'x'"),
+        ({"workload__document_lens": "512,256"}, "2 documents, rounded to 16 tokens, have 768, less than seq_len=1024"),
+        ({"workload__document_lens": "256,768"}, "768 tokens is more than half of seq_len=1024"),
+    ],
+)
+def test_a_list_that_makes_no_pack_is_refused_with_its_numbers(make_config, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(**LIST | fields)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -67,15 +126,20 @@ def test_what_computes_no_attention_refuses_packs(make_config):
 
 
 def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(make_config):
-    config = make_config(method="usp", kernel="math", sp_size=4, **FIXED)
-    assert "computes no packed documents here; use method=single, ulysses" in (
-        plan.unsupported_reason(config, None) or ""
-    )
+    config = make_config(method="double_ring", kernel="math", sp_size=4, **FIXED)
+    reason = plan.unsupported_reason(config, None) or ""
+    assert "does not know the blocks of documents; use method=single, ulysses" in reason
     config = make_config(method="ulysses", kernel="cpu_flash", **FIXED)
     assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
-    for name in ("ring_flash_attn_llama3", "transformer_engine", "torch_context_parallel", "yunchang"):
-        assert "no packed documents" in (methods.packing_reason(MethodConfig(name), striped) or "")
+    lacking = {
+        "ring_flash_attn": "each document cut over all ranks",
+        "transformer_engine": "qkv_format=thd",
+        "torch_context_parallel": "scaled_dot_product_attention",
+        "yunchang": "cu_seqlens",
+    }
+    for name, what in lacking.items():
+        assert what in (methods.packing_reason(MethodConfig(name), striped) or "")
 
 
 def test_only_visible_pairs_count():

@@ -1,0 +1,60 @@
+"""Who computes packed documents right: what the two proofs said of each method and library, from rows.
+
+`sp-bench methods --packed results/cpu_packed_gate` prints the table, and docs/PACKING.md holds it between two markers.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tabulate import tabulate
+
+from sp_bench import methods
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.rows import store
+
+BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --write docs/PACKING.md -->\n"
+END = "<!-- end of what sp-bench methods wrote -->\n"
+HEADINGS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
+LEGEND = """\
+Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
+and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
+tensor that changes least. Refuses: before any device is touched, for the reason of that number.
+"""
+
+
+def table(campaign: Path) -> str:
+    """Markdown: a line for each method, layout and variant of which the campaign has packed rows, and below it what the
+    cells mean, with each reason once.
+
+    Raises:
+        ConfigError: the campaign has no rows of packed documents.
+    """
+    found, _ = store.read(campaign)
+    rows = [row for row in found.to_pylist() if row["packing"] not in (None, "none")]
+    if not rows:
+        raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
+    rows.sort(key=lambda row: (methods.names().index(row["method"]), row["variant"] or "", row["layout"]))
+    reasons = list(dict.fromkeys(row["reason"] for row in rows if row["status"] != "ok"))
+    lines = [(*_what(row), *_proofs(row, reasons)) for row in rows]
+    notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
+    return f"{tabulate(lines, HEADINGS, tablefmt='github', disable_numparse=True)}\n\n{LEGEND}\n{notes}"
+
+
+def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
+    library = methods.get(row["method"]).IMPLEMENTATION.partition("==")[0]
+    return row["method"], row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
+
+
+def _proofs(row: Mapping[str, Any], reasons: Sequence[str]) -> tuple[str, str]:
+    """What each proof said. The second comes after the first, so that a row that failed has no more to say."""
+    if row["status"] != "ok":
+        said = {"unsupported": "refuses", "incorrect": "**wrong**"}.get(row["status"], row["status"])
+        return f"{said} ({reasons.index(row['reason']) + 1})", "-"
+    budgets = row["error_budget"]
+    name = max(budgets, key=lambda each: row[f"rel_error_{each}"] / budgets[each])
+    outside, inside = max(row["outside_difference"].values()), min(row["inside_difference"].values())
+    return (
+        f"right: {row[f'rel_error_{name}']:.1e} of {budgets[name]:.1e} in {name}",
+        f"right: {outside:.2g} outside, {inside:.2g} inside",
+    )

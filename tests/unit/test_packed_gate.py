@@ -1,0 +1,34 @@
+"""The table of who computes packed documents right."""
+
+from pathlib import Path
+
+import pytest
+
+from sp_bench.config.parsing import ConfigError
+from sp_bench.driver import packed_gate
+
+ROOT = Path(__file__).parents[2]
+TENSORS = ("output", "dq", "dk", "dv")
+
+
+def test_the_docs_have_the_table_of_the_committed_rows():
+    text = (ROOT / "docs/PACKING.md").read_text()
+    written = text.partition(packed_gate.BEGIN)[2].partition(packed_gate.END)[0]
+    assert written == f"\n{packed_gate.table(ROOT / 'results/cpu_packed_gate')}\n", "write it again"
+
+
+def test_a_campaign_without_packs_has_no_table():
+    with pytest.raises(ConfigError, match="parity_engines has no rows of packed documents; sp-bench run sweep=cpu_"):
+        packed_gate.table(ROOT / "results/parity_engines")
+
+
+def test_a_row_that_passed_says_what_is_nearest_to_its_budget():
+    row = {"status": "ok", "error_budget": dict.fromkeys(TENSORS, 1e-6) | {"dv": 1e-7}}
+    row |= {f"rel_error_{name}": 5e-8 for name in TENSORS}
+    row |= {"outside_difference": dict.fromkeys(TENSORS, 0.0), "inside_difference": dict.fromkeys(TENSORS, 3.0)}
+    assert packed_gate._proofs(row, []) == ("right: 5.0e-08 of 1.0e-07 in dv", "right: 0 outside, 3 inside")
+
+
+def test_a_row_that_failed_points_to_its_reason():
+    for status, said in (("incorrect", "**wrong** (2)"), ("unsupported", "refuses (2)"), ("oom", "oom (2)")):
+        assert packed_gate._proofs({"status": status, "reason": "b"}, ["a", "b"]) == (said, "-")
