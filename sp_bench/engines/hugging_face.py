@@ -8,7 +8,7 @@ sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
@@ -113,12 +115,14 @@ def checkpointing_options() -> dict[str, Any]:
 def attention_registry(config: TrialConfig) -> Iterator[None]:
     """Restores what `register_with_transformers` changes: transformers' attention function, and DeepSpeed's process
     groups of the sequences with their names. Inside, torch's sdpa uses its math backend if the kernel is `math`; of the
-    other kernels it picks one itself, and the kernels that ran are checked."""
+    other kernels it picks one itself, and the kernels that ran are checked. With `workload.fit` it is `_unattended`."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
     attention, named_groups = ALL_ATTENTION_FUNCTIONS[name], dict(layer._all_to_all_groups)
+    if config.workload.fit:
+        ALL_ATTENTION_FUNCTIONS[name] = _unattended(attention, config.model.num_layers - 1)
     try:
         with sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext():
             yield
@@ -128,6 +132,25 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
         layer._all_to_all_groups.update(named_groups)
     if config.sp_size > 1:
         _destroy_groups(config)
+
+
+def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[..., Any]:
+    """transformers' `attention` without its arithmetic in all layers but the last: a layer keeps q, k, v, the output and
+    its LSE for its backward, and allocates all three gradients.
+
+    DeepSpeed's own switch for it, `skip_all_but_last_attention_debug_mode`, is not used. It keeps nothing of the layers
+    that it skips, and finds the last one by counting calls: under checkpointing without reentrance, which recomputes
+    layers from the last to the first, it skips another layer in the backward than in the forward.
+    """
+    idle = differentiable(NoKernel(torch.zeros), causal=True, scale=1.0)
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        if module.layer_idx == last_layer:
+            return attention(module, q, k, v, *args, **kwargs)
+        # [B,H,S,D] -> [B,S,H,D], which is also what transformers wants back
+        return idle(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
+
+    return attend
 
 
 def _destroy_groups(config: TrialConfig) -> None:

@@ -38,6 +38,7 @@ _EXTRAS = {
     "megatron": "megatron",
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
+HUGGING_FACE = ("hf_deepspeed", *_TRAINERS)  # transformers' models on ZeRO-3, with DeepSpeed's Ulysses
 _WITHOUT_MOMENTS = ("hf_fsdp2", "megatron")  # until their first step has ended
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
@@ -94,11 +95,8 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
             "engine=fsdp2"
         )
-    if config.workload.fit and (name != "fsdp2" or not hasattr(methods.get(config.method.name), "kernel_calls")):
-        return (
-            f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
-            "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
-        )
+    if config.workload.fit and (reason := _fit_reason(config)):
+        return reason
     if config.workload.single_step and name in _WITHOUT_MOMENTS:
         return (
             f"workload.single_step=true: engine {name} makes its optimizer's moments in its first step, which would "
@@ -151,6 +149,16 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     elif cut.ulysses_degree == 1:
         ours = MethodConfig("ring", cut.kind, dkv_dtype="float32")
     return replace(twin, method=ours), "step_only"
+
+
+def _fit_reason(config: TrialConfig) -> str | None:
+    name, method = config.engine.name, config.method.name
+    if name in HUGGING_FACE or (name == "fsdp2" and hasattr(methods.get(method), "kernel_calls")):
+        return None
+    return (
+        f"workload.fit=true: engine {name} with method {method} cannot leave attention's arithmetic out; use "
+        "engine=fsdp2 and a method of sp_bench, hf_deepspeed, hf_trainer or trl_sft, or workload.fit=false"
+    )
 
 
 def _selective_output_reason(config: TrialConfig) -> str | None:
