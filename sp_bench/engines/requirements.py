@@ -80,20 +80,20 @@ def _reason(config: TrialConfig) -> str | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
-    if (tile := config.workload.mlp_tile_tokens) is not None and name != "fsdp2":
+    if (tile := config.workload.mlp_tile_tokens) is not None and name not in ("fsdp2", *HUGGING_FACE):
         return (
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
-            "engine=fsdp2"
+            "engine=fsdp2 or hf_deepspeed"
         )
-    if config.workload.checkpoint_offload and name != "fsdp2":
+    if config.workload.checkpoint_offload and name not in ("fsdp2", "trl_sft"):
         return (
             f"workload.checkpoint_offload=true: engine {name} keeps its checkpoints on the device; use false, or "
-            "engine=fsdp2"
+            "engine=fsdp2 or trl_sft"
         )
-    if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
+    if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):
         return (
-            f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
-            "engine=fsdp2"
+            f"workload.loss_tile_tokens={tile}: engine {name} has no choice of its loss's tiles; leave it out, or use "
+            "engine=fsdp2 or hf_deepspeed"
         )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
@@ -116,7 +116,7 @@ def _reason(config: TrialConfig) -> str | None:
             f"engine {name} has neither forward_prefetch, backward_prefetch, reshard_after_forward nor "
             "reduce_gradients; leave them out, or use engine=fsdp2"
         )
-    if (code := config.workload.model_code) not in (None, "eager"):
+    if (code := config.workload.model_code) not in (None, "eager") and not (code == "liger" and name in HUGGING_FACE):
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
     if (checkpointing := config.workload.activation_checkpointing) not in (None, "none", "full"):
         return (
@@ -224,7 +224,12 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
-    return _model_reason(config)
+    if config.workload.checkpoint_offload and config.hardware.device == "cpu":
+        return (
+            "workload.checkpoint_offload=true: TRL's activation offloading is from an accelerator to the host; use "
+            "false, GPUs, or engine=fsdp2"
+        )
+    return _model_code_reason(config) or _model_reason(config)
 
 
 def _model_reason(config: TrialConfig) -> str | None:

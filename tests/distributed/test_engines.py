@@ -223,6 +223,20 @@ def test_what_asks_only_whether_a_step_fits_sends_all_of_it(engine: str) -> None
     run(2, check_fit, engine)
 
 
+def check_tiles(rank: int, name: str) -> None:
+    """Tiles whose number torch.chunk would not make (24 local tokens in tiles of 7), of several sequences."""
+    as_a_rank(rank, 2)
+    tiles = {"mlp_tile_tokens": 7}
+    shared = partial(trial, MethodConfig(HF), 2, engine=EngineConfig(name), kernel=KernelConfig("cpu_flash"))
+    check(shared(workload=replace(RECOMPUTED, **tiles)))
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("engine", ["hf_deepspeed", WITH_TRL])
+def test_tiles_take_the_steps_of_one_process(engine: str) -> None:
+    run(2, check_tiles, engine)
+
+
 def counts_of(engine: str) -> dict[tuple[str, str], tuple[int, int]]:
     """Calls and bytes of one rank's ledger step: 45 tokens padded to 46, on two ranks."""
     config = trial(MethodConfig(HF), 2, seq_len=45, engine=EngineConfig(engine), kernel=KernelConfig("cpu_flash"))
