@@ -228,6 +228,9 @@ def check_tiles(rank: int, name: str) -> None:
     as_a_rank(rank, 2)
     tiles = {"mlp_tile_tokens": 7}
     shared = partial(trial, MethodConfig(HF), 2, engine=EngineConfig(name), kernel=KernelConfig("cpu_flash"))
+    if name == "hf_deepspeed":  # a tied head's gradient waits for the embedding's; the last token has no label
+        tiles["loss_tile_tokens"] = 7
+        check(shared(workload=replace(RECOMPUTED, **tiles, micro_batches=2), model=LLAMA, dtype="bfloat16"))
     check(shared(workload=replace(RECOMPUTED, **tiles)))
 
 
