@@ -117,9 +117,10 @@ def _repeated_parameters(config: TrialConfig) -> int:
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing in (None, "none"):
         return 0
-    if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
-        return block_matmul_parameters(model)
     mlp = model.hidden_size * model.intermediate_size
+    if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
+        # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
+        return block_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
     if config.workload.mlp_tile_tokens is not None:
         kept += model.hidden_size * model.num_heads * model.head_dim

@@ -47,7 +47,7 @@ def run(
     with zero3.library(device) as deepspeed, hugging_face.attention_registry(config):
         engine, mpu = start(config, seq_len, deepspeed)
         zero3.show(engine, hugging_face.named(config, engine.module), watch)
-        training = Training(engine, config.sp_size, device, token_losses)
+        training = Training(engine, config, device, token_losses)
         loaded, size = _micro_batches(texts, config, mpu, device), config.workload.num_micro_batches
         results = train.run_steps(training.step, (islice(loaded, size) for _ in texts), tick)
         engine.destroy()
@@ -76,6 +76,8 @@ def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
     )
     if mpu is not None:
         hugging_face.tell_the_ledger(config)
+    if config.workload.loss_tile_tokens is not None:
+        model.forward = TiledLoss(model, config)
     if config.workload.activation_checkpointing == "full":
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=hugging_face.checkpointing_options())
     model.train()
@@ -83,6 +85,57 @@ def start(config: TrialConfig, seq_len: int, deepspeed: Any) -> tuple[Any, Any]:
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, mpu=mpu)
     zero3.tag_phases(engine)
     return engine, mpu
+
+
+@dataclass
+class TiledLoss:
+    """The forward of a Hugging Face model that computes logits and loss of some tokens at a time, by DeepSpeed's
+    `TiledFusedLogitsLoss`, which computes the gradients of the hidden states and the head in the forward.
+
+    It takes for granted that the loss's own gradient is 1: whatever else it is reaches the hidden states, and not the
+    head. So nothing may scale the loss afterwards. It is here the loss of this rank's tokens, times P, over the number
+    of labelled tokens of the P ranks and over that of micro-batches: ZeRO averages gradients over ranks, and adds those
+    of micro-batches. The post's loop scales it, by `deepspeed_sp_compute_loss`.
+    """
+
+    model: Any
+    config: TrialConfig
+
+    def __call__(self, **batch: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss as above, and the loss of each local token [B,s], in nats."""
+        from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
+            TiledFusedLogitsLoss,
+        )
+
+        labels = hugging_face.shifted(batch)
+        inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
+        hidden = self.model.model(**inputs).last_hidden_state  # [B,s,h]
+        scale, weight, losses = self._scale(labels), self.model.lm_head.weight, []
+
+        def loss_of(head: Any, x: Tensor, y: Tensor) -> Tensor:
+            # x [t,h], y [t]
+            each = cross_entropy.of_tokens(head(x)[None], y[None])
+            losses.append(each.detach())
+            return each.sum() * scale
+
+        tile_tokens = self.config.workload.loss_tile_tokens
+        assert tile_tokens is not None
+        tiles = zero3.num_tiles(labels.numel(), tile_tokens)
+        # A tied head's gradient waits for the embedding's: it may be reduced once.
+        reduced_here = [] if self.config.model.tie_embeddings else [weight]
+        weight.ds_grad_is_ready = False
+        loss = TiledFusedLogitsLoss.apply(loss_of, self.model.lm_head, hidden, labels, None, tiles, reduced_here, "sum")
+        weight.ds_grad_is_ready = True
+        return loss, torch.cat(losses, dim=1).view_as(labels)
+
+    def _scale(self, labels: Tensor) -> Tensor:
+        """By which the sum of this rank's losses is multiplied."""
+        number = (labels != cross_entropy.IGNORED).sum()
+        if self.config.sp_size > 1:
+            from deepspeed.utils import groups  # pyright: ignore[reportMissingImports]
+
+            dist.all_reduce(number, group=groups._get_sequence_parallel_group())
+        return self.config.sp_size / (number * self.config.workload.num_micro_batches)
 
 
 def _micro_batches(
@@ -116,7 +169,7 @@ class Training:
     """A DeepSpeed engine around a Hugging Face model."""
 
     engine: Any
-    sp_size: int
+    config: TrialConfig
     device: torch.device
     token_losses: int  # so many next steps give them
 
@@ -124,6 +177,8 @@ class Training:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
         parts = [self._accumulate(batch) for batch in batches]
         loss = torch.stack([loss for loss, _ in parts]).mean()
+        if self.config.workload.loss_tile_tokens is not None:  # which is divided by their number already
+            loss *= self.config.workload.num_micro_batches
         losses = [each for _, each in parts if each is not None]
         norm = zero3.grad_norm(self.engine, self.device)
         self.token_losses -= 1
@@ -131,7 +186,8 @@ class Training:
 
     def _accumulate(self, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         loss, losses = self._forward(batch)
-        self.engine.backward(loss)
+        # the gradient of a tiled loss is there already, divided by the number of micro-batches
+        self.engine.backward(loss, scale_wrt_gas=self.config.workload.loss_tile_tokens is None)
         self.engine.step()
         return loss.detach(), losses
 
@@ -140,7 +196,10 @@ class Training:
 
         This is a function of its own so that nothing holds the logits during the backward, where memory peaks.
         """
-        if self.sp_size == 1:
+        if self.config.workload.loss_tile_tokens is not None:
+            loss, losses = self.engine(**batch)
+            return loss, losses if self.token_losses > 0 else None
+        if self.config.sp_size == 1:
             outputs = self.engine(**batch)
             loss = outputs.loss
         else:
@@ -148,7 +207,7 @@ class Training:
                 deepspeed_sp_compute_loss,
             )
 
-            parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.sp_size)
+            parallelism = SimpleNamespace(sp_backend="deepspeed", sp_size=self.config.sp_size)
             loss, outputs = deepspeed_sp_compute_loss(None, self.engine, batch, True, parallelism)
         if self.token_losses <= 0:
             return loss, None

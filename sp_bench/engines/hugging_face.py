@@ -7,8 +7,9 @@ m micro-batches a step; B sequences of a micro-batch on a data-parallel rank; S 
 sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
+import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
@@ -92,7 +95,37 @@ def build(config: TrialConfig, seq_len: int) -> Any:
     )
     parameters = named(config, built)
     zero3.initialise([(name, index, each) for index, (name, each) in enumerate(parameters.items())], config.seed)
+    if config.workload.model_code == "liger":
+        _apply_liger(built)
+    if config.workload.mlp_tile_tokens is not None:
+        for decoder_layer in built.model.layers:
+            zero3.tile_mlp(decoder_layer.mlp, config.workload.mlp_tile_tokens)
     return built
+
+
+def _apply_liger(built: nn.Module) -> None:
+    """Liger's RMSNorm, rotary embedding and SwiGLU, by its own patch of a model. Its fused loss is left out: under
+    ZeRO-3 it reads the head without gathering it, and finds no elements."""
+    from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
+        _apply_liger_kernel_to_instance,
+    )
+
+    _apply_liger_kernel_to_instance(built, fused_linear_cross_entropy=False)  # pyright: ignore[reportArgumentType]
+
+
+@contextmanager
+def _classes_restored(config: TrialConfig) -> Iterator[None]:
+    """Restores what Liger replaces in the file of the model at transformers: its rotation and its classes."""
+    if config.workload.model_code != "liger":
+        yield
+        return
+    kind = model_config(config.model, 1).model_type
+    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    before = dict(vars(module))
+    try:
+        yield
+    finally:
+        vars(module).update(before)
 
 
 def named(config: TrialConfig, built: nn.Module) -> dict[str, nn.Parameter]:
@@ -113,14 +146,20 @@ def checkpointing_options() -> dict[str, Any]:
 def attention_registry(config: TrialConfig) -> Iterator[None]:
     """Restores what `register_with_transformers` changes: transformers' attention function, and DeepSpeed's process
     groups of the sequences with their names. Inside, torch's sdpa uses its math backend if the kernel is `math`; of the
-    other kernels it picks one itself, and the kernels that ran are checked."""
+    other kernels it picks one itself, and the kernels that ran are checked. With `workload.fit` it is `_unattended`.
+    What Liger replaces is restored too."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
     attention, named_groups = ALL_ATTENTION_FUNCTIONS[name], dict(layer._all_to_all_groups)
+    if config.workload.fit:
+        ALL_ATTENTION_FUNCTIONS[name] = _unattended(attention, config.model.num_layers - 1)
     try:
-        with sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext():
+        with (
+            sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext(),
+            _classes_restored(config),
+        ):
             yield
     finally:
         ALL_ATTENTION_FUNCTIONS[name] = attention
@@ -128,6 +167,25 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
         layer._all_to_all_groups.update(named_groups)
     if config.sp_size > 1:
         _destroy_groups(config)
+
+
+def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[..., Any]:
+    """transformers' `attention` without its arithmetic in all layers but the last: such a layer keeps q, k, v, the
+    output and its LSE for its backward, and allocates all three gradients.
+
+    DeepSpeed's own switch for it, `skip_all_but_last_attention_debug_mode`, keeps nothing of the layers that it skips,
+    and finds the last one by counting calls. Recomputation goes from the last layer to the first, so it skips another
+    one there, and torch refuses it: "a different number of tensors was saved" (DeepSpeed 0.19.8).
+    """
+    idle = differentiable(NoKernel(torch.zeros), causal=True, scale=1.0)
+
+    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
+        if module.layer_idx == last_layer:
+            return attention(module, q, k, v, *args, **kwargs)
+        # [B,H,S,D] -> [B,S,H,D], which is also what transformers wants back
+        return idle(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
+
+    return attend
 
 
 def _destroy_groups(config: TrialConfig) -> None:

@@ -38,6 +38,7 @@ _EXTRAS = {
     "megatron": "megatron",
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
+HUGGING_FACE = ("hf_deepspeed", *_TRAINERS)  # transformers' models on ZeRO-3, with DeepSpeed's Ulysses
 _WITHOUT_MOMENTS = ("hf_fsdp2", "megatron")  # until their first step has ended
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
@@ -79,31 +80,28 @@ def _reason(config: TrialConfig) -> str | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
-    if (tile := config.workload.mlp_tile_tokens) is not None and name != "fsdp2":
+    if (tile := config.workload.mlp_tile_tokens) is not None and name not in ("fsdp2", *HUGGING_FACE):
         return (
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
-            "engine=fsdp2"
+            "engine=fsdp2 or hf_deepspeed"
         )
-    if config.workload.checkpoint_offload and name != "fsdp2":
+    if config.workload.checkpoint_offload and name not in ("fsdp2", "trl_sft"):
         return (
             f"workload.checkpoint_offload=true: engine {name} keeps its checkpoints on the device; use false, or "
-            "engine=fsdp2"
+            "engine=fsdp2 or trl_sft"
         )
-    if (tile := config.workload.loss_tile_tokens) is not None and name != "fsdp2":
+    if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):
         return (
-            f"workload.loss_tile_tokens={tile}: engine {name} computes its loss without tiles; leave it out, or use "
-            "engine=fsdp2"
+            f"workload.loss_tile_tokens={tile}: engine {name} has no choice of its loss's tiles; leave it out, or use "
+            "engine=fsdp2 or hf_deepspeed"
         )
     if (packing := config.workload.packing) != "none" and name != "fsdp2":
         return (
             f"workload.packing={packing}: engine {name} trains whole sequences here; use engine=fsdp2, or "
             "workload.packing=none"
         )
-    if config.workload.fit and (name != "fsdp2" or not hasattr(methods.get(config.method.name), "kernel_calls")):
-        return (
-            f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
-            "out; use engine=fsdp2 and a method of sp_bench, or workload.fit=false"
-        )
+    if config.workload.fit and (reason := _fit_reason(config)):
+        return reason
     if config.workload.single_step and name in _WITHOUT_MOMENTS:
         return (
             f"workload.single_step=true: engine {name} makes its optimizer's moments in its first step, which would "
@@ -123,7 +121,7 @@ def _reason(config: TrialConfig) -> str | None:
             f"engine {name} has neither forward_prefetch, backward_prefetch, reshard_after_forward nor "
             "reduce_gradients; leave them out, or use engine=fsdp2"
         )
-    if (code := config.workload.model_code) not in (None, "eager"):
+    if (code := config.workload.model_code) not in (None, "eager") and not (code == "liger" and name in HUGGING_FACE):
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
     if (checkpointing := config.workload.activation_checkpointing) not in (None, "none", "full"):
         return (
@@ -156,6 +154,16 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     elif cut.ulysses_degree == 1:
         ours = MethodConfig("ring", cut.kind, dkv_dtype="float32")
     return replace(twin, method=ours), "step_only"
+
+
+def _fit_reason(config: TrialConfig) -> str | None:
+    name, method = config.engine.name, config.method.name
+    if name in HUGGING_FACE or (name == "fsdp2" and hasattr(methods.get(method), "kernel_calls")):
+        return None
+    return (
+        f"workload.fit=true: engine {name} with method {method} cannot leave attention's arithmetic out; use "
+        "engine=fsdp2 and a method of sp_bench, hf_deepspeed, hf_trainer or trl_sft, or workload.fit=false"
+    )
 
 
 def _selective_output_reason(config: TrialConfig) -> str | None:
@@ -221,7 +229,12 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
-    return _model_reason(config)
+    if config.workload.checkpoint_offload and config.hardware.device == "cpu":
+        return (
+            "workload.checkpoint_offload=true: TRL's activation offloading is from an accelerator to the host; use "
+            "false, GPUs, or engine=fsdp2"
+        )
+    return _model_code_reason(config) or _model_reason(config)
 
 
 def _model_reason(config: TrialConfig) -> str | None:

@@ -48,6 +48,7 @@ def stack(config: TrialConfig) -> Stack:
         "packing": False,
         "pad_to_multiple_of": config.sp_size,
         "loss_type": "nll",
+        "activation_offloading": config.workload.checkpoint_offload,
     }
     return Stack(SFTTrainer, SFTConfig, _dataset, _token_losses, own, {"processing_class": _tokenizer()})
 

@@ -115,6 +115,26 @@ def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -
             parameter.data.copy_(whole)
 
 
+def num_tiles(num_tokens: int, tile_tokens: int) -> int:
+    """Equal tiles of at most `tile_tokens`, as `torch.chunk` makes them. It may make fewer than it is asked for, and
+    then DeepSpeed's tiled functions, which wait for the last one, would never reduce a gradient."""
+    size = -(-num_tokens // -(-num_tokens // tile_tokens))
+    return -(-num_tokens // size)
+
+
+def tile_mlp(mlp: nn.Module, tile_tokens: int) -> None:
+    """Make the MLP of a Hugging Face layer, x [B,s,h] -> [B,s,h], compute `tile_tokens` of the s tokens at a time, by
+    DeepSpeed's `TiledMLP`. Its backward runs each tile's forward once more."""
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP  # pyright: ignore[reportMissingImports]
+
+    forward, weights = mlp.forward, list(mlp.parameters())
+
+    def tiled(x: Tensor) -> Tensor:
+        return TiledMLP.apply(lambda _, tile: forward(tile), mlp, x, num_tiles(x.shape[1], tile_tokens), weights)
+
+    mlp.forward = tiled
+
+
 def tag_phases(engine: Any) -> None:
     """Make the ledger attribute what `engine` sends to the phases backward and optimizer, whoever calls the engine."""
 

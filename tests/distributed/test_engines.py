@@ -20,6 +20,7 @@ from trials import ODD, PARITY, TINY, TRAIN, assembled, job, trial
 
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
+from sp_bench.driver.derived import TIMES
 from sp_bench.engines import requirements, zero3
 from sp_bench.hardware import package_versions
 from sp_bench.oracle import training_step
@@ -198,6 +199,45 @@ def test_a_hugging_face_model_takes_the_steps_of_ours_on_one_process(
     backend: str, world_size: int, engine: str
 ) -> None:
     run(world_size, check_engine, engine, world_size, backend=backend)
+
+
+def check_fit(rank: int, name: str) -> None:
+    """Attention is computed in the last layer alone, forward, again and backward; all else is sent as ever."""
+    as_a_rank(rank, 2)
+    single = replace(RECOMPUTED, warmup_steps=0, timed_steps=1, single_step=True)
+    config = trial(MethodConfig(HF), 2, engine=EngineConfig(name), workload=single, kernel=KernelConfig("cpu_flash"))
+    fit = replace(config, workload=replace(single, fit=True))
+    real, fits = (train_step.run(job(each)) for each in (config, fit))
+    assert fits.counts == real.counts
+    in_one_layer = {op: calls * config.model.num_layers for op, calls in fits.work.other_ops.items()}
+    assert in_one_layer == real.work.other_ops != {}
+    columns = assembled(fit, fits)
+    assert columns["flags"][-2:] == ["single_step", "fit"]
+    assert {name for name in TIMES if columns.get(name) is not None} == set()
+    assert tensors_left() == []
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("engine", ["hf_deepspeed", WITH_TRL])
+def test_what_asks_only_whether_a_step_fits_sends_all_of_it(engine: str) -> None:
+    run(2, check_fit, engine)
+
+
+def check_tiles(rank: int, name: str) -> None:
+    """Tiles whose number torch.chunk would not make (24 local tokens in tiles of 7), of several sequences."""
+    as_a_rank(rank, 2)
+    tiles = {"mlp_tile_tokens": 7}
+    shared = partial(trial, MethodConfig(HF), 2, engine=EngineConfig(name), kernel=KernelConfig("cpu_flash"))
+    if name == "hf_deepspeed":  # a tied head's gradient waits for the embedding's; the last token has no label
+        tiles["loss_tile_tokens"] = 7
+        check(shared(workload=replace(RECOMPUTED, **tiles, micro_batches=2), model=LLAMA, dtype="bfloat16"))
+    check(shared(workload=replace(RECOMPUTED, **tiles)))
+
+
+@needs("deepspeed", "transformers", "accelerate")
+@pytest.mark.parametrize("engine", ["hf_deepspeed", WITH_TRL])
+def test_tiles_take_the_steps_of_one_process(engine: str) -> None:
+    run(2, check_tiles, engine)
 
 
 def counts_of(engine: str) -> dict[tuple[str, str], tuple[int, int]]:

@@ -72,15 +72,15 @@ def test_in_bf16_tiles_round_no_worse(tile_tokens: int) -> None:
         assert (by_tiles - exactly).norm() < 1.5 * (once - exactly).norm()
 
 
-def test_only_our_own_training_step_has_tiles(make_config: Callable[..., TrialConfig]) -> None:
+def test_only_some_training_steps_have_tiles_of_the_loss(make_config: Callable[..., TrialConfig]) -> None:
     with pytest.raises(ConfigError, match=r"loss_tile_tokens=4: workload attention takes no optimizer step"):
         make_config(workload__loss_tile_tokens=4)
     with pytest.raises(ConfigError, match="loss_tile_tokens=0 must be positive"):
         make_config(workload="train_step", workload__loss_tile_tokens=0)
     ours = make_config(workload="train_step", workload__loss_tile_tokens=4)
     assert requirements.unsupported_reason(ours) is None
-    theirs = make_config(workload="train_step", workload__loss_tile_tokens=4, engine="hf_deepspeed")
-    reason = "workload.loss_tile_tokens=4: engine hf_deepspeed computes its loss without tiles; leave it out, or use"
+    theirs = make_config(workload="train_step", workload__loss_tile_tokens=4, engine="hf_trainer")
+    reason = "workload.loss_tile_tokens=4: engine hf_trainer has no choice of its loss's tiles; leave it out, or use"
     assert (requirements.unsupported_reason(theirs) or "").startswith(reason)
 
 

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.parsing import ConfigError, parse
@@ -16,7 +18,7 @@ from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
-from sp_bench.engines import requirements
+from sp_bench.engines import requirements, zero3
 from sp_bench.training import model
 
 from .rows import asked_for
@@ -24,6 +26,10 @@ from .rows import asked_for
 FIRST = {"hf_fsdp2": "transformers", "megatron": "megatron-core"}  # packages
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
+FULL = {"workload__activation_checkpointing": "full"}
+OFFLOADED = FULL | {"workload__checkpoint_offload": True}
+SINGLE = {"workload__single_step": True, "workload__warmup_steps": 0, "workload__timed_steps": 1}
+FIT = SINGLE | {"workload__fit": True}
 VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"} | {
     "megatron-core": "0.19.2",
     "transformer-engine": "2.20.2",
@@ -137,6 +143,26 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
             {"workload__activation_checkpointing": "full", "workload__mlp_tile_tokens": 64},
             "computes an MLP without tiles; leave it out, or use engine=fsdp2",
         ),
+        (
+            "hf_fsdp2",
+            {"workload__mlp_tile_tokens": 64} | FULL,
+            "without tiles; leave it out, or use engine=fsdp2 or hf_",
+        ),
+        ("hf_trainer", {"workload__loss_tile_tokens": 64}, "no choice of its loss's tiles; .*=fsdp2 or hf_deepspeed"),
+        ("hf_deepspeed", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2 or trl_sft"),
+        (
+            "trl_sft",
+            OFFLOADED | {"fabric": "gloo", "hardware": "cpu", "dtype": "float32"},
+            "TRL's activation offloading is from an accelerator to the host",
+        ),
+        (
+            "hf_deepspeed",
+            {"workload__model_code": "liger", "fabric": "gloo", "hardware": "cpu"},
+            "Liger's kernels run on CUDA only; use eager",
+        ),
+        ("hf_deepspeed", {"workload__model_code": "liger"}, "needs liger-kernel: pip install 'sp-bench.liger.'"),
+        ("hf_fsdp2", FIT, "engine hf_fsdp2 with method torch_context_parallel cannot leave attention's arithmetic out"),
+        ("megatron", FIT, "engine megatron with method transformer_engine cannot leave"),
         ("fsdp2", {"engine__variable_seq_len": True}, "fsdp2 has no variable_seq_len"),
         ("fsdp2", {"engine__optimizer_offload": "deepspeed_cpu_adam"}, "steps with torch's AdamW; use torch_adamw"),
         (
@@ -201,6 +227,33 @@ def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, chang
     config = make(name, **changes)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(requirements.unsupported_reason(config))
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_faces_stacks_run_at_their_best(make, monkeypatch, name):
+    monkeypatch.setattr(hardware, "package_versions", lambda: VERSIONS | {"liger-kernel": "0.8.5"})
+    best = FIT | FULL | {"kernel": "cudnn", "workload__model_code": "liger", "workload__mlp_tile_tokens": 64}
+    if name == "hf_deepspeed":
+        best["workload__loss_tile_tokens"] = 64
+    if name == "trl_sft":
+        best["workload__checkpoint_offload"] = True
+    assert requirements.unsupported_reason(make(name, **best)) is None
+
+
+@given(num_tokens=st.integers(1, 300), tile_tokens=st.integers(1, 300), num_sequences=st.integers(1, 3))
+def test_deepspeed_is_told_as_many_tiles_as_torch_makes(num_tokens, tile_tokens, num_sequences):
+    number = zero3.num_tiles(num_tokens, tile_tokens)
+    tiles = torch.arange(num_tokens).chunk(number)
+    assert (len(tiles), max(map(len, tiles)) <= tile_tokens) == (number, True)
+    # TiledMLP's backward cuts all sequences as one
+    assert len(torch.arange(num_sequences * num_tokens).chunk(number)) == number
+
+
+def test_tiles_of_deepspeed_run_an_mlp_once_more(make):
+    whole, tiled = (make("hf_deepspeed", **FULL, workload__mlp_tile_tokens=tile) for tile in (None, 64))
+    mlps = 2 * 3 * whole.model.num_layers * whole.model.hidden_size * whole.model.intermediate_size
+    once = mlps * whole.seq_len * whole.num_sequences
+    assert training_costs.matmul_flops(tiled, tiled.seq_len) - training_costs.matmul_flops(whole, whole.seq_len) == once
 
 
 @pytest.mark.usefixtures("libraries")
