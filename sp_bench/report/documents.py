@@ -13,7 +13,8 @@ from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
 PACKING = "workload.packing"
-LENGTHS = ("workload.document_len", "workload.document_sigma", "workload.document_lens")  # what a distribution has beside its name
+# what a distribution has beside its name
+LENGTHS = ("workload.document_len", "workload.document_sigma", "workload.document_lens")
 
 
 @dataclass(frozen=True)

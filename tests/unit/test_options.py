@@ -135,6 +135,7 @@ USES = {
     "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
     "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
+    "report/documents.py": {"document_len", "document_lens", "document_sigma", "packing"},
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {"activation_checkpointing", "learning_rate", "max_grad_norm", "model_code", "optimizer"},
     "report/limits.py": {"device_memory_gib"},
