@@ -291,10 +291,10 @@ def test_the_memory_model_follows_what_is_offloaded(make_config):
     )
     layer = 32768 * 2560 * 2
     assert plain.loss - checkpoints.loss == 35 * layer
-    assert plain.backward - checkpoints.backward == 34 * layer
+    assert plain.last_layer - checkpoints.last_layer == 34 * layer
     assert plain.update - checkpoints.update == 0
     state = num_parameters(make_config(**gpu).model) * 4 / 2  # fp32, of one of two ranks
-    assert plain.backward - optimizer.backward == 3 * state
+    assert plain.last_layer - optimizer.last_layer == 3 * state
     assert plain.reduce - optimizer.reduce == 4 * state
     assert optimizer.update == 0
 

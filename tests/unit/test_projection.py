@@ -53,26 +53,20 @@ def test_errors_widen_beyond_the_measured_ranks(fit):
     assert fit.band(True, 8) == pytest.approx(2 * fit.band(True, 4))
 
 
-def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_the_measured_one(measured):
-    steps = [cell for cell in measured if cell.asked["workload"] == "train_step"]
-    assert len(steps) == 36
+def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
+    found = {row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}
+    cells = [cell for cell in report.read(sorted(found)) if cell.memory_column == "max_peak_allocated_bytes"]
+    steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
+    assert len(steps) >= 91
     for cell in steps:
-        config = parse(TrialConfig, json.loads(cell.measured[-1]["config"]))
-        (peak,) = {round(memory.peak(config, copies=5).bytes)}  # their AdamW was not fused
-        assert cell.memory_column == "max_peak_allocated_bytes"
-        assert peak == pytest.approx(min(cell.memory_bytes), rel=0.03), cell.asked["method"]
-
-
-def test_so_it_is_with_a_fused_optimizer_and_each_way_of_recomputing():
-    cells = report.read([Path("results") / name for name in ("h200x2_step_methods", "h200x2_step_options")])
-    steps = [cell for cell in cells if cell.ok and cell.options["engine.name"] == "fsdp2"]
-    assert len(steps) == 20
-    assert {cell.options["workload.activation_checkpointing"] for cell in steps} == {
-        *("full", "selective", "selective_output", "selective_mlp")
-    }
-    for cell in steps:
-        config = parse(TrialConfig, json.loads(cell.measured[-1]["config"]))
-        assert memory.peak(config).bytes == pytest.approx(min(cell.memory_bytes), rel=0.03), cell.options
+        row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
+        config = parse(TrialConfig, json.loads(row["config"]))
+        peak = memory.peak(config, copies=4 if row["batch_loading"] else 5)  # older rows' AdamW was not fused
+        predicted = peak.bytes
+        if row["folder"] == "h200x2_fit":  # its only step made the moments, at its end
+            moments = 2 * memory.peak(config).update / 4
+            predicted = max(*(each - moments for each in peak[:-1]), peak.update)
+        assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
 
 
 def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit, qwen):
