@@ -10,6 +10,7 @@ from sp_bench import report
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory
+from sp_bench.driver import overrides, sweep
 from sp_bench.report import advice, projection
 from sp_bench.report.cells import Cell
 from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work
@@ -140,3 +141,34 @@ def test_the_map_names_a_method_for_each_place(fit):
     lines = advice.decision_map(fit, "cudnn", 8).splitlines()[2:]
     assert len(lines) == len(advice.MAP_HEADS) * len(advice.MAP_TOKENS) * len(advice.MAP_NETWORKS)
     assert all(any(name in line for name in ("Ulysses", "ring", "all-gather", "USP")) for line in lines)
+
+
+RUNGS = (
+    *("nothing recomputed", "+ loss in tiles", "selective", "full"),
+    *("+ checkpoints in host memory", "+ MLP in tiles", "+ optimizer in host memory"),
+)
+ON_HOST = 4  # from this rung on
+
+
+def longest_table() -> str:
+    """docs/PROJECTION.md's table of the sweep that it names: thousands of tokens, and GiB of host memory of all ranks."""
+    rungs: dict[tuple[object, ...], list[TrialConfig]] = {}
+    for search in sweep.read(overrides.read_arguments(["sweep=longest_projected"])).searches:
+        config, workload = search.config, search.config.workload
+        tiles = workload.activation_checkpointing, workload.loss_tile_tokens, workload.mlp_tile_tokens
+        rung = (*tiles, workload.checkpoint_offload, config.engine.optimizer_offload)
+        rungs.setdefault(rung, []).append(search.at(search.guess(None, None)))
+    lines = []
+    for n, (name, configs) in enumerate(zip(RUNGS, rungs.values(), strict=True)):
+        assert [(c.model.name, c.sp_size) for c in configs] == [
+            (m, p) for m in ("qwen3_4b", "llama3_8b") for p in (2, 4, 8)
+        ]
+        on_host = [f" ({memory.held_on_host_bytes(c) / GIB:,.0f})" if n >= ON_HOST else "" for c in configs]
+        sizes = [f"{c.seq_len // 1000:,}K{gib}" for c, gib in zip(configs, on_host, strict=True)]
+        lines.append(f"| {' | '.join([name, *sizes])} |")
+    return "\n".join(lines)
+
+
+def test_the_docs_have_where_a_search_would_start_on_gpus_of_80_gib():
+    table = longest_table()
+    assert table in Path("docs/PROJECTION.md").read_text(), f"docs/PROJECTION.md should have\n{table}"
