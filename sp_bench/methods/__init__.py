@@ -59,6 +59,7 @@ class Method(Protocol):
     """A module of this package, or from outside. It may also have
 
     - `PACKS = True`: it also computes packed documents (`AttentionShape.documents`), each of which sees itself only;
+    - `CUTS_DOCUMENTS = True`: it has the layout document_zigzag;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
@@ -146,6 +147,12 @@ def primitive(method: MethodConfig) -> str:
 
 def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
     """Why the method cannot compute packed documents, naming those that can, or None."""
+    if method.layout == "document_zigzag" and not (
+        shape.documents and getattr(get(method.name), "CUTS_DOCUMENTS", False)
+    ):
+        return (
+            "method.layout=document_zigzag cuts each packed document over all ranks, in method=ring alone; use zigzag"
+        )
     if not shape.documents:
         return None
     able = [name for name in NAMES if getattr(get(name), "PACKS", False)]

@@ -1,13 +1,16 @@
 """Ring Attention: KV shards travel point to point around the ranks.
 
-Layouts: contiguous, zigzag and striped. Source: arXiv 2310.01889. The loop is sp_bench/attention/ring.py.
+Layouts: contiguous, zigzag and striped; of packed documents also document_zigzag, and not striped. Source: arXiv
+2310.01889. The loop is sp_bench/attention/ring.py.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
+from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
 PACKS = True
+CUTS_DOCUMENTS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -27,6 +31,12 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if method.layout == "document_zigzag" and MULTIPLE % (2 * sp_size):
+        valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
+        return (
+            f"sp_size={sp_size}: method.layout=document_zigzag cuts each document into {2 * sp_size} equal parts, and "
+            f"documents are multiples of {MULTIPLE} tokens; use sp_size in {{{valid}}}, or method.layout=zigzag"
+        )
     return None
 
 
@@ -59,4 +69,7 @@ def open(
         documents=shape.documents,
     )
     attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
-    yield SequenceParallelAttention(layout(method, group.size()), attend)
+    cut = layout(method, group.size())
+    if method.layout == "document_zigzag":
+        cut = replace(cut, documents=shape.documents)
+    yield SequenceParallelAttention(cut, attend)

@@ -43,7 +43,7 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
         *(MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2)),
         MethodConfig("upipe", head_stages=2),
         *(usp if sp_size > 2 else []),
-        *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
+        *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag", "document_zigzag")),
         *(MethodConfig("all_gather", layout, head_stride=2, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
     ]
 
