@@ -10,12 +10,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
-from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention
+from sp_bench.methods import SequenceParallelAttention, document_zigzag_reason
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -31,13 +30,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
-    if method.layout == "document_zigzag" and MULTIPLE % (2 * sp_size):
-        valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
-        return (
-            f"sp_size={sp_size}: method.layout=document_zigzag cuts each document into {2 * sp_size} equal parts, and "
-            f"documents are multiples of {MULTIPLE} tokens; use sp_size in {{{valid}}}, or method.layout=zigzag"
-        )
-    return None
+    return document_zigzag_reason(method, sp_size)
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:

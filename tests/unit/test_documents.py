@@ -134,7 +134,7 @@ def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(m
     assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
     lacking = {
-        "ring_flash_attn": "each document cut over all ranks",
+        "ring_flash_attn": "use method.layout=document_zigzag",
         "transformer_engine": "qkv_format=thd",
         "torch_context_parallel": "scaled_dot_product_attention",
         "yunchang": "cu_seqlens",
@@ -175,8 +175,8 @@ def test_document_zigzag_cuts_each_document_into_equal_work_for_all_ranks(degree
             {"method": "ring", "sp_size": 3, "seq_len": 1152},
             "sp_size=3: .* into 6 equal parts, .* use sp_size in {1, 2, 4, 8}",
         ),
-        ({"method": "all_gather"}, "in method=ring alone; use zigzag"),
-        ({"method": "ring", "workload__packing": "none", "workload__document_len": None}, "in method=ring alone"),
+        ({"method": "all_gather"}, "use method=ring, ring_flash_attn"),
+        ({"method": "ring", "workload__packing": "none", "workload__document_len": None}, "use method.layout=zigzag"),
     ],
 )
 def test_document_zigzag_is_refused_where_it_cannot_be(make_config, fields, message):
