@@ -14,7 +14,7 @@ from typing import Literal
 
 from sp_bench.config.documents import spans
 
-LayoutKind = Literal["contiguous", "zigzag", "striped"]
+LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class SequenceLayout:
     contiguous: ring rank r holds tokens [r*S/R, (r+1)*S/R).
     zigzag: chunks r and 2R-1-r of 2R, so that causal work is equal on all ring ranks.
     striped: tokens r, r+R, r+2R, ... (Striped Attention, arXiv 2311.09431).
+    document_zigzag: of each packed document what zigzag would give, so that each document's work is equal on all ranks.
     """
 
     kind: LayoutKind = "contiguous"
@@ -31,6 +32,7 @@ class SequenceLayout:
     ulysses_degree: int = 1
     ulysses_inner: bool = True  # True: adjacent ranks exchange heads; False: adjacent ranks are ring neighbours
     over_all_ranks: bool = False  # True: tokens lie as in a ring of all R * U ranks, although some exchange heads
+    documents: tuple[int, ...] = ()  # document_zigzag: tokens of each
 
     @property
     def sp_size(self) -> int:
@@ -41,7 +43,7 @@ class SequenceLayout:
         """The sequence length must be a multiple of this."""
         if self.over_all_ranks:
             return SequenceLayout(self.kind, self.sp_size).multiple
-        per_shard = math.lcm(2, self.ulysses_degree) if self.kind == "zigzag" else self.ulysses_degree
+        per_shard = math.lcm(2, self.ulysses_degree) if "zigzag" in self.kind else self.ulysses_degree
         return self.ring_degree * per_shard
 
     def padded(self, seq_len: int) -> int:
@@ -73,6 +75,14 @@ class SequenceLayout:
             return SequenceLayout(self.kind, self.sp_size).runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
         shard = seq_len // self.ring_degree
+        if self.kind == "document_zigzag":
+            assert sum(self.documents) == seq_len, "its documents cut the sequence"
+            zigzag = SequenceLayout("zigzag", self.ring_degree)
+            return [
+                range(whole.start + run.start, whole.start + run.stop)
+                for whole in spans(self.documents)
+                for run in zigzag.runs(ring_rank, len(whole))
+            ]
         if self.kind == "contiguous":
             parts = [range(ring_rank * shard, (ring_rank + 1) * shard)]
         elif self.kind == "striped":
@@ -151,12 +161,15 @@ def packed_blocks(
     kind: LayoutKind, q_rank: int, kv_rank: int, ring_degree: int, documents: tuple[int, ...]
 ) -> list[Block]:
     """What ring rank `q_rank` computes against the KV shard of ring rank `kv_rank`, where documents of these lengths
-    are packed. Contiguous or zigzag.
+    are packed. Not striped.
 
     Its own shard is one causal block, whose documents are cut at the shard's ends. A document that lies in both chunks
     of a zigzag shard fills all between them, so its two parts are neighbours there. Of another shard a run of tokens
     before the queries is visible in one document at most: that which goes on to the queries. So it is one whole block.
+    With document_zigzag it is one of each document, as zigzag has it.
     """
+    if kind == "document_zigzag":
+        return _blocks_of_each(q_rank, kv_rank, [length // ring_degree for length in documents])
     layout, seq_len = SequenceLayout(kind, ring_degree), sum(documents)
     queries = _placed(layout.runs(q_rank, seq_len))
     if q_rank == kv_rank:
@@ -173,6 +186,19 @@ def packed_blocks(
         for kv_at, keys in _placed(layout.runs(kv_rank, seq_len))
         if (seen := seen_across(run, keys, documents))
     ]
+
+
+def _blocks_of_each(q_rank: int, kv_rank: int, local: Sequence[int]) -> list[Block]:
+    """document_zigzag: the blocks of documents of which each rank holds `local` tokens."""
+    if q_rank == kv_rank:
+        return [Block(ALL, ALL, causal=True, documents=tuple(local))]
+    blocks = []
+    for mine in spans(local):
+        block = visible_block("zigzag", q_rank, kv_rank, len(mine), causal=True)
+        assert block is not None
+        q, kv = mine[block.q], mine[block.kv]
+        blocks.append(Block(slice(q.start, q.stop), slice(kv.start, kv.stop), causal=False))
+    return blocks
 
 
 def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> int | None:
@@ -207,7 +233,8 @@ def _within(place: int, run: range, part: range) -> slice:
 def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> list[int]:
     """Visible (query, key) pairs of one head that each ring rank computes, where documents of these lengths are packed.
     Ranks that exchange heads compute those of their ring rank, of as many heads each."""
-    ring = SequenceLayout(layout.kind, layout.ring_degree)
+    cut = tuple(documents) if layout.kind == "document_zigzag" else ()
+    ring = SequenceLayout(layout.kind, layout.ring_degree, documents=cut)
     return [
         sum(
             _pairs_before(min(run.stop, whole.stop) - whole.start)

@@ -31,7 +31,8 @@ class Question(NamedTuple):
 
     def answer(self) -> str | None:
         """Why the method cannot, or None."""
-        return methods.get(self.method.name).unsupported_reason(*self)
+        refused = methods.packing_reason(self.method, self.shape)
+        return refused or methods.get(self.method.name).unsupported_reason(*self)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
+from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
@@ -59,6 +60,7 @@ class Method(Protocol):
     """A module of this package, or from outside. It may also have
 
     - `PACKS = True`: it also computes packed documents (`AttentionShape.documents`), each of which sees itself only;
+    - `CUTS_DOCUMENTS = True`: it also computes them in the layout document_zigzag;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
@@ -145,17 +147,38 @@ def primitive(method: MethodConfig) -> str:
 
 
 def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
-    """Why the method cannot compute packed documents, naming those that can, or None."""
+    """Why the method cannot compute packed documents, naming those that can, or None; and why its layout, which cuts
+    documents, has none to cut."""
+    module = get(method.name)
+    cutting = [name for name in NAMES if getattr(get(name), "CUTS_DOCUMENTS", False)]
+    cuts = getattr(module, "CUTS_DOCUMENTS", False)
+    if method.layout == "document_zigzag":
+        if cuts and shape.documents:
+            return None
+        way_out = "method.layout=zigzag" if cuts else f"method={', '.join(cutting)}"
+        return f"method.layout=document_zigzag is for packed documents, in some methods; use {way_out}"
     if not shape.documents:
         return None
-    able = [name for name in NAMES if getattr(get(name), "PACKS", False)]
-    module = get(method.name)
-    if method.name not in able and not getattr(module, "PACKS", False):
+    if not getattr(module, "PACKS", False):
+        if cuts:
+            return f"method {method.name} computes packed documents in one layout; use method.layout=document_zigzag"
+        able = ", ".join(name for name in NAMES if getattr(get(name), "PACKS", False))
         why = getattr(module, "NO_PACKS", "it does not say that it can")
-        return f"method {method.name} computes no packed documents here: {why}; use method={', '.join(able)}"
+        return f"method {method.name} computes no packed documents here: {why}; use method={able}"
     if method.layout == "striped":
         return "method.layout=striped cuts packed documents into single tokens; use contiguous or zigzag"
     return None
+
+
+def document_zigzag_reason(method: MethodConfig, sp_size: int) -> str | None:
+    """Why packed documents cannot be cut over so many ranks in the layout document_zigzag, or None."""
+    if method.layout != "document_zigzag" or MULTIPLE % (2 * sp_size) == 0:
+        return None
+    valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
+    return (
+        f"sp_size={sp_size}: method.layout=document_zigzag cuts each document into {2 * sp_size} equal parts, and "
+        f"documents are multiples of {MULTIPLE} tokens; use sp_size in {{{valid}}}, or method=ring with layout zigzag"
+    )
 
 
 def names() -> list[str]:

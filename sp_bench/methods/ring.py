@@ -1,10 +1,12 @@
 """Ring Attention: KV shards travel point to point around the ranks.
 
-Layouts: contiguous, zigzag and striped. Source: arXiv 2310.01889. The loop is sp_bench/attention/ring.py.
+Layouts: contiguous, zigzag and striped; of packed documents also document_zigzag, and not striped. Source: arXiv
+2310.01889. The loop is sp_bench/attention/ring.py.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
@@ -12,7 +14,7 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention
+from sp_bench.methods import SequenceParallelAttention, document_zigzag_reason
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
 PACKS = True
+CUTS_DOCUMENTS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -27,7 +30,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
-    return None
+    return document_zigzag_reason(method, sp_size)
 
 
 def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
@@ -59,4 +62,7 @@ def open(
         documents=shape.documents,
     )
     attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
-    yield SequenceParallelAttention(layout(method, group.size()), attend)
+    cut = layout(method, group.size())
+    if method.layout == "document_zigzag":
+        cut = replace(cut, documents=shape.documents)
+    yield SequenceParallelAttention(cut, attend)

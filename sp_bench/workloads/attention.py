@@ -36,7 +36,7 @@ def run(job: Job) -> Measurement:
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
-        columns |= check_attention(timed, eager, read, layout, shape, mesh, draw, columns["error_budget"])
+        columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, columns["error_budget"])
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)

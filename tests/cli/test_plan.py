@@ -29,6 +29,20 @@ def test_a_plan_shows_validity_and_counts(plan):
     assert "nearest lengths: 6144 or 6152" in printed
 
 
+def test_a_file_of_document_lengths_is_read_once_and_the_trial_has_what_it_says(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one.txt").write_text("512 256 256")
+    (tmp_path / "other.yaml").write_text("- 512\n- 512\n")
+    words = ("kernel=math", "seq_len=1024", "workload.packing=file")
+    code, out, err = console(capfd, "plan", *words, "workload.document_lens=@one.txt,@other.yaml")
+    assert (code, err) == (0, "")
+    assert "workload.document_lens=512,256,256 " in out
+    assert "workload.document_lens=512,512 " in out
+    code, out, err = console(capfd, "plan", *words, "workload.document_lens=@gone.txt")
+    assert (code, out) == (2, "")
+    assert "the list of documents in gone.txt cannot be read" in err
+
+
 def test_a_plan_shows_what_is_committed(finished):
     folder, arguments, _ = finished
     done = subprocess.run(

@@ -41,10 +41,11 @@ def _flash_attn_varlen_forward(
     assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
     out, lse = torch.empty_like(q), q.new_empty(q.shape[1], q.shape[0], dtype=torch.float32)
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
+        length = len(k[keys]) if causal else len(q[queries])  # without a mask nothing is aligned
         part, part_lse = math.forward(
-            _at_the_end(q[queries], len(k[keys])), k[keys][None], v[keys][None], causal=causal, scale=softmax_scale
+            _at_the_end(q[queries], length), k[keys][None], v[keys][None], causal=causal, scale=softmax_scale
         )
-        own = slice(len(k[keys]) - len(q[queries]), None)
+        own = slice(length - len(q[queries]), None)
         out[queries], lse[:, queries] = part[0, own], part_lse[0, :, own]
     return out, lse, torch.empty(0), torch.empty(2, dtype=torch.int64)
 
@@ -78,7 +79,7 @@ def _flash_attn_varlen_backward(
     assert (dropout_p, window_size_left, window_size_right, softcap, alibi_slopes) == (0.0, -1, -1, 0.0, None)
     assert not zero_tensors
     for queries, keys in _sequences(cu_seqlens_q, cu_seqlens_k):
-        length = len(k[keys])
+        length = len(k[keys]) if causal else len(q[queries])
         # padded queries have dout = 0 and out = 0: they give no gradient, whatever their lse
         padded_lse = pad(softmax_lse[:, queries], (length - len(q[queries]), 0))
         grads = math.backward(

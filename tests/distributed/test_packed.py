@@ -46,7 +46,7 @@ def method_configs(sp_size: int) -> list[MethodConfig]:
         *(MethodConfig("ulysses", head_chunks=chunks) for chunks in (1, 2)),
         MethodConfig("upipe", head_stages=2),
         *(usp if sp_size > 2 else []),
-        *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
+        *(MethodConfig("ring", layout, dkv_dtype="input") for layout in ("contiguous", "zigzag", "document_zigzag")),
         *(MethodConfig("all_gather", layout, head_stride=2, dkv_dtype="input") for layout in ("contiguous", "zigzag")),
     ]
 
@@ -117,9 +117,16 @@ def check_library(rank: int, method: MethodConfig, kernel_name: str, dtype: str)
 
 
 @needs("ring-flash-attn")
-@pytest.mark.parametrize("stride", [None, 1])
-def test_ring_flash_attn_llama3_passes_both_proofs(stride: int | None) -> None:
-    run(2, check_library, MethodConfig("ring_flash_attn_llama3", head_stride=stride), "flash_attn", "float16")
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(MethodConfig("ring_flash_attn_llama3", head_stride=stride) for stride in (None, 1)),
+        MethodConfig("ring_flash_attn", "document_zigzag"),
+    ],
+    ids=lambda method: f"{method.name}-{method.head_stride}",
+)
+def test_ring_flash_attn_passes_both_proofs(method: MethodConfig) -> None:
+    run(2, check_library, method, "flash_attn", "float16")
 
 
 @needs("deepspeed")

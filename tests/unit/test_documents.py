@@ -1,5 +1,6 @@
 """Packed documents: their lengths, what a config refuses, and what follows from them by closed form."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -133,7 +134,7 @@ def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(m
     assert "cpu_flash takes no packed documents; use kernel=math" in (plan.unsupported_reason(config, None) or "")
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
     lacking = {
-        "ring_flash_attn": "each document cut over all ranks",
+        "ring_flash_attn": "use method.layout=document_zigzag",
         "transformer_engine": "qkv_format=thd",
         "torch_context_parallel": "scaled_dot_product_attention",
         "yunchang": "cu_seqlens",
@@ -155,3 +156,34 @@ def test_the_ranks_together_compute_each_visible_pair_once(kind, degree):
     pairs = causal_pairs_of_ranks(SequenceLayout(kind, degree), lengths)
     assert len(pairs) == degree
     assert sum(pairs) == causal_pairs(lengths)
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+def test_document_zigzag_cuts_each_document_into_equal_work_for_all_ranks(degree):
+    lengths = (48, 16, 128, 96)
+    layout = SequenceLayout("document_zigzag", degree, documents=lengths)
+    held = [layout.global_positions(rank, sum(lengths)) for rank in range(degree)]
+    assert sorted(at for mine in held for at in mine) == list(range(sum(lengths)))
+    assert all(sum(at in whole for at in mine) == len(whole) // degree for mine in held for whole in spans(lengths))
+    assert causal_pairs_of_ranks(layout, lengths) == [causal_pairs(lengths) // degree] * degree
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"method": "ring", "sp_size": 3, "seq_len": 1152},
+            "sp_size=3: .* into 6 equal parts, .* use sp_size in {1, 2, 4, 8}",
+        ),
+        ({"method": "all_gather"}, "use method=ring, ring_flash_attn"),
+        ({"method": "ring", "workload__packing": "none", "workload__document_len": None}, "use method.layout=zigzag"),
+    ],
+)
+def test_document_zigzag_is_refused_where_it_cannot_be(make_config, fields, message):
+    config = make_config(kernel="math", **FIXED | {"method__layout": "document_zigzag"} | fields)
+    assert re.search(message, plan.unsupported_reason(config, None) or "")
+
+
+def test_training_has_no_document_zigzag(make_config):
+    with pytest.raises(ConfigError, match="workload train_step has no such layout"):
+        make_config(workload="train_step", method="ring", method__layout="document_zigzag")
