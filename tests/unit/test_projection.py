@@ -151,7 +151,7 @@ ON_HOST = 4  # from this rung on
 
 
 def longest_table() -> str:
-    """docs/PROJECTION.md's table of the sweep that it names: thousands of tokens, and GiB of host memory of all ranks."""
+    """docs/PROJECTION.md's table of the sweep that it names: thousands of tokens, and GiB of all ranks' host memory."""
     rungs: dict[tuple[object, ...], list[TrialConfig]] = {}
     for search in sweep.read(overrides.read_arguments(["sweep=longest_projected"])).searches:
         config, workload = search.config, search.config.workload
