@@ -224,7 +224,7 @@ def test_what_asks_only_whether_a_step_fits_sends_all_of_it(engine: str) -> None
 
 
 def check_tiles(rank: int, name: str) -> None:
-    """Tiles whose number torch.chunk would not make (24 local tokens in tiles of 7), of several sequences."""
+    """24 local tokens in tiles of 7 or fewer. TRL's loss has tiles of its own."""
     as_a_rank(rank, 2)
     tiles = {"mlp_tile_tokens": 7}
     shared = partial(trial, MethodConfig(HF), 2, engine=EngineConfig(name), kernel=KernelConfig("cpu_flash"))
