@@ -116,10 +116,9 @@ def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -
 
 
 def num_tiles(num_tokens: int, tile_tokens: int) -> int:
-    """Equal tiles of at most `tile_tokens`, as `torch.chunk` makes them. It may make fewer than it is asked for, and
-    then DeepSpeed's tiled functions, which wait for the last one, would never reduce a gradient."""
-    size = -(-num_tokens // -(-num_tokens // tile_tokens))
-    return -(-num_tokens // size)
+    """Of equal tiles of at most `tile_tokens`. `torch.chunk` makes as many; of another number it may make fewer, and
+    DeepSpeed's tiled functions, which reduce a gradient at the last one that they are told, would never reduce it."""
+    return -(-num_tokens // tile_tokens)
 
 
 def tile_mlp(mlp: nn.Module, tile_tokens: int) -> None:
