@@ -99,6 +99,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.packing={packing}: engine {name} trains whole sequences here; use engine=fsdp2, or "
             "workload.packing=none"
         )
+    if (share := config.workload.masked_label_share) and name != "fsdp2":
+        return (
+            f"workload.masked_label_share={share}: engine {name} trains on all labels here; use engine=fsdp2, or "
+            "workload.masked_label_share=0"
+        )
     if config.workload.fit and (name != "fsdp2" or not hasattr(methods.get(config.method.name), "kernel_calls")):
         return (
             f"workload.fit=true: engine {name} with method {config.method.name} cannot leave attention's arithmetic "
