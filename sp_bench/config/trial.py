@@ -396,6 +396,16 @@ class WorkloadConfig:
             of=ATTENTION,
         ),
     ] = None
+    masked_label_share: Annotated[
+        float,
+        Declared(
+            "training: share of the labels that the loss ignores: the first ones of a sequence, or of each packed "
+            "document, as of prompts",
+            of=TRAINING,
+            old_rows=0.0,
+            omitted=True,
+        ),
+    ] = 0.0
 
     def __post_init__(self) -> None:
         positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
@@ -403,6 +413,7 @@ class WorkloadConfig:
         require_at_most(self, MAX_COUNT, "micro_batches")
         require_positive(self, "document_len", "document_sigma")
         self._check_packing()
+        self._check_masked_labels()
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
         if self.trace and self.single_step:
@@ -484,6 +495,18 @@ class WorkloadConfig:
         if self.launch == "cuda_graph":
             raise ConfigError(
                 f"workload.packing={self.packing} is not recorded as a CUDA graph; use workload.launch=eager"
+            )
+
+    def _check_masked_labels(self) -> None:
+        said = f"workload.masked_label_share={self.masked_label_share}"
+        if not 0 <= self.masked_label_share < 1:
+            raise ConfigError(f"{said} must be 0 or more, and less than 1: a loss needs labels")
+        if self.masked_label_share and self.pass_kind != "step":
+            raise ConfigError(f"{said}: workload {self.name} has no labels; use 0, or workload=train_step")
+        if self.masked_label_share and self.single_step:
+            raise ConfigError(
+                f"{said}: workload.single_step=true is compared with a short text alone, whose labels may all be "
+                "masked; use 0, or several steps"
             )
 
     @property
@@ -659,11 +682,10 @@ class TrialConfig:
         return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed, listed)
 
     def labelled(self, seq_len: int) -> list[range]:
-        """Training: the tokens of a sequence of `seq_len` tokens that have a label. It is the token that follows, so
-        the last one of a packed document has none."""
-        if not (lengths := self.documents(seq_len)):
-            return [range(seq_len)]
-        return [whole[:-1] for whole in spans(lengths)]
+        """Training: the tokens of a sequence of `seq_len` tokens that have a label, by document. A label is the token
+        that follows, so the last one of a packed document has none. Nor have the first ones, if labels are masked."""
+        wholes = list(spans(self.documents(seq_len))) or [range(seq_len + 1)]
+        return [whole[int(self.workload.masked_label_share * (len(whole) - 1)) : -1] for whole in wholes]
 
     def num_labels(self, seq_len: int) -> int:
         """Of one sequence of `seq_len` tokens."""

@@ -100,6 +100,11 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.packing={packing}: engine {name} trains whole sequences here; use engine=fsdp2, or "
             "workload.packing=none"
         )
+    if (share := config.workload.masked_label_share) and name != "fsdp2":
+        return (
+            f"workload.masked_label_share={share}: engine {name} trains on all labels here; use engine=fsdp2, or "
+            "workload.masked_label_share=0"
+        )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
     if config.workload.single_step and name in _WITHOUT_MOMENTS:

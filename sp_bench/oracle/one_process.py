@@ -107,7 +107,8 @@ def _accumulate(config: TrialConfig, decoder: Decoder, sequences: Tensor, comput
         for start, document in _documents(config, sequence):
             # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored parameters.
             parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
-            inputs, labels = document[None, :-1], document[None, 1:]
+            inputs, labels = document[None, :-1], document[None, 1:].clone()
+            labels[:, : int(config.workload.masked_label_share * labels.shape[1])] = cross_entropy.IGNORED
             positions = torch.arange(inputs.shape[1], device=inputs.device)
             losses = cross_entropy.of_tokens(functional_call(decoder, parameters, (inputs, positions)), labels)
             (losses.sum() / num_labels(config, sequences)).backward()

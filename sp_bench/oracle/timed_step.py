@@ -52,6 +52,11 @@ class CutShort(TrialConfig):
     def documents(self, seq_len: int) -> tuple[int, ...]:
         return cut(super().documents(self.seq_len), seq_len)
 
+    def labelled(self, seq_len: int) -> list[range]:
+        """Those of the timed length; where all of them are masked, as if the text had been as short from the start."""
+        tokens = [range(of.start, min(of.stop, seq_len)) for of in super().labelled(self.seq_len)]
+        return [each for each in tokens if each] or super().labelled(seq_len)
+
 
 class Run(NamedTuple):
     """The first step of the engine on a text of `seq_len` tokens."""
@@ -102,11 +107,13 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
 
 def shorter_lengths(config: TrialConfig) -> list[int]:
     """The reduced length, and the longest at which every shard ends at another token: half a shard less than the timed
-    length. Both need as many padded tokens as the timed length does."""
-    lengths = [proof_seq_len(config)]
-    if config.sp_size > 1 and not config.workload.single_step:
+    length. Both need as many padded tokens as the timed length does. Where labels are masked the reduced length may
+    have none that is compared, so the longer one is there on one rank too, and has 3 of 4 labels or more."""
+    lengths, masked = [proof_seq_len(config)], config.workload.masked_label_share > 0
+    if (config.sp_size > 1 or masked) and not config.workload.single_step:
         multiple = methods.get(config.method.name).layout(config.method, config.sp_size).multiple
-        longer = config.seq_len - config.seq_len // (2 * config.sp_size)
+        less = config.seq_len // (2 * config.sp_size)
+        longer = config.seq_len - (min(less, config.num_labels(config.seq_len) // 4) if masked else less)
         lengths.append(longer - (longer - config.seq_len) % multiple)
     return [length for length in dict.fromkeys(lengths) if length > 1]
 
@@ -148,10 +155,15 @@ def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: Devi
     return Run(seq_len, losses.flatten(0, 2), labelled.to(losses.device), float(result.grad_norm))
 
 
+def _shared(run: Run, other: Run) -> Tensor:
+    """The tokens that have a label in both."""
+    length = min(len(run.labelled), len(other.labelled))
+    return (run.labelled[:length] & other.labelled[:length]).nonzero().flatten()
+
+
 def _errors(run: Run, other: Run) -> Errors:
     """Over the tokens that have a label in both."""
-    length = min(len(run.labelled), len(other.labelled))
-    tokens = (run.labelled[:length] & other.labelled[:length]).nonzero().flatten()
+    tokens = _shared(run, other)
     want = other.losses[:, tokens]
     off = run.losses[:, tokens] - want
     worst, size = off.abs().amax(0).max(0), float(want.square().mean().sqrt())
@@ -162,10 +174,18 @@ def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:
     """Compare the first step at the timed length with those on the text cut short. Returns row columns.
 
     Raises:
-        Incorrect: a loss or the gradient norm differs too much; the message is the same on every rank.
+        Incorrect: a loss or the gradient norm differs too much, or no token has a label in both; the message is the
+            same on every rank.
     """
-    found = [_errors(first, run) for run in shorter.runs]
-    for run, errors in zip(shorter.runs, found, strict=True):
+    compared = [run for run in shorter.runs if len(_shared(first, run))]
+    if not compared:
+        lengths = ", ".join(str(run.seq_len) for run in shorter.runs)
+        raise Incorrect(
+            f"no token has a label both at seq_len={first.seq_len} and at {lengths}: nothing proves its losses; use a "
+            "larger seq_len, or a smaller workload.masked_label_share"
+        )
+    found = [_errors(first, run) for run in compared]
+    for run, errors in zip(compared, found, strict=True):
         differ = f"at seq_len={first.seq_len} differ from those at seq_len={run.seq_len}"
         for what, error, budget in (
             (f"the first {run.losses.shape[1]} tokens", errors.loss, shorter.loss_budget),

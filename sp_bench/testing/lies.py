@@ -520,6 +520,23 @@ def _documents_leak() -> None:
     math.forward = forward
 
 
+def _loss_averaged_over_ranks() -> None:
+    """The gradient is that of the mean over ranks of each one's mean, however many labels each has."""
+    from torch import distributed
+
+    from sp_bench.engines.fsdp2 import Training
+    from sp_bench.training.cross_entropy import IGNORED
+
+    honest = Training._forward
+
+    def forward(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+        loss, losses = honest(self, batch, num_valid_tokens)
+        own = (batch.labels != IGNORED).sum().clamp(min=1)
+        return loss * num_valid_tokens / (own * distributed.get_world_size()), losses
+
+    Training._forward = forward
+
+
 LIES: Mapping[str, Callable[[], None]] = {
     "kernel_returns_zeros": _kernel_returns_zeros,
     "record_has_a_step_less": _of_record(_one_step_less),
@@ -565,4 +582,5 @@ LIES: Mapping[str, Callable[[], None]] = {
     "kernel_left_out_in_a_hop": _kernel_left_out_in_a_hop,
     "boundaries_ignored": _boundaries_ignored,
     "documents_leak": _documents_leak,
+    "loss_averaged_over_ranks": _loss_averaged_over_ranks,
 }

@@ -63,7 +63,7 @@ class Batch:
     """One rank's share of a micro-batch."""
 
     tokens: Tensor  # [B,s]
-    labels: Tensor  # [B,s], IGNORED where padded, and where the next token is of another document
+    labels: Tensor  # [B,s], IGNORED where padded or masked, and where the next token is of another document
     positions: Tensor  # [s], global positions of the tokens; in a pack, those in their documents
     num_valid_tokens: int  # that have a label, of all ranks together
 

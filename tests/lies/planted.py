@@ -10,6 +10,8 @@ TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96"
 
 SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2")
 
+MASKED = (*TRAIN_STEP, "workload.masked_label_share=0.5")  # rank 0 has no label
+
 PACKED = (*ATTENTION, "workload.packing=fixed", "workload.document_len=32")
 
 
@@ -360,5 +362,12 @@ LIES = [
         PACKED,
         "perturbed document: output of other documents changes by .*, and 16 equal runs differ by 0",
         quick=True,
+    ),
+    Lie(
+        "loss_averaged_over_ranks",
+        "Masked labels",
+        "the loss is the mean over ranks of each one's mean, and one rank has no label",
+        MASKED,
+        "the gradient of .* in step 1, before clipping, differs from one process",
     ),
 ]
