@@ -366,8 +366,8 @@ class Observer:
     def findings(self, results: Sequence[StepResult]) -> Findings:
         """The worst of each kind on this rank, after the last step, of which these are the engine's results."""
         first, second = (result.token_losses for result in results[:2])
-        given = first is not None and second is not None
-        if self._moves and given and torch.equal(first, second) and first.any():  # all are 0 on a rank without a label
+        has_labels = first is not None and bool(first.any())  # on a rank without a label all losses are 0
+        if self._moves and has_labels and first is not None and second is not None and torch.equal(first, second):
             same = "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
             self._note("update", None, math.inf, 0, same)
         for name in self._budgets:
