@@ -175,6 +175,8 @@ ISOLATION = {"group": "warm processes", "trial": "fresh processes"}
 
 def option(path: str, value: Any) -> str:
     """What tells two settings apart."""
+    if (path, value) == ("workload.packing", "none"):
+        return "not packed"
     return ISOLATION.get(value, str(value)) if path == "isolation" else option_words(path, value)
 
 

@@ -187,6 +187,7 @@ USES = {
         "merge_dtype",
         "num_layers",
         "optimizer_offload",
+        "packing",
         "placement",
         "variant",
     },
