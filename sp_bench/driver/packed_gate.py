@@ -15,11 +15,16 @@ from sp_bench.rows import store
 
 BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --write docs/PACKING.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
-HEADINGS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
+HEADINGS = (
+    *("method", "layout", "variant", "ranks", "kernel", "library"),
+    *("packed causal", "one document perturbed", "half of the labels masked"),
+)
 LEGEND = """\
 Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
 and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
-tensor that changes least. Refuses: before any device is touched, for the reason of that number.
+tensor that changes least. Masked: a training step on a pack, of which the loss of the world's labels, the norm of all
+gradients, and the gradient that is nearest to its budget are compared with one process; an engine other than fsdp2 is
+named. Refuses: before any device is touched, for the reason of that number. -: not tried.
 """
 
 
@@ -34,23 +39,32 @@ def table(campaign: Path) -> str:
     rows = [row for row in found.to_pylist() if row["packing"] not in (None, "none")]
     if not rows:
         raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
-    rows.sort(key=lambda row: (methods.names().index(row["method"]), row["variant"] or "", row["layout"]))
+    rows.sort(key=lambda row: (row["workload"] != "attention", _place(_what(row))))
     reasons = list(dict.fromkeys(row["reason"] for row in rows if row["status"] != "ok"))
-    lines = [(*_what(row), *_proofs(row, reasons)) for row in rows]
+    attention, steps = ({_what(row): row for row in rows if row["workload"] == w} for w in ("attention", "train_step"))
+    proven = {what: (*_proofs(row, reasons), _step(steps.get(what), reasons)) for what, row in attention.items()}
+    trained = {what: ("-", "-", _step(row, reasons)) for what, row in steps.items() if what not in attention}
+    lines = [(*what, *said) for what, said in sorted((proven | trained).items(), key=lambda line: _place(line[0]))]
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     return f"{tabulate(lines, HEADINGS, tablefmt='github', disable_numparse=True)}\n\n{LEGEND}\n{notes}"
 
 
 def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
     library = methods.get(row["method"]).IMPLEMENTATION.partition("==")[0]
-    return row["method"], row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
+    engine = f", {row['engine']}" if row["engine"] not in (None, "fsdp2") else ""
+    return row["method"] + engine, row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
+
+
+def _place(what: tuple[str, ...]) -> tuple[int, str, str, str]:
+    """Methods in the order of `sp-bench methods`, each in alphabetical order."""
+    name, _, engine = what[0].partition(", ")
+    return methods.names().index(name), engine, what[2], what[1]
 
 
 def _proofs(row: Mapping[str, Any], reasons: Sequence[str]) -> tuple[str, str]:
     """What each proof said. The second comes after the first, so that a row that failed has no more to say."""
     if row["status"] != "ok":
-        said = {"unsupported": "refuses", "incorrect": "**wrong**"}.get(row["status"], row["status"])
-        return f"{said} ({reasons.index(row['reason']) + 1})", "-"
+        return _failed(row, reasons), "-"
     budgets = row["error_budget"]
     name = max(budgets, key=lambda each: row[f"rel_error_{each}"] / budgets[each])
     outside, inside = max(row["outside_difference"].values()), min(row["inside_difference"].values())
@@ -58,3 +72,20 @@ def _proofs(row: Mapping[str, Any], reasons: Sequence[str]) -> tuple[str, str]:
         f"right: {row[f'rel_error_{name}']:.1e} of {budgets[name]:.1e} in {name}",
         f"right: {outside:.2g} outside, {inside:.2g} inside",
     )
+
+
+def _step(row: Mapping[str, Any] | None, reasons: Sequence[str]) -> str:
+    if row is None:
+        return "-"
+    if row["status"] != "ok":
+        return _failed(row, reasons)
+    gradient = row["grad_error"]
+    return (
+        f"right: loss {row['rel_error_loss']:.1e}, norm {row['rel_error_grad_norm']:.1e}, "
+        f"gradient {gradient['error']:.1e} of {gradient['budget']:.1e}"
+    )
+
+
+def _failed(row: Mapping[str, Any], reasons: Sequence[str]) -> str:
+    said = {"unsupported": "refuses", "incorrect": "**wrong**"}.get(row["status"], row["status"])
+    return f"{said} ({reasons.index(row['reason']) + 1})"

@@ -32,3 +32,15 @@ def test_a_row_that_passed_says_what_is_nearest_to_its_budget():
 def test_a_row_that_failed_points_to_its_reason():
     for status, said in (("incorrect", "**wrong** (2)"), ("unsupported", "refuses (2)"), ("oom", "oom (2)")):
         assert packed_gate._proofs({"status": status, "reason": "b"}, ["a", "b"]) == (said, "-")
+
+
+def test_a_step_says_its_loss_and_its_worst_gradient():
+    row = {
+        "status": "ok",
+        "rel_error_loss": 1e-7,
+        "rel_error_grad_norm": 2e-7,
+        "grad_error": {"error": 3e-6, "budget": 3e-5},
+    }
+    assert packed_gate._step(row, []) == "right: loss 1.0e-07, norm 2.0e-07, gradient 3.0e-06 of 3.0e-05"
+    assert packed_gate._step({"status": "incorrect", "reason": "a"}, ["a"]) == "**wrong** (1)"
+    assert packed_gate._step(None, []) == "-"
