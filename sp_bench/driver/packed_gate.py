@@ -39,7 +39,9 @@ def table(campaign: Path) -> str:
     rows = [row for row in found.to_pylist() if row["packing"] not in (None, "none")]
     if not rows:
         raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
-    rows.sort(key=lambda row: (row["workload"] != "attention", _place(_what(row))))
+    rows.sort(
+        key=lambda row: (row["workload"] != "attention", _place(_what(row)), row["started_at"])
+    )  # the newest counts
     reasons = list(dict.fromkeys(row["reason"] for row in rows if row["status"] != "ok"))
     attention, steps = ({_what(row): row for row in rows if row["workload"] == w} for w in ("attention", "train_step"))
     proven = {what: (*_proofs(row, reasons), _step(steps.get(what), reasons)) for what, row in attention.items()}

@@ -193,7 +193,13 @@ def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_
 
 
 def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp_path):
-    shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
+    # the driver looks ten times a second, so the proof must take longer
+    long = (
+        "seq_len=1024",
+        "workload.correctness_seq_len=1024",
+        *(option for option in SMALL if "correctness" not in option),
+    )
+    shared = ("method=ulysses,ring", "sp_size=2", "isolation=group", "campaign=g", *long)
     done = command("run", *shared, "deadlines.correctness=0.001")
     assert done.returncode == 1, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")
