@@ -14,7 +14,7 @@ from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.ladder import Ladder, ladders
+from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
 from sp_bench.report.longest import Longest, longest
@@ -86,10 +86,10 @@ def tables(settings: Sequence[Setting]) -> list[SettingTable]:
     """One of where memory runs out, one a ladder and one a setting; columns of which no line knows anything are left
     out. None of a single line."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
-    found += [_ladder_table(ladder) for ladder in ladders(settings)]
-    packed = documents.packs(settings)
+    rungs, packed = ladders(settings), documents.packs(settings)
+    found += [_ladder_table(ladder) for ladder in rungs]
     found += [_packed_table(each) for each in packed]
-    others = [setting for setting in settings if not documents.covered(setting, packed)]
+    others = [each for each in settings if not (covered(each, rungs) or documents.covered(each, packed))]
     return [*found, *(table for setting in others if (table := _table(setting)).num_lines > 1)]
 
 
