@@ -7,7 +7,9 @@ from typing import NamedTuple
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
 from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 
-EXCHANGES_HEADS = ("ulysses", "upipe", "usp", "deepspeed_ulysses", "yunchang")  # methods whose output travels
+# Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's backward
+# sends it again, from where it lies by tokens.
+KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 
 
 def held_bytes_per_token(config: TrialConfig) -> int:
@@ -62,7 +64,7 @@ def kept_bytes(config: TrialConfig) -> float:
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
-    exchanged = q if config.method.name in EXCHANGES_HEADS and config.sp_size > 1 else 0
+    exchanged = q if config.method.name in KEEPS_OUTPUT_TWICE and config.sp_size > 1 else 0
     elements = {  # of a token
         "full": hidden,
         "selective": hidden + 2 * q + 2 * kv + exchanged,

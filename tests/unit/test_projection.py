@@ -81,6 +81,17 @@ def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit, qwen):
     assert times == sorted(times)
 
 
+def test_only_methods_that_keep_the_output_by_heads_keep_it_twice(qwen):
+    def kept(method: MethodConfig) -> float:
+        selective = replace(qwen.workload, activation_checkpointing="selective")
+        return memory.kept_bytes(replace(qwen, method=method, sp_size=2, workload=selective))
+
+    once = kept(MethodConfig("ring", "zigzag"))
+    assert kept(MethodConfig("upipe")) == kept(MethodConfig("all_gather", "zigzag")) == once
+    output_bytes = qwen.seq_len // 2 * qwen.model.num_heads * qwen.model.head_dim * 2
+    assert kept(MethodConfig("ulysses")) - once == output_bytes
+
+
 SHAPE = AttentionShape(1, 65536, 32, 8, 128, True, "bfloat16")
 INSIDE = {"all_to_all": 300e9, "send_recv": 200e9, "all_gather": 280e9}
 
