@@ -7,8 +7,8 @@ from typing import NamedTuple
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
 from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 
-# Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's backward
-# sends it again, from where it lies by tokens.
+# Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
+# backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 
 
