@@ -10,7 +10,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import by_speed
-from sp_bench.report.settings import Setting
+from sp_bench.report.settings import Setting, is_baseline
 
 PACKING = "workload.packing"
 # what a distribution has beside its name
@@ -24,6 +24,11 @@ class Packs:
     setting: Setting
     distributions: Mapping[str, tuple[Cell, ...]]  # its words -> the fastest first, what failed last; unpacked last
     unpacked: Mapping[str, Cell]  # cell_id -> the same method and kernel on one document
+
+    def name(self, cell: Cell) -> str:
+        """Its method, and its kernel where several were measured."""
+        several = len({each.asked["kernel"] for each in self.setting.cells}) > 1 and not is_baseline(cell)
+        return ", ".join([words.method(cell), words.kernel(cell)] if several else [words.method(cell)])
 
     def time_ratio(self, cell: Cell) -> float | None:
         """Step time over that of one document."""

@@ -83,8 +83,8 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One of where memory runs out, one a ladder and one a setting; columns of which no line knows anything are left
-    out. None of a single line."""
+    """One of where memory runs out, one a ladder, one of packed documents, and one a setting that none of these shows;
+    columns of which no line knows anything are left out. A setting of a single line has none."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     rungs, packed = ladders(settings), documents.packs(settings)
     found += [_ladder_table(ladder) for ladder in rungs]
@@ -127,16 +127,16 @@ def _packed_table(packs: documents.Packs) -> SettingTable:
     for title, cells in packs.distributions.items():
         first = next((cell for cell in cells if cell.ok), None)
         lines = [_packed_line(packs, cell, first) if cell.ok else _failed(cell, PACKED_HEADS) for cell in cells]
-        groups.append(Group(title, tuple(lines)))
+        named = [replace(line, texts=(packs.name(line.cell), *line.texts[1:])) for line in lines]
+        groups.append(Group(title, tuple(named)))
     return replace(_without_empty(packs.setting, groups, PACKED_HEADS), caption=PACKED_CAPTION)
 
 
 def _packed_line(packs: documents.Packs, cell: Cell, first: Cell | None) -> Line:
     ratio = None if first is None or first is cell else Difference(first, cell, packs.setting.smallest)
     on_several = (cell.asked["world_size"] or 1) > 1
-    several = len({each.asked["kernel"] for each in packs.setting.cells}) > 1 and not is_baseline(cell)
     texts = (
-        ", ".join([words.method(cell), words.kernel(cell)] if several else [words.method(cell)]),
+        words.method(cell),
         number(cell.median_step_ms),
         number(tokens(cell)),
         number(tflops(cell)),

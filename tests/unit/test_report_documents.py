@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 import sp_bench.report as report
+from sp_bench.report import words
 from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
 
@@ -41,6 +42,14 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
     assert [each["imbalance"] for each in shown] == ["1.50", "1.50", ""]
     assert shown[1]["ratio to the first"] == "1.67x"
     assert shown[2]["ms"] == "out of memory"
+
+
+def test_where_kernels_differ_each_line_names_its_own_also_what_failed():
+    rows = [of("ring", "fixed", 10.0, kernel="math"), of("ring", "fixed", 0.0, kernel="cpu_flash", status="oom")]
+    (table,) = [t for t in tables(settings(cells_of(rows))) if "packed documents" in t.setting.title]
+    names = [line.texts[0] for line in table.groups[0].lines]
+    assert len(set(names)) == 2
+    assert all(name.endswith(words.kernel(line.cell)) for name, line in zip(names, table.groups[0].lines, strict=True))
 
 
 def test_nothing_packed_is_no_such_table():
