@@ -145,15 +145,23 @@ def _require_allocator(asked: str) -> None:
 
 
 def _emulate_memory(config: TrialConfig, device: torch.device) -> None:
-    """Cap torch's allocator so that it and all else on the device together have `device_memory_gib`."""
+    """Cap torch's allocator so that it and all else on the device together have `device_memory_gib`. Ranks that share
+    a GPU have that much each; without it, equal parts of the GPU."""
     if device.type != "cuda":
         return
-    if config.hardware.device_memory_gib is None:
+    asked_gib, sharing = config.hardware.device_memory_gib, config.hardware.ranks_per_gpu
+    if asked_gib is None and sharing == 1:
         torch.cuda.set_per_process_memory_fraction(1.0, device)
         return
+    reserved = torch.cuda.memory_reserved(device)
+    if sharing > 1:
+        dist.barrier()  # what the others hold must not change meanwhile
+        of_ranks: list[tuple[int | None, int]] = [(None, 0)] * config.world_size
+        dist.all_gather_object(of_ranks, (device.index, reserved))
+        reserved = sum(size for index, size in of_ranks if index == device.index)
     free, total = torch.cuda.mem_get_info(device)
-    outside = total - free - torch.cuda.memory_reserved(device)  # the context and NCCL's buffers
-    allowed = config.hardware.device_memory_gib * 2**30 - outside
+    outside = (total - free - reserved) / sharing  # the context and NCCL's buffers
+    allowed = (total / sharing if asked_gib is None else asked_gib * 2**30) - outside
     torch.cuda.set_per_process_memory_fraction(min(allowed / total, 1.0), device)
 
 

@@ -540,9 +540,21 @@ class HardwareConfig:
         Literal["expandable_segments"] | None,
         Declared("cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says"),
     ] = None
+    ranks_per_gpu: Annotated[
+        int,
+        Declared(
+            "cuda: above 1, ranks share a GPU, for proofs, bytes and memory; such a row has no time; null in old "
+            "rows: 1",
+            unit="ranks",
+            old_rows=1,
+            omitted=True,
+        ),
+    ] = 1
 
     def __post_init__(self) -> None:
-        require_positive(self, "device_memory_gib", "threads_per_rank")
+        require_positive(self, "device_memory_gib", "threads_per_rank", "ranks_per_gpu")
+        if self.ranks_per_gpu > 1 and self.device == "cpu":
+            raise ConfigError(f"hardware.ranks_per_gpu={self.ranks_per_gpu} is of CUDA devices; leave it out")
         if self.allocator is not None and self.device == "cpu":
             raise ConfigError(f"hardware.allocator={self.allocator} is of torch's allocator on CUDA; leave it out")
 
@@ -699,6 +711,16 @@ class TrialConfig:
     def ranks_per_node(self) -> int:
         """And so GPUs of each node. A plan refuses ranks that the nodes do not divide."""
         return self.world_size // self.num_nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        """That the ranks of a node need; 0 on CPUs."""
+        return -(-self.ranks_per_node // self.hardware.ranks_per_gpu) if self.hardware.device == "cuda" else 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether its times mean something: not where attention is left out, or where ranks share a GPU."""
+        return not self.workload.fit and self.hardware.ranks_per_gpu == 1
 
     @property
     def num_sequences(self) -> int:

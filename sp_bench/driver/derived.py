@@ -20,9 +20,12 @@ HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
 MAX_CLOCK_MISMATCH = 0.02  # of a rank's window: how far the sum of its steps may be off without a flag
 
-TIMES = (  # columns that a row of `workload.fit` has not: its step computed no attention
+TIMES = (  # columns that a row without times (`TrialConfig.is_timed`) has not
     *("rank_step_ms", "window_ms", "host_step_ms", "host_launch_us", "energy_j", "device_state", "part_ms"),
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "mfu", "hfu"),
+    *("attention_flops_per_s", "share_of_limit", "limit_ms", "kernel_ms", "optimizer_ms"),
+    *("compute_only_step_ms", "compute_only_rank_ms", "comm_only_step_ms"),
+    *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency"),
 )
 DERIVED = (
     *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
@@ -166,11 +169,13 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
         flags.append("clock_mismatch")
     flags += ["single_step"] if config.workload.single_step else []
     flags += ["fit"] if config.workload.fit else []
-    flags += flags_of_times(row["step_ms"], record["window_ms"])
+    flags += ["shared_gpu"] if config.hardware.ranks_per_gpu > 1 else []
+    flags += flags_of_times(row["step_ms"], record["window_ms"]) if config.is_timed else []
     issued_ms = record.get("host_step_ms") or [0.0]
     if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:
         flags.append("host_bound")
     memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
-    flags += flags_of_memory(config.hardware.device_memory_gib, *memory)
+    of_device = config.hardware.device_memory_gib
+    flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
     flags += flags_of_loss(record.get("loss") or [])
     return [*flags, *(record.get("flags") or [])]

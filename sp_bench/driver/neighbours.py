@@ -32,7 +32,7 @@ class Neighbours:
     """Looks at the machine as a trial passes its phases."""
 
     def __init__(self, config: TrialConfig) -> None:
-        self._num_gpus = config.ranks_per_node if config.hardware.device == "cuda" else 0
+        self._num_gpus = config.gpus_per_node
         self._before: Look | None = None
         self._after: Look | None = None
 

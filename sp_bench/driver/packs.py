@@ -56,12 +56,12 @@ def packs(
     groups: dict[tuple[int, int, int], list[Trial]] = {}
     for trial in trials:
         if not trial.unsupported_reason:
-            key = (trial.replicate, trial.config.num_nodes, _gpus_per_node(trial))
+            key = (trial.replicate, trial.config.num_nodes, trial.config.gpus_per_node)
             groups.setdefault(key, []).append(trial)
     for trial in trials:  # what cannot run gets its row where most GPUs are: its reason may count them
         if trial.unsupported_reason:
             of_replicate = [key for key in groups if key[0] == trial.replicate]
-            largest = max(of_replicate, default=(trial.replicate, 1, int(_gpus_per_node(trial) > 0)))
+            largest = max(of_replicate, default=(trial.replicate, 1, int(trial.config.gpus_per_node > 0)))
             groups.setdefault(largest, []).append(trial)
     found = []
     for (replicate, num_nodes, num_gpus), group in sorted(groups.items()):
@@ -75,10 +75,6 @@ def packs(
 def gpu_hours(of: Sequence[Pack]) -> float:
     """GPU-hours that the packs ask for; they may end earlier."""
     return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in of)
-
-
-def _gpus_per_node(trial: Trial) -> int:
-    return trial.config.ranks_per_node if trial.config.hardware.device == "cuda" else 0
 
 
 def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:

@@ -59,7 +59,9 @@ def unsupported_reason(
     method = methods.get(config.method.name)
     methods.primitive(config.method)
     layout = method.layout(config.method, config.sp_size)
-    if reason := _nodes_reason(config, num_hosts) or _peer_access_reason(config) or _graph_reason(config):
+    if reason := _nodes_reason(config, num_hosts) or _sharing_reason(config) or _peer_access_reason(config):
+        return reason
+    if reason := _graph_reason(config):
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
@@ -118,6 +120,21 @@ def _nodes_reason(config: TrialConfig, num_hosts: int | None) -> str | None:
     return None
 
 
+def _sharing_reason(config: TrialConfig) -> str | None:
+    """NCCL takes two ranks of one GPU only where it believes them on two hosts, and then sends by the network."""
+    ranks, fabric = config.hardware.ranks_per_gpu, config.fabric
+    if ranks == 1:
+        return None
+    said = f"hardware.ranks_per_gpu={ranks}"
+    if fabric.env.get("NCCL_NET") != "Socket":
+        return f"{said}: ranks of one GPU meet by sockets, not over fabric={fabric.name}; use fabric=socket"
+    if config.num_nodes > 1:
+        return f"{said} is for one host, not for num_nodes={config.num_nodes}; use ranks_per_gpu=1"
+    if config.workload.name == "collective":
+        return f"{said} leaves no times, and workload=collective has nothing else; use ranks_per_gpu=1"
+    return None
+
+
 def _peer_access_reason(config: TrialConfig) -> str | None:
     """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
     if config.method.exchange == "copy_engines" and config.num_nodes > 1:
@@ -153,8 +170,9 @@ def _graph_reason(config: TrialConfig) -> str | None:
 
 
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
-    needed = config.ranks_per_node
+    needed = config.gpus_per_node
     if config.hardware.device == "cpu":
+        needed = config.ranks_per_node
         return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
     if num_gpus is None:
         return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here"
@@ -165,7 +183,7 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
         )
     if num_gpus < needed:
         return (
-            f"{needed} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "
+            f"{config.world_size} ranks (sp_size={config.sp_size} x dp_replicate_size={config.dp_replicate_size} x "
             f"dp_shard_size={config.dp_shard_size}) need {needed} CUDA devices; {num_gpus} here"
         )
     return None
@@ -216,7 +234,8 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
     full = []
     for config in running:
         emulated = config.hardware.device_memory_gib
-        limit = min(gpu_bytes or math.inf, math.inf if emulated is None else emulated * 2**30)
+        own = (gpu_bytes or math.inf) / config.hardware.ranks_per_gpu
+        limit = min(own, math.inf if emulated is None else emulated * 2**30)
         if config.hardware.device == "cuda" and (needed := memory.held_bytes(config) / config.world_size) > limit:
             full.append(needed)
     if full:
@@ -236,7 +255,7 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
         return ()
     hardware, kinds = config.hardware, (config.fabric.name, config.hardware.name, config.engine.name)
     started_with = (
-        *(str(hardware.threads_per_rank), str(hardware.allocator)),
+        *(str(hardware.threads_per_rank), str(hardware.allocator), f"{hardware.ranks_per_gpu:06d}"),
         repr(sorted(config.fabric.env.items())),
     )
     return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}")

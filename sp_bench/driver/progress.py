@@ -219,7 +219,7 @@ class Progress:
             else ""
         )
         if status == "ok":
-            said = ": it fits" if trial.config.workload.fit else ""
+            said = "" if trial.config.is_timed else ": it fits"
             said = f": {median_step_ms:,.3f} ms a step" if median_step_ms is not None else said
         if logs is not None:
             said += f"; trial {trial.trial_id}, logs: {logs}"

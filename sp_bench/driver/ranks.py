@@ -63,7 +63,7 @@ class Ranks:
         }
         for local_rank in range(config.ranks_per_node):
             rank = node * config.ranks_per_node + local_rank
-            variables = shared | {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+            variables = shared | _place(config, rank, local_rank)
             inherited = [meeting.listening.fileno()] if rank == 0 and meeting.listening else []
             if inherited:
                 variables[handover.LISTEN_FD] = str(inherited[0])
@@ -113,6 +113,15 @@ class Ranks:
     def flags(self) -> list[str]:
         """What other hosts say of the measured window; none are here."""
         return []
+
+
+def _place(config: TrialConfig, rank: int, local_rank: int) -> dict[str, str]:
+    """Who a rank is. LOCAL_RANK is its GPU, for every library reads it so."""
+    sharing = config.hardware.ranks_per_gpu
+    variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank // sharing)}
+    if sharing > 1:  # NCCL refuses two ranks of one GPU on one host, so each of them says another host
+        variables["NCCL_HOSTID"] = f"rank-{local_rank % sharing}"
+    return variables
 
 
 def environment(config: TrialConfig) -> dict[str, str]:

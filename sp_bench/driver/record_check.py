@@ -82,7 +82,7 @@ def checked(outcome: Outcome, config: TrialConfig) -> Outcome:
         reason = f"{columns['hfu'] * peak:.0f} TFLOP/s a device is above its peak of {peak:.0f}: the step did not do "
         return replace(outcome, status="incorrect", reason=f"{reason}the work", measured={})
     measured = {name: value for name, value in record.items() if name != "environment"} | columns
-    if config.workload.fit:
+    if not config.is_timed:
         measured |= dict.fromkeys(TIMES)
     return replace(outcome, environment=record["environment"], measured=measured)
 

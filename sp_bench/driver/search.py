@@ -45,7 +45,8 @@ class Search:
         fsdp2, or STARTS_FROM. device_bytes: of the smallest GPU."""
         config = self.config
         cap = config.hardware.device_memory_gib
-        known = [size for size in (device_bytes, None if cap is None else cap * 2**30) if size is not None]
+        own = device_bytes and device_bytes / config.hardware.ranks_per_gpu
+        known = [size for size in (own, None if cap is None else cap * 2**30) if size is not None]
         modelled = (
             config.workload.name in TRAINING and config.engine.name == "fsdp2" and config.hardware.device != "cpu"
         )

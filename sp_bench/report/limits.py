@@ -34,7 +34,8 @@ def capacity_gib(cell: Cell) -> float | None:
     if (cap := cell.asked["device_memory_gib"]) is not None:
         return cap
     names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
-    return next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
+    found = next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
+    return found and found / (cell.asked["ranks_per_gpu"] or 1)
 
 
 def limits(cells: Sequence[Cell]) -> list[Limit]:

@@ -25,7 +25,14 @@ _SAID = (
     *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
     *("model.head_dim", "workload.causal", "dtype", "batch_size", "workload.micro_batches", "engine.name"),
     *("workload.activation_checkpointing", "workload.loss_tile_tokens", "dp_replicate_size", "dp_shard_size"),
-    *("fabric.name", "hardware.name", "hardware.device_memory_gib", "engine.optimizer_offload", "isolation"),
+    *(
+        "fabric.name",
+        "hardware.name",
+        "hardware.device_memory_gib",
+        "hardware.ranks_per_gpu",
+        "engine.optimizer_offload",
+        "isolation",
+    ),
     *("workload.launch", "num_nodes"),
 )
 _OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
@@ -125,6 +132,8 @@ def _setting_words(cell: Values, *, fabric: bool) -> str:
         words.append(f"over {known['num_nodes']} nodes")
     if cell["hardware.device_memory_gib"] is not None:
         words.append(f"capped at {known['hardware.device_memory_gib']} GiB a device")
+    if cell["hardware.ranks_per_gpu"] not in (None, 1):
+        words.append(f"{known['hardware.ranks_per_gpu']} ranks share a GPU")
     if cell["engine.optimizer_offload"] is not None:
         words.append(f"optimizer offloaded ({known['engine.optimizer_offload']})")
     if cell["isolation"] == "group":

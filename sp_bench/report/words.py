@@ -202,6 +202,8 @@ def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
         words.append("no checkpointing")
     if (cap := known.get("hardware.device_memory_gib")) is not None:
         words.append(f"capped at {cap:g} GiB")
+    if (sharing := known.get("hardware.ranks_per_gpu", 1)) > 1:
+        words.append(f"{sharing} ranks share a GPU")
     if known.get("engine.optimizer_offload"):
         words.append("optimizer offloaded")
     data = (asked["dp_replicate_size"], asked["dp_shard_size"])

@@ -5,6 +5,7 @@ layer i+1, on a stream for each direction. So two layers' are on the device at a
 its backward comes at once.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -88,7 +89,7 @@ def _require_free(num_bytes: int, device: torch.device) -> None:
     # A GPU's peers on this machine ask at the same moment; on a CPU all ranks are here.
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if device.type == "cuda":
-        ranks = min(ranks, torch.cuda.device_count())
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", min(ranks, torch.cuda.device_count())))
     if (free := hardware.free_host_bytes()) < ranks * num_bytes:
         raise MemoryError(
             f"workload.checkpoint_offload=true: {ranks} ranks need {num_bytes / 2**30:.1f} GiB of host memory each, "

@@ -1,6 +1,7 @@
 """Runs a function on real ranks: gloo ranks on the CPU, or NCCL ranks with a GPU each.
 
-Starting a group takes a second. So start one for each world size, and run many cases in it.
+Starting a group takes a second. So start one for each world size, and run many cases in it. With SP_BENCH_SHARE_GPUS=1
+in the environment NCCL ranks share the GPUs where there are too few, and send through sockets.
 """
 
 import multiprocessing
@@ -25,7 +26,13 @@ COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at differen
 
 def device(backend: str, rank: int) -> torch.device:
     """The device on which a rank of a group computes. Only this function decides it."""
-    return torch.device("cuda", rank) if backend == "nccl" else torch.device("cpu")
+    return torch.device("cuda", rank % torch.cuda.device_count()) if backend == "nccl" else torch.device("cpu")
+
+
+def local_rank() -> int:
+    """Of this rank, as libraries read it from the environment: its GPU, where it has one."""
+    mine = here()
+    return dist.get_rank() if mine.index is None else mine.index
 
 
 def here() -> torch.device:
@@ -33,9 +40,15 @@ def here() -> torch.device:
     return device(dist.get_backend(), dist.get_rank())
 
 
+def _share_gpus() -> bool:
+    return os.environ.get("SP_BENCH_SHARE_GPUS") == "1" and torch.cuda.device_count() > 0
+
+
 def worlds(*, gloo: Iterable[int] = (), nccl: Iterable[int] = ()) -> list[Any]:
-    """Test parameters (backend, world_size). A world of more GPUs than this machine has is skipped with that reason."""
+    """Test parameters (backend, world_size). A world of more GPUs than this machine has is skipped with that reason,
+    unless ranks share them."""
     num_gpus = torch.cuda.device_count()
+    can_share = _share_gpus()
     return [
         *(pytest.param("gloo", size, id=f"gloo-{size}") for size in gloo),
         *(
@@ -43,7 +56,8 @@ def worlds(*, gloo: Iterable[int] = (), nccl: Iterable[int] = ()) -> list[Any]:
                 *("nccl", size),
                 id=f"nccl-{size}",
                 marks=pytest.mark.skipif(
-                    num_gpus < size, reason=f"needs {size} CUDA device{'s' * (size > 1)}; {num_gpus} here"
+                    num_gpus < size and not can_share,
+                    reason=f"needs {size} CUDA device{'s' * (size > 1)}; {num_gpus} here",
                 ),
             )
             for size in nccl
@@ -60,6 +74,8 @@ def _rank(
         if mine.type == "cuda":
             os.environ.setdefault("NCCL_NVLS_ENABLE", "0")  # no multicast, as in every file of conf/fabric
             torch.cuda.set_device(mine)
+            if _share_gpus() and world_size > torch.cuda.device_count():
+                os.environ |= {"NCCL_HOSTID": f"rank-{rank}", "NCCL_NET": "Socket"}
         dist.init_process_group(
             backend,
             init_method=f"file://{store}",

@@ -15,7 +15,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import here, run, worlds
+from ranks import here, local_rank, run, worlds
 from trials import ODD, PARITY, TINY, TRAIN, assembled, job, trial
 
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
@@ -133,7 +133,7 @@ def _holders(tensor: torch.Tensor, found: list[torch.Tensor]) -> list[str]:
 
 def as_a_rank(rank: int, world_size: int) -> None:
     """Sets the environment variables from which DeepSpeed and Accelerate read their rank."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": str(world_size)}
 
 
 def check_engine(rank: int, name: str, world_size: int) -> None:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import sdpa_stand_in
 import torch
-from ranks import here, run, worlds
+from ranks import here, local_rank, run, worlds
 from test_engines import tensors_left
 from trials import PARITY, TINY, TRAIN, assembled, job, trial
 
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 
 def as_on_devices(rank: int, world_size: int) -> None:
     """Sets what Accelerate reads of a rank. On gloo, takes the ranks' CPUs for devices from here on."""
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": str(world_size)}
     if here().type == "cuda":
         return
     from accelerate.state import DistributedType, PartialState  # pyright: ignore[reportMissingImports]
@@ -129,7 +129,7 @@ def test_twenty_steps_agree_with_one_process() -> None:
 
 
 def check_cpu(rank: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": "2"}
     with hugging_face.accelerate_restored(), pytest.raises(ValueError, match="does not match num_processes"):
         hf_fsdp2._accelerator(trial(SINGLE, 1, dp_shard_size=2, engine=ENGINE, kernel=FLASH))
 

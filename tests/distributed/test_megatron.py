@@ -14,7 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ranks import here, run, worlds
+from ranks import here, local_rank, run, worlds
 from torch.overrides import TorchFunctionMode
 from trials import ODD, TINY, TRAIN, job, trial
 
@@ -71,7 +71,7 @@ def cases(world_size: int) -> list[TrialConfig]:
 
 
 def check_engine(rank: int, world_size: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": str(world_size)}
     with as_on_cuda():
         for config in cases(world_size):
             measurement = train_step.run(job(config))
@@ -84,7 +84,7 @@ def test_its_steps_are_those_of_our_decoder_on_one_process(backend: str, world_s
 
 
 def check_gpus(rank: int, world_size: int) -> None:
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": str(world_size)}
     on_gpus = {"fabric": FabricConfig("nvlink", "nccl"), "hardware": HardwareConfig("h200", "cuda")}
     model = replace(TINY, head_dim=64, num_kv_heads=4)
     for variant in ("p2p", "all_gather", "a2a"):

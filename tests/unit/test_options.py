@@ -92,7 +92,7 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
-    "driver/search.py": {"device_memory_gib", "fit", "timed_steps", "warmup_steps"},
+    "driver/search.py": {"device_memory_gib", "fit", "ranks_per_gpu", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *(
             "allocator",
@@ -107,9 +107,9 @@ USES = {
         ),
         "layout",
         "single_step",
-        *("num_nodes", "threads_per_rank", "variant"),
+        *("num_nodes", "ranks_per_gpu", "threads_per_rank", "variant"),
     },
-    "driver/derived.py": {"device_memory_gib", "fit", "num_nodes", "single_step"},
+    "driver/derived.py": {"device_memory_gib", "fit", "num_nodes", "ranks_per_gpu", "single_step"},
     "driver/record_check.py": {"fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
     "driver/attempt.py": {"num_nodes"},
@@ -117,7 +117,7 @@ USES = {
     "driver/launch.py": {"num_nodes"},
     "driver/packs.py": {"num_nodes"},
     "driver/submission.py": {"num_nodes"},
-    "driver/ranks.py": {"allocator", "env", "num_nodes", "threads_per_rank"},
+    "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_lens"},  # @FILE
     "driver/packed_gate.py": {"layout", "packing", "variant"},
     "driver/packing.py": {"packing"},  # the word is of rows that go into one file
@@ -138,7 +138,7 @@ USES = {
     "report/documents.py": {"document_len", "document_lens", "document_sigma", "packing"},
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {"activation_checkpointing", "learning_rate", "max_grad_norm", "model_code", "optimizer"},
-    "report/limits.py": {"device_memory_gib"},
+    "report/limits.py": {"device_memory_gib", "ranks_per_gpu"},
     # whose schedule and amounts are predicted
     "report/projection.py": {
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
@@ -166,6 +166,7 @@ USES = {
         "num_nodes",
         "optimizer_offload",
         "placement",
+        "ranks_per_gpu",
         "variant",
     },
     "report/settings.py": {"variant"},
@@ -189,6 +190,7 @@ USES = {
         "optimizer_offload",
         "packing",
         "placement",
+        "ranks_per_gpu",
         "variant",
     },
 }

@@ -12,7 +12,7 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs.training import num_parameters
-from sp_bench.driver import plan
+from sp_bench.driver import plan, ranks
 from sp_bench.driver.overrides import choices
 from sp_bench.methods import double_ring
 
@@ -131,6 +131,28 @@ def test_a_kernel_of_another_device_is_unsupported(make_config):
 def test_options_that_no_shape_makes_valid_are_an_error_and_not_a_row(make_config):
     with pytest.raises(ConfigError, match=r"method\.layout=zigzag: ulysses"):
         plan.plan([make_config(method__layout="zigzag")], 1, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"fabric": "nvlink"}, "meet by sockets, not over fabric=nvlink; use fabric=socket"),
+        ({"num_nodes": 2}, "is for one host"),
+        ({"hardware__ranks_per_gpu": 1}, "need 4 CUDA devices; 2 here"),
+        ({"workload": "collective"}, "nothing else"),
+    ],
+)
+def test_ranks_that_share_gpus_need_fewer_and_meet_by_sockets(make_config, changed, said):
+    asked = {"kernel": "cudnn", "fabric": "socket", "hardware": "h200", "hardware__ranks_per_gpu": 2, "sp_size": 4}
+    config = make_config(method="ring", **asked | {"dtype": "bfloat16"} | changed)
+    reason = plan.unsupported_reason(config, num_gpus=2, num_hosts=None)
+    assert reason is None if said is None else said in (reason or "")
+    if not changed:
+        assert (config.gpus_per_node, config.is_timed) == (2, False)
+        variables = [ranks._place(config, rank, rank) for rank in range(4)]
+        assert [of_rank["LOCAL_RANK"] for of_rank in variables] == ["0", "0", "1", "1"]
+        assert len({(of_rank["LOCAL_RANK"], of_rank["NCCL_HOSTID"]) for of_rank in variables}) == 4
 
 
 @pytest.mark.parametrize(("num_gpus", "expected"), [(None, "no NVIDIA driver here"), (2, "2 here"), (4, None)])
