@@ -49,6 +49,7 @@ PACKAGES = (
     "trl",
     "datasets",
     "transformer-engine",
+    "xformers",  # brings FlashAttention-3
 )
 
 RECORDED_VARIABLES = re.compile(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 REFERENCE = "math"  # the others, and every method, are held against it
-NAMES = (REFERENCE, "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4")
+NAMES = (REFERENCE, "cpu_flash", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_3", "flash_attn_4")
 LOOKS_LIKE_ATTENTION = r"(?i)flash|fmha|attention|attn|sdpa"  # generous: of CUDA kernels and of torch's operations
 PREPARES_ATTENTION = r"transformer_engine::"  # what it launches itself packs tensors beside a kernel of the others
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 PACKS = True
 CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd_(splitkv_)?kernel", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
-CUDA_HELPERS = r"(?<!pytorch_)flash::"  # as of sdpa_flash
+CUDA_HELPERS = r"(?<!pytorch_)flash::flash_"  # as of sdpa_flash
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

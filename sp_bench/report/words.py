@@ -28,6 +28,7 @@ METHODS = {
 WITH_ARTICLE = ("ring", "double_ring", "all_gather")
 KERNELS = {
     "flash_attn_4": "FlashAttention-4",
+    "flash_attn_3": "FlashAttention-3",
     "flash_attn": "FlashAttention-2",
     "cudnn": "cuDNN",
     "sdpa_flash": "aten's flash",

@@ -450,7 +450,7 @@ def _fallback_kernel_in_every_second_layer() -> None:
 
     pairs = {"cpu_flash": "math", "sdpa_flash": "cudnn", "cudnn": "sdpa_flash", "flash_attn": "cudnn"}
     forwards = {name: kernels.get(name).forward for name in kernels.NAMES}
-    for name, other in {**pairs, "flash_attn_4": "cudnn"}.items():
+    for name, other in {**pairs, "flash_attn_3": "cudnn", "flash_attn_4": "cudnn"}.items():
         taking_turns = cycle((forwards[name], forwards[other]))
         forward = lambda *args, turns=taking_turns, **options: next(turns)(*args, **options)  # noqa: E731
         kernels.get(name).forward = forward

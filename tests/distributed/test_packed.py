@@ -4,6 +4,7 @@ import itertools
 import sys
 from unittest import mock
 
+import flash_attn_3_varlen_stand_in
 import flash_attn_4_varlen_stand_in
 import flash_attn_stand_in
 import flash_attn_varlen_stand_in
@@ -21,7 +22,7 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length
 
 
-@pytest.mark.parametrize("name", ["math", "flash_attn", "flash_attn_4"])
+@pytest.mark.parametrize("name", ["math", "flash_attn", "flash_attn_3", "flash_attn_4"])
 def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
     if name == "flash_attn":
         stand_in = flash_attn_varlen_stand_in
@@ -29,6 +30,8 @@ def test_a_kernel_on_a_pack_is_as_on_each_document_alone(name, monkeypatch):
             monkeypatch.setattr(stand_in, dense, None, raising=False)
         monkeypatch.setitem(sys.modules, "flash_attn", stand_in)
         monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", stand_in)
+    elif name == "flash_attn_3":
+        monkeypatch.setattr(kernels.get(name), "_operations", lambda: flash_attn_3_varlen_stand_in)
     elif name == "flash_attn_4":
         monkeypatch.setattr(kernels.get(name), "_library", lambda: flash_attn_4_varlen_stand_in)
     shape = AttentionShape(1, 96, 4, 2, 8, True, "float32", (32, 16, 48))

@@ -69,7 +69,7 @@ def test_cpu_kernels_agree_with_autograd(name: str, dtype: str) -> None:
     "ignore:warpgroup:DeprecationWarning",
     "ignore::UserWarning:cutlass.base_dsl.dsl",
 )
-@pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_4"])
+@pytest.mark.parametrize("name", ["math", "sdpa_flash", "cudnn", "flash_attn", "flash_attn_3", "flash_attn_4"])
 def test_cuda_kernels_agree_with_autograd(name: str) -> None:
     for shape in shapes(("bfloat16",), (64, 128)):
         if reason := kernels.get(name).unsupported_reason(shape, "cuda"):
@@ -120,6 +120,12 @@ HELPERS = {  # further ones that it launches, with names that look like attentio
         "cudnn_sdpa_sm90_convert_dq",
     ],
     "flash_attn": ["void flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<128, 64, 128, 8>>"],
+    "flash_attn_3": [
+        "void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::tuple<cute::C<80>, cute::C<128> >, 128> >",
+        "void cutlass::device_kernel<flash::FlashAttnBwdPostprocessConvertdQ<cute::tuple<cute::C<80> >, 128> >",
+        "void cutlass::device_kernel<flash::FlashAttnFwdCombine<cute::tuple<cute::C<8>, cute::C<128> >, 5> >",
+        "void flash::prepare_varlen_num_blocks_kernel<32, true>(int, int, int, int const*)",
+    ],
     "flash_attn_4": [
         "kernel_cutlass_kernel_flash_attncuteflash_bwd_postprocessFlashAttentionBackwardPostprocess_object_at__tensor",
         "kernel_cutlass_kernel_flash_attncuteflash_bwd_preprocessFlashAttentionBackwardPreprocess_object_at__tensor",
@@ -137,6 +143,16 @@ LAUNCHED = {  # names as the profiler gives them on Hopper: forward, backward
     "flash_attn": (
         ["void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4>>"],
         ["void flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<128, 64, 128, 8>>"],
+    ),
+    "flash_attn_3": (
+        [
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<"
+            "flash::CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1> > > > > >"
+        ],
+        [
+            "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnBwdSm90<"
+            "flash::CollectiveMainloopBwdSm90<2, 2, 2> > > >"
+        ],
     ),
     "flash_attn_4": (
         ["kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object_at__tensor"],

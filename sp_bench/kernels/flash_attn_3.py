@@ -1,0 +1,94 @@
+"""FlashAttention-3, from the flash-attn-3 package or from xformers, whose wheels up to 0.0.34 bring it.
+
+Both have the same operations of torch, in one shared library that is loaded without the rest of the package.
+"""
+
+import importlib.metadata
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sp_bench.config.trial import AttentionShape
+from sp_bench.kernels import cumulative, half_precision_reason
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+PACKAGES = ("flash-attn-3", "xformers")
+PACKS = True
+CUDA_KERNELS = (r"FlashAttnFwdSm\d", r"FlashAttnBwdSm\d")
+CUDA_HELPERS = r"FlashAttnFwdCombine|FlashAttnBwdP(re|ost)process|flash::prepare_varlen"
+
+
+def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    if reason := half_precision_reason("flash_attn_3", shape, device, max_head_dim=256):
+        return reason
+    if _shared_library() is None:
+        return (
+            "kernel flash_attn_3 needs FlashAttention-3: the flash-attn-3 package of torch's wheel index, or xformers "
+            "0.0.31 to 0.0.34, which brings it"
+        )
+    return None
+
+
+def forward(
+    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
+) -> "tuple[Tensor, Tensor]":
+    options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1}  # keys in one part: no kernel combines
+    if documents:
+        out, lse, *_ = _operations().fwd(q[0], k[0], v[0], **options, **_cuts(documents, q.device))
+        return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
+    out, lse, *_ = _operations().fwd(q, k, v, **options)
+    return out, lse
+
+
+def backward(
+    dout: "Tensor",
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    out: "Tensor",
+    lse: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: tuple[int, ...] = (),
+) -> "tuple[Tensor, Tensor, Tensor]":
+    import torch
+
+    dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    options = {"softmax_scale": scale, "is_causal": causal}
+    tensors = (dout, q, k, v, out, lse.contiguous(), dq, dk, dv)  # a ring passes slices of lse
+    if documents:
+        _operations().bwd(*(each[0] for each in tensors), **options, **_cuts(documents, q.device))
+    else:
+        _operations().bwd(*tensors, **options)
+    return dq, dk, dv
+
+
+def _cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
+    """cu_seqlens and the longest sequence, of queries and of keys."""
+    ends, longest = cumulative(documents, device), max(documents)
+    return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+@cache
+def _shared_library() -> Path | None:
+    for package in PACKAGES:
+        try:
+            files = importlib.metadata.files(package) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for file in files:
+            if file.match("flash_attn_3/_C*.so"):
+                return Path(str(file.locate()))
+    return None
+
+
+@cache
+def _operations() -> Any:
+    import torch
+
+    torch.ops.load_library(str(_shared_library()))
+    return torch.ops.flash_attn_3
