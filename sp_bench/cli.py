@@ -783,13 +783,19 @@ def methods(
 
         sp-bench methods --packed results/cpu_packed_gate
     """
-    from sp_bench.driver import methods_table, packed_gate
+    from sp_bench.driver import methods_table
 
     if packed is not None:
         if as_json:
             raise ConfigError("--json is for the table of heads and ranks; sp_bench.load reads rows")
+        from sp_bench import report as reports
+        from sp_bench.report import packed_gate
+
         (campaign,) = _campaigns([packed])
-        text = packed_gate.table(campaign)
+        gates = packed_gate.gates(reports.read([campaign]))
+        if not gates:
+            raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
+        text = "\n".join(map(packed_gate.markdown, gates))
         print(text, end="")
         if write:
             methods_table.write_between(write, packed_gate.BEGIN, packed_gate.END, text)

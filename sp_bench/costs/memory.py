@@ -10,6 +10,10 @@ from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
+MODELLED = ("fsdp2", "hf_deepspeed", "trl_sft", "megatron")  # engines of which committed rows have peaks
+BF16, FP32 = 2, 4
+# DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
+MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9
 
 
 def held_bytes_per_token(config: TrialConfig) -> int:
@@ -93,10 +97,10 @@ def _copies(config: TrialConfig) -> int:
 class Peak(NamedTuple):
     """Bytes of one rank at the five moments at which a training step may need most."""
 
-    loss: float  # at the end of the forward: all that is kept, and one tile of logits
+    loss: float  # around the logits: all that is kept, and one tile of logits
     last_layer: float  # its backward: all that is kept, and what that layer computes again
     first_layer: float  # its backward: the gradients of all others, and what that layer computes again
-    reduce: float  # at the end of the backward: all gradients, and embedding and head gathered, with their whole ones
+    reduce: float  # at the end of the backward: all gradients, and embedding and head with their whole ones
     update: float  # parameters, gradients and moments
 
     @property
@@ -104,17 +108,42 @@ class Peak(NamedTuple):
         return max(self)
 
 
+def unmodelled_reason(config: TrialConfig) -> str | None:
+    """Why `peak` says nothing of a trial, or None. It speaks of what committed rows hold it to, and of options whose
+    tensors follow from code that such rows ran."""
+    engine, workload = config.engine.name, config.workload
+    if workload.name not in TRAINING:
+        return f"workload {workload.name} is no training"
+    if engine not in MODELLED:
+        return f"no committed row has the peak of engine {engine}"
+    if engine == "fsdp2":
+        return None
+    if config.dtype != "bfloat16" or workload.optimizer != "adamw":
+        return f"committed rows of engine {engine} have AdamW in bfloat16"
+    if engine == "megatron" and workload.activation_checkpointing != "full":
+        return "what TransformerEngine's layers keep is in no committed row that ran"
+    if workload.checkpoint_offload:
+        return "how TRL offloads activations is in no committed row"
+    return None
+
+
 def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
-    """The estimated peak of a training step of our decoder on fsdp2.
+    """The estimated peak of a training step, of which `unmodelled_reason` has nothing to say.
 
     copies: fp32 values of a parameter while the optimizer updates it: itself, its gradient and Adam's two moments. An
     optimizer that is not fused makes one more, as that of rows older than column `batch_loading` did.
 
-    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. Each peak of the
-    committed rows of fsdp2 on GPUs is within 3%, but for those of h200x2_fit, whose code was older.
+    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. docs/PROJECTION.md
+    says how far committed rows are from it.
     """
+    if config.engine.name == "megatron":
+        return _megatron_peak(config)
+    return _fsdp2_peak(config, copies) if config.engine.name == "fsdp2" else _zero_3_peak(config, copies)
+
+
+def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
+    """Of our decoder. Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype."""
     model, element = config.model, ELEMENT_BYTES[config.dtype]
-    hidden, vocab = model.hidden_size, model.vocab_size
     tokens = _local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     ranks = config.sp_size * config.dp_shard_size
@@ -125,18 +154,109 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last, at_first = (1, min(2, layers), min(2, layers)) if offloads else (layers, layers, 1)
-    tile = min(config.workload.loss_tile_tokens or tokens, tokens)
-    logits = tile * vocab * (2 * element + 8)  # and their gradients, both in fp32 too
-    head_gradient = vocab * hidden * element
-    summed = head_gradient + 4 * vocab * hidden if tile < tokens else 0  # over the tiles
-    layer = head_gradient + block * (2 * element + 4) + tokens * _computed_elements(config) * element
+    tile = _tile_tokens(config)
+    logits = tile * model.vocab_size * (2 * element + 8)  # and their gradients, both in fp32 too
+    head = _head_elements(config)
+    summed = head * (element + 4) if tile < tokens else 0  # the head's gradient, over the tiles
+    layer = head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
     return Peak(
-        held + at_loss * kept + logits + summed + 5 * tokens * hidden * element,
+        held + at_loss * kept + logits + summed + _around_logits(config),
         held + at_last * kept + layer,
         held + at_first * kept + layer + state - of_root,
-        4 * state + root * (2 * element + 4) + 5 * tokens * hidden * element,
+        4 * state + root * (2 * element + 4) + _around_logits(config),
         copies * state,
     )
+
+
+def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:
+    """Of transformers' model on DeepSpeed's ZeRO-3, all ranks of which share each parameter.
+
+    Parameters and gradients are bf16, each in one buffer. Their fp32 copies and the moments are the optimizer's. The
+    prefetcher runs ahead until so many parameters are whole as its limit allows.
+    """
+    model, tokens = config.model, _local_tokens(config)
+    number, head = num_parameters(model), _head_elements(config)
+    mine, matrix = number / config.world_size, max(map(prod, block_shapes(model).values()))
+    offloads = config.engine.optimizer_offload is not None
+    held = mine * (BF16 if offloads else 2 * BF16 + 3 * FP32)
+    whole = BF16 * min(number, MAX_LIVE_PARAMETERS + matrix) if config.world_size > 1 else 0
+    kept = (
+        model.num_layers
+        * tokens
+        * BF16
+        * (model.hidden_size if config.workload.activation_checkpointing == "full" else _transformers_elements(config))
+    )
+    # A tied head's gradient waits for the embedding's.
+    waits = BF16 * head if model.tie_embeddings else 0
+    layer = held + whole + kept + waits + tokens * BF16 * _transformers_computed_elements(config)
+    # With sequence parallelism DeepSpeed reduces gradients in fp32.
+    reduced = head * (2 * BF16 + (FP32 if config.sp_size > 1 else 0))
+    updated = 0 if offloads else FP32 * min(mine, SUB_GROUP_PARAMETERS)  # the gradients of one group at a time
+    return Peak(
+        held + whole + kept + _transformers_logits(config) + _around_logits(config),
+        layer,
+        layer,
+        held + reduced,
+        held + (copies - 3) * updated,
+    )
+
+
+def _transformers_logits(config: TrialConfig) -> float:
+    """Logits, or what an engine has in their place. The softmax in fp32, the gradient of its logarithm and that of the
+    logits live at once; the bf16 logits are gone by then."""
+    model, tile, tokens = config.model, _tile_tokens(config), _local_tokens(config)
+    if config.engine.name == "trl_sft":  # logits are of a few thousand tokens and words at a time: gradients remain
+        return _head_elements(config) * (FP32 + BF16) + tokens * model.hidden_size * FP32
+    tiled = _head_elements(config) * 2 * BF16 if tile < tokens else 0  # the head's gradient, and that of one tile
+    return tile * model.vocab_size * 3 * FP32 + tiled
+
+
+def _transformers_elements(config: TrialConfig) -> float:
+    """What one layer of transformers' model keeps of a token where nothing is recomputed. Each norm keeps its input in
+    fp32, its normalised input and its output; Liger's keeps input and output. Rotated q and k are new tensors."""
+    model, liger = config.model, config.workload.model_code == "liger"
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    norms = 2 * (2 if liger else 4) * model.hidden_size
+    norms += (1 if liger else 3) * (q + kv) if model.qk_norm else 0
+    attention = 2 * q + 2 * kv + (q if config.sp_size > 1 else 0)  # the output by heads, and by tokens
+    mlp = model.hidden_size if config.workload.mlp_tile_tokens else (3 if liger else 4) * model.intermediate_size
+    return norms + attention + mlp + 2 * model.head_dim  # and the angles
+
+
+def _transformers_computed_elements(config: TrialConfig) -> float:
+    """Of a token in the backward of a layer: what it keeps, the gradient of its output, and the gradients of the MLP's
+    width, two more than the product that is gone by then. Liger's overwrite what they are of."""
+    model, workload = config.model, config.workload
+    gradients = (1 if workload.model_code == "liger" else 2) * model.intermediate_size
+    if workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width; it is computed once more
+        gradients = 6 * model.intermediate_size * min(workload.mlp_tile_tokens / _local_tokens(config), 1)
+    return _transformers_elements(config) + model.hidden_size + gradients
+
+
+def _megatron_peak(config: TrialConfig) -> Peak:
+    """Of Megatron-Core's model with whole layers recomputed. Parameters in bf16 and gradients in fp32 are whole on each
+    rank; fp32 copies and moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
+    model, tokens, number = config.model, _local_tokens(config), num_parameters(config.model)
+    held = number * (BF16 + FP32) + 3 * FP32 * number / config.world_size
+    kept = model.num_layers * tokens * model.hidden_size * BF16
+    layer = held + kept + BF16 * (_head_elements(config) + tokens * _computed_elements(config))
+    logits = tokens * model.vocab_size * 2 * BF16
+    return Peak(held + kept + logits + _around_logits(config), layer, layer, held, held)
+
+
+def _around_logits(config: TrialConfig) -> float:
+    """The last hidden states, what their norm keeps, and their gradients."""
+    return 5 * _local_tokens(config) * config.model.hidden_size * ELEMENT_BYTES[config.dtype]
+
+
+def _tile_tokens(config: TrialConfig) -> float:
+    """Tokens whose logits are there at once."""
+    tokens = _local_tokens(config)
+    return min(config.workload.loss_tile_tokens or tokens, tokens)
+
+
+def _head_elements(config: TrialConfig) -> int:
+    return config.model.vocab_size * config.model.hidden_size
 
 
 def _computed_elements(config: TrialConfig) -> float:

@@ -59,7 +59,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
     row |= _documents(config)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
     row["internode_predicted_bytes"] = internode_predicted_bytes(config, padded_len)
-    if config.workload.name in TRAINING and config.engine.name == "fsdp2":
+    if memory.unmodelled_reason(config) is None:
         row["predicted_peak_bytes"] = round(memory.peak(config).bytes)
     return row | {"flags": _flags(config, row, record)}
 

@@ -236,14 +236,22 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
         emulated = config.hardware.device_memory_gib
         own = (gpu_bytes or math.inf) / config.hardware.ranks_per_gpu
         limit = min(own, math.inf if emulated is None else emulated * 2**30)
-        if config.hardware.device == "cuda" and (needed := memory.held_bytes(config) / config.world_size) > limit:
+        if config.hardware.device == "cuda" and (needed := _needed_bytes(config)) > limit:
             full.append(needed)
     if full:
         found.append(
-            f"{len(full)} of {len(running)} cells will probably end as oom: a rank holds up to "
-            f"{max(full) / 2**30:,.1f} GiB, without what the method and the kernel need"
+            f"{len(full)} of {len(running)} cells will probably end as oom: a rank needs up to "
+            f"{max(full) / 2**30:,.1f} GiB, by the memory model where it knows the step, and elsewhere without what "
+            "the method and the kernel need"
         )
     return found
+
+
+def _needed_bytes(config: TrialConfig) -> float:
+    """Of one rank's device: the estimated peak, or less where there is no estimate."""
+    if memory.unmodelled_reason(config) is None:
+        return memory.peak(config).bytes
+    return memory.held_bytes(config) / config.world_size
 
 
 def process_key(config: TrialConfig) -> tuple[str, ...]:

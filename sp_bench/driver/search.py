@@ -41,15 +41,13 @@ class Search:
         return methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size).multiple
 
     def guess(self, device_bytes: int | None, start: int | None) -> int:
-        """Where the search starts: where the user says, or where the memory model puts the edge of a training step on
-        fsdp2, or STARTS_FROM. device_bytes: of the smallest GPU."""
+        """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
+        knows, or STARTS_FROM. device_bytes: of the smallest GPU."""
         config = self.config
         cap = config.hardware.device_memory_gib
         own = device_bytes and device_bytes / config.hardware.ranks_per_gpu
         known = [size for size in (own, None if cap is None else cap * 2**30) if size is not None]
-        modelled = (
-            config.workload.name in TRAINING and config.engine.name == "fsdp2" and config.hardware.device != "cpu"
-        )
+        modelled = memory.unmodelled_reason(config) is None and config.hardware.device != "cpu"
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
         low, high = 1, LONGEST

@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sp_bench.report import folder, table
+from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import cards, caveats, missing, statuses
 from sp_bench.report.cells import Cell, cells, of_equal_steps
@@ -87,12 +87,14 @@ def build(
     say(f"drawing {counted(len(measured), 'cell')}")
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
-    tables = table.tables(found)
+    tables, gates = table.tables(found), packed_gate.gates(measured)
     ran = [statuses(measured), missing(measured, _planned(folders))]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables)
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
-    writers = {"csv": table.as_csv, "json": table.as_json, "md": table.markdown, "tex": table.latex}
-    files |= {f"tables.{suffix}": write(tables).encode() for suffix, write in writers.items()}
+    texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
+    texts["md"] = "\n".join([*map(packed_gate.markdown, gates), table.markdown(tables)])
+    texts["tex"] = "\n".join([table.latex(tables), *map(packed_gate.latex, gates)])
+    files |= {f"tables.{suffix}": text.encode() for suffix, text in texts.items()}
     out = out or default_out(folders)
     folder.write(out, files | {PAGE: render(content).encode()})
     return ReportResult(out / PAGE, selection.problems, len(selection.unread))

@@ -186,9 +186,7 @@ COLUMNS = (
     ),
     Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
     Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
-    Column(
-        "predicted_peak_bytes", INT, "bytes", "training on fsdp2: what the memory model says of the allocator's peak"
-    ),
+    Column("predicted_peak_bytes", INT, "bytes", "training: what the memory model says of the allocator's peak"),
     Column("host_step_ms", PER_RANK_REAL, "ms", "per rank, the host's time to issue a step; null: CPU"),
     Column("host_launch_us", PER_RANK_REAL, "us", "per rank, the host's time to issue one operation, after the steps"),
     # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell

@@ -119,7 +119,6 @@ USES = {
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_lens"},  # @FILE
-    "driver/packed_gate.py": {"layout", "packing", "variant"},
     "driver/packing.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
@@ -149,6 +148,7 @@ USES = {
     "report/losses.py": {"seed", "warmup_steps"},
     "report/offload.py": {"optimizer_offload", "variable_seq_len"},
     "report/overlap.py": {"head_chunks", "head_stride"},
+    "report/packed_gate.py": {"layout", "masked_label_share", "variant"},
     "report/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
     "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
     "report/rivals.py": {"layout", "placement"},

@@ -278,7 +278,19 @@ def test_a_trial_on_gpus_runs_whatever_it_holds_and_the_plan_warns(make_config):
     trials = plan.plan(configs, 1, 0, 2, host_bytes=2**30)
     assert [trial.unsupported_reason for trial in trials] == [None, None]
     (warning,) = plan.warnings(trials, 64, 140 * 2**30)
-    assert warning.startswith("1 of 2 cells will probably end as oom: a rank holds up to ")
+    assert warning.startswith("1 of 2 cells will probably end as oom: a rank needs up to ")
+
+
+@pytest.mark.parametrize("engine", ["hf_deepspeed", "trl_sft", "megatron"])
+def test_the_plan_warns_of_steps_that_the_memory_model_puts_above_the_device(make_config, engine):
+    gpu = {"kernel": "cudnn", "hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "qwen3_4b"}
+    step = gpu | {"workload": "train_step", "workload__activation_checkpointing": "full", "sp_size": 1}
+    configs = [make_config(engine=engine, method="single", seq_len=seq_len, **step) for seq_len in (2**20, 2**12)]
+    trials = [replace(trial, unsupported_reason=None) for trial in plan.plan(configs, 1, 0, 2)]  # with the libraries
+    found = plan.warnings(trials, 64, 140 * 2**30)
+    needed = memory.peak(configs[0]).bytes / 2**30
+    assert [f"up to {needed:,.1f} GiB, by the memory model" in each for each in found] == [True]
+    assert found[0].startswith("1 of 2 cells")
 
 
 def test_an_optimizer_in_host_memory_must_fit_it(make_config):

@@ -1,8 +1,10 @@
 """Predictions of steps, held against committed rows; and how links of a cluster are shared."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver import overrides, sweep
+from sp_bench.driver.search import OUTSIDE_BYTES, STARTS_FROM, Search
 from sp_bench.report import advice, projection
 from sp_bench.report.cells import Cell
 from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work
@@ -68,6 +71,77 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
             moments = 2 * memory.peak(config).update / 4
             predicted = max(*(each - moments for each in peak[:-1]), peak.update)
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
+
+
+# Its peak is 23 GiB above that of the same step on cuDNN, which ran just before it in the same processes: 6 bytes a
+# parameter and 0.5 GiB, as if the earlier trial's parameters were still there. On two GPUs the kernel is not seen.
+LEFTOVERS = {("h200x1_engines", "hf_deepspeed", "flash_attn")}
+
+
+def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
+    """The committed training steps of engines other than fsdp2 that ended so on GPUs, by their rows."""
+    found = {row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}
+    steps = [c for c in report.read(sorted(found)) if c.asked["workload"] == "train_step"]
+    rows = [each for c in steps if c.options["engine.name"] != "fsdp2" for each in c.rows]
+    return [(each, parse(TrialConfig, json.loads(each["config"]))) for each in rows if each["status"] == status]
+
+
+def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_every_committed_one():
+    steps = steps_of_other_engines("ok")
+    assert Counter(config.engine.name for _, config in steps) == {"hf_deepspeed": 29, "trl_sft": 3, "megatron": 2}
+    for of_row, config in steps:
+        assert memory.unmodelled_reason(config) is None
+        predicted = memory.peak(config, copies=4 if of_row["batch_loading"] else 5).bytes  # as above
+        measured = of_row["max_peak_allocated_bytes"]
+        if (of_row["folder"], config.engine.name, config.kernel.name) in LEFTOVERS:
+            assert 0.79 * measured < predicted < measured
+        else:
+            assert predicted == pytest.approx(measured, rel=0.04), (of_row["folder"], config)
+
+
+def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_estimate():
+    """An estimate is of tensors. The allocator holds more: h200x4_published has a step that fits at 140 GiB with 65.8,
+    and runs out of 80."""
+    for of_row, config in steps_of_other_engines("oom"):
+        if memory.unmodelled_reason(config) is None:
+            capacity = (config.hardware.device_memory_gib or 139.8) * GIB
+            assert memory.peak(config).bytes > 0.8 * capacity, of_row["folder"]
+        else:
+            assert (config.engine.name, config.workload.activation_checkpointing) == ("megatron", "none")
+
+
+def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
+    config = next(config for _, config in steps_of_other_engines("ok") if config.engine.optimizer_offload is None)
+    for name in ("deepspeed", "hf_trainer", "hf_fsdp2"):
+        assert memory.unmodelled_reason(replace(config, engine=replace(config.engine, name=name))) is not None
+    assert memory.unmodelled_reason(replace(config, dtype="float32")) is not None
+    sgd = replace(config, workload=replace(config.workload, optimizer="sgd"))
+    assert memory.unmodelled_reason(sgd) is not None
+    kept = replace(config.workload, activation_checkpointing="none")
+    megatron = replace(config, engine=replace(config.engine, name="megatron"), workload=kept)
+    assert memory.unmodelled_reason(megatron) is not None
+    attention = next(cell for cell in measured if cell.asked["workload"] == "attention").rows[0]
+    assert memory.unmodelled_reason(parse(TrialConfig, json.loads(attention["config"]))) is not None
+
+
+def test_tiles_and_fused_layers_take_less_in_transformers_model(qwen):
+    workload = replace(qwen.workload, activation_checkpointing="full", mlp_tile_tokens=None, loss_tile_tokens=2048)
+    step = replace(qwen, seq_len=2**20, engine=replace(qwen.engine, name="hf_deepspeed"), workload=workload)
+    options = {"loss_tile_tokens": None}, {}, {"model_code": "liger"}, {"model_code": "liger", "mlp_tile_tokens": 4096}
+    peaks = [memory.peak(replace(step, workload=replace(workload, **each))).bytes for each in options]
+    assert peaks == sorted(peaks, reverse=True)
+    assert len(set(peaks)) == len(peaks)
+
+
+@pytest.mark.parametrize("engine", ["fsdp2", "hf_deepspeed", "trl_sft", "megatron"])
+def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(qwen, engine):
+    workload = replace(qwen.workload, activation_checkpointing="full")
+    step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
+    guess = step.guess(140 * GIB, None)
+    room = 140 * GIB - OUTSIDE_BYTES
+    assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
+    other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_trainer")))
+    assert other.guess(140 * GIB, None) == STARTS_FROM * qwen.sp_size
 
 
 def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit, qwen):

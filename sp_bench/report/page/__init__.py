@@ -16,6 +16,7 @@ from sp_bench.report.cards import Card
 from sp_bench.report.cells import Cell
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.formats import without_escapes
+from sp_bench.report.packed_gate import LEGEND, WRONG, Gate
 from sp_bench.report.page.appendix import Numbers, appendix, environment, left_out
 from sp_bench.report.selection import Selection
 from sp_bench.report.table import CAPTION, SettingTable
@@ -34,6 +35,7 @@ class Content:
     caveats: Sequence[str]
     drawings: Sequence[Drawing]
     tables: Sequence[SettingTable]
+    gates: Sequence[Gate] = ()  # who computes packed documents right
 
 
 def render(content: Content) -> str:
@@ -60,6 +62,9 @@ def render(content: Content) -> str:
         caption=CAPTION,
         tables=opened,
         more_tables=closed,
+        gates=content.gates,
+        legend=LEGEND,
+        wrong=WRONG,
         numbers=numbers,
         sections=appendix(content.cells, numbers),
         left_out=left_out(content.selection),

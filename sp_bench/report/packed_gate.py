@@ -1,0 +1,224 @@
+"""Who computes packed documents right: what the proofs said of each method and library, from rows.
+
+`sp-bench methods --packed results/cpu_packed_gate` prints the tables, a report has them, and docs/PACKING.md holds them
+between two markers.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tabulate import tabulate
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.documents import is_packed
+from sp_bench.report.formats import counted
+from sp_bench.report.latex_text import escape
+
+BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --write docs/PACKING.md -->\n"
+END = "<!-- end of what sp-bench methods wrote -->\n"
+HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
+STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
+LEGEND = """\
+Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
+and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
+tensor that changes least. It comes second, so what fails before or in it stands under the first. Labels masked, or a
+training step: a step on a pack, of which the loss of the world's labels, the norm of all gradients, and the gradient
+that is nearest to its budget are compared with one process; an engine other than fsdp2 is named. Wrong: what was off,
+and by how much. Refuses: before any device is touched, for the reason of that number. -: not tried.
+"""
+RIGHT, WRONG, REFUSES, NOT_TRIED = "right", "wrong", "refuses", "-"
+# The groups of a table, in order: those that a reader must not miss come first.
+GROUPS = {WRONG: "Wrong", "failed": "Failed otherwise", RIGHT: "Right", REFUSES: "Refused"}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one proof said. `said`: right, wrong, refuses, the status of a row that failed otherwise, or not tried."""
+
+    said: str
+    detail: str = ""  # the numbers behind it
+    reason: int | None = None  # its number in `Gate.reasons`
+
+    @property
+    def words(self) -> str:
+        return self.said + (f": {self.detail}" if self.detail else "") + (f" ({self.reason})" if self.reason else "")
+
+    @property
+    def group(self) -> str:
+        return self.said if self.said in (*GROUPS, NOT_TRIED) else "failed"
+
+
+@dataclass(frozen=True)
+class Line:
+    cell: Cell  # the first of those it is about
+    names: tuple[str, ...]  # method, layout, variant, ranks, kernel, library
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def group(self) -> str:
+        """The first of GROUPS that a verdict is in: right is only what is right in all that was tried."""
+        return next(group for group in GROUPS if any(verdict.group == group for verdict in self.verdicts))
+
+
+@dataclass(frozen=True)
+class Gate:
+    """One campaign on one kind of hardware."""
+
+    title: str
+    heads: tuple[str, ...]
+    groups: Mapping[str, tuple[Line, ...]]  # title -> its lines, none without
+    reasons: tuple[str, ...]  # each once
+
+    @property
+    def summary(self) -> str:
+        """31 lines: 12 right, 19 refused."""
+        found = [(len(lines), title.lower()) for title, lines in self.groups.items()]
+        return f"{counted(sum(n for n, _ in found), 'line')}: {', '.join(f'{n} {title}' for n, title in found)}."
+
+
+def gates(cells: Sequence[Cell]) -> list[Gate]:
+    """One for each campaign and kind of hardware with proofs of packed documents."""
+    placed: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if is_packed(cell) and cell.asked["workload"] in ("attention", "train_step"):
+            for folder in dict.fromkeys(str(row["folder"]) for row in cell.rows):
+                placed.setdefault((folder, str(cell.asked["hardware"]).upper()), []).append(cell)
+    return [_gate(", ".join(place), group, place[0]) for place, group in sorted(placed.items())]
+
+
+def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
+    attention: dict[tuple[str, ...], list[Any]] = {}
+    steps: dict[tuple[str, ...], dict[str, list[Any]]] = {}
+    first: dict[tuple[str, ...], Cell] = {}
+    for cell in sorted(cells, key=lambda cell: _place(_names(cell))):
+        names, rows = _names(cell), [row for row in cell.rows if str(row["folder"]) == folder]
+        first.setdefault(names, cell)
+        if cell.asked["workload"] == "attention":
+            attention.setdefault(names, []).extend(rows)
+        else:
+            steps.setdefault(names, {}).setdefault(_step_head(cell), []).extend(rows)
+    step_heads = sorted({head for each in steps.values() for head in each})
+    reasons: list[str] = []
+    lines = []
+    for names, cell in first.items():
+        of_attention = attention.get(names, [])
+        proofs = _verdict(of_attention, _alone, reasons), _perturbed(of_attention)
+        trained = (_verdict(steps.get(names, {}).get(head, []), _step, reasons) for head in step_heads)
+        lines.append(Line(cell, names, (*proofs, *trained)))
+    grouped = {GROUPS[group]: tuple(line for line in lines if line.group == group) for group in GROUPS}
+    shown = {title: found for title, found in grouped.items() if found}
+    return Gate(title, (*HEADS, *step_heads), shown, tuple(reasons))
+
+
+def _names(cell: Cell) -> tuple[str, ...]:
+    asked = cell.asked
+    engine = f", {asked['engine']}" if asked["engine"] not in (None, "fsdp2") else ""
+    library = str(asked["implementation"]).partition("==")[0]
+    names = (asked["method"] + engine, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], library)
+    return tuple("" if name is None else str(name) for name in names)
+
+
+def _place(names: tuple[str, ...]) -> tuple[Any, ...]:
+    """Methods in the order of their names' table, those from outside last; each in alphabetical order."""
+    method, _, engine = names[0].partition(", ")
+    known = list(words.METHODS)
+    return (known.index(method) if method in known else len(known), method, engine, *names[2:0:-1], *names[3:])
+
+
+def _step_head(cell: Cell) -> str:
+    share = cell.options.get("workload.masked_label_share")
+    return STEPS.get(share) or f"{share:.0%} of the labels masked"
+
+
+def _verdict(
+    rows: Sequence[Mapping[str, Any]], proof: Callable[[Sequence[Mapping[str, Any]]], str], reasons: list[str]
+) -> Verdict:
+    """Of all rows of a line, say of several packs or replicates: one that is wrong outweighs those that are right."""
+    if not rows:
+        return Verdict(NOT_TRIED)
+    of_status: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        of_status.setdefault(str(row["status"]), []).append(row)
+    if wrong := of_status.get("incorrect"):
+        among = f"; {len(wrong)} of {len(rows)} rows" if len(rows) > 1 else ""
+        return Verdict(WRONG, f"{wrong[0]['reason']}{among}")
+    failed = next((status for status in of_status if status not in ("ok", "unsupported")), None)
+    if failed is None and (right := of_status.get("ok")):
+        return Verdict(RIGHT, proof(right))
+    said = failed or "unsupported"
+    reason = str(of_status[said][0]["reason"])
+    if reason not in reasons:
+        reasons.append(reason)
+    return Verdict(REFUSES if said == "unsupported" else said, reason=reasons.index(reason) + 1)
+
+
+def _alone(rows: Sequence[Mapping[str, Any]]) -> str:
+    known = [(row[f"rel_error_{name}"], budget, name) for row in rows for name, budget in row["error_budget"].items()]
+    error, budget, name = max(known, key=lambda each: each[0] / each[1])
+    return f"{error:.1e} of {budget:.1e} in {name}"
+
+
+def _perturbed(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+    """A row that failed has no more to say than it says of the first proof."""
+    changed = [row for row in rows if row["status"] == "ok" and row["outside_difference"] is not None]
+    if not changed or len(changed) < len(rows):
+        return Verdict(NOT_TRIED)
+    outside = max(value for row in changed for value in row["outside_difference"].values())
+    inside = min(value for row in changed for value in row["inside_difference"].values())
+    return Verdict(RIGHT, f"{outside:.2g} outside, {inside:.2g} inside")
+
+
+def _step(rows: Sequence[Mapping[str, Any]]) -> str:
+    gradient = max((row["grad_error"] for row in rows), key=lambda each: each["error"] / each["budget"])
+    loss, norm = (max(row[name] for row in rows) for name in ("rel_error_loss", "rel_error_grad_norm"))
+    return f"loss {loss:.1e}, norm {norm:.1e}, gradient {gradient['error']:.1e} of {gradient['budget']:.1e}"
+
+
+def markdown(gate: Gate) -> str:
+    """A line for each method, layout, variant, kernel and engine, and below it what the cells mean, with each reason
+    once."""
+    lines = []
+    for title, found in gate.groups.items():
+        lines.append([f"*{title}*", *[""] * (len(gate.heads) - 1)])
+        lines += [[*map(_plain, line.names), *(_strong(v, _plain, "**{}**") for v in line.verdicts)] for line in found]
+    grid = tabulate(lines, gate.heads, tablefmt="github", disable_numparse=True)
+    notes = "".join(f"{number}. {_plain(reason)}\n" for number, reason in enumerate(gate.reasons, 1))
+    return f"**{_plain(gate.title)}.** {gate.summary}\n\n{grid}\n\n{LEGEND}" + (f"\n{notes}" if notes else "")
+
+
+def _strong(verdict: Verdict, escaped: Callable[[str], str], strong: str) -> str:
+    """Its words, of which `wrong` stands out."""
+    text = escaped(verdict.words)
+    return strong.format(WRONG) + text.removeprefix(WRONG) if verdict.said == WRONG else text
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.split()).replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
+
+
+def latex(gate: Gate) -> str:
+    """A longtable, since it may be longer than a page, with columns that break their words."""
+    widths = (0.14, 0.085, 0.065, 0.04, 0.08, 0.09, *[0.4 / (len(gate.heads) - 6)] * (len(gate.heads) - 6))
+    columns = "".join(rf"p{{{width:.3f}\linewidth}}" for width in widths)
+    head = rf"\toprule {_latex_line(map(escape, gate.heads))} \midrule"
+    title = escape(f"Who computes packed documents right: {gate.title}. {gate.summary} {LEGEND}")
+    notes = "".join(rf" ({number}) {escape(reason)}." for number, reason in enumerate(gate.reasons, 1))
+    lines = [
+        rf"{{\scriptsize\setlength{{\tabcolsep}}{{2pt}}\begin{{longtable}}{{@{{}}{columns}@{{}}}}",
+        rf"\caption{{{title}}}\\",
+        rf"{head} \endfirsthead",
+        rf"{head} \endhead",
+        r"\bottomrule \endfoot",
+    ]
+    for group, found in gate.groups.items():
+        lines.append(rf"\multicolumn{{{len(gate.heads)}}}{{@{{}}l}}{{\emph{{{escape(group)}}}}} \\")
+        for line in found:
+            texts = [*map(escape, line.names), *(_strong(v, escape, r"\textbf{{{}}}") for v in line.verdicts)]
+            lines.append(_latex_line(texts))
+    return "\n".join([*lines, r"\end{longtable}", *([rf"\noindent{notes}\par"] if notes else []), "}"]) + "\n"
+
+
+def _latex_line(texts: Iterable[str]) -> str:
+    return " & ".join(rf"\raggedright {text}" for text in texts) + r" \tabularnewline"
