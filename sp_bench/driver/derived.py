@@ -160,22 +160,27 @@ def _predicted_traffic(config: TrialConfig, padded_len: int | None) -> Traffic |
 
 
 def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
-    """Doubts about the times, and what the ranks flagged themselves."""
+    """Doubts about the times, where the row has any, about memory and loss, and what the ranks flagged themselves."""
+    flags = _flags_of_clocks(config, row, record) if config.is_timed else []
+    flags += ["single_step"] if config.workload.single_step else []
+    flags += ["fit"] if config.workload.fit else []
+    flags += ["shared_gpu"] if config.hardware.ranks_per_gpu > 1 else []
+    memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
+    of_device = config.hardware.device_memory_gib
+    flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
+    flags += flags_of_loss(record.get("loss") or [])
+    return [*flags, *(record.get("flags") or [])]
+
+
+def _flags_of_clocks(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     flags = []
     if min(record["window_ms"]) < MIN_WINDOW_MS:
         flags.append("short_window")
     ranks = zip(record["rank_step_ms"], record["window_ms"], strict=True)
     if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
         flags.append("clock_mismatch")
-    flags += ["single_step"] if config.workload.single_step else []
-    flags += ["fit"] if config.workload.fit else []
-    flags += ["shared_gpu"] if config.hardware.ranks_per_gpu > 1 else []
-    flags += flags_of_times(row["step_ms"], record["window_ms"]) if config.is_timed else []
+    flags += flags_of_times(row["step_ms"], record["window_ms"])
     issued_ms = record.get("host_step_ms") or [0.0]
     if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:
         flags.append("host_bound")
-    memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
-    of_device = config.hardware.device_memory_gib
-    flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
-    flags += flags_of_loss(record.get("loss") or [])
-    return [*flags, *(record.get("flags") or [])]
+    return flags
