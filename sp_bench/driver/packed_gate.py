@@ -57,10 +57,10 @@ def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["method"] + engine, row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
 
 
-def _place(what: tuple[str, ...]) -> tuple[int, str, str, str]:
-    """Methods in the order of `sp-bench methods`, each in alphabetical order."""
+def _place(what: tuple[str, ...]) -> tuple[int, str, str, str, str]:
+    """Methods in the order of `sp-bench methods`, each in alphabetical order of engine, variant, layout and kernel."""
     name, _, engine = what[0].partition(", ")
-    return methods.names().index(name), engine, what[2], what[1]
+    return methods.names().index(name), engine, what[2], what[1], what[4]
 
 
 def _proofs(row: Mapping[str, Any], reasons: Sequence[str]) -> tuple[str, str]:

@@ -84,6 +84,15 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if shape.documents and method.variant == "all_gather" and kernel_name == "flash_attn":
+        # First: the library need not be here to lack it. The kernel gets all queries of the rank, and each of two calls
+        # is meant to compute one chunk of each document. Given cu_seqlens alone, flash-attn 2 takes the tokens from the
+        # first on, without gaps: not those of the chunk.
+        return (
+            "transformer_engine with method.variant=all_gather computes packed documents by a kernel that takes an "
+            "offset and a length of each, and flash-attn 2 takes no offsets; use kernel=flash_attn_4 or cudnn, or "
+            "method.variant=p2p or a2a"
+        )
     if reason := missing_library_reason(method.name, "transformer-engine"):
         return reason
     if kernel_name not in _SWITCHES:
@@ -95,14 +104,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         return (
             "transformer_engine has no FlashAttention-4 for method.variant=a2a+p2p; "
             "use kernel=flash_attn or cudnn, or method.variant=p2p, all_gather or a2a"
-        )
-    if shape.documents and method.variant == "all_gather" and kernel_name == "flash_attn":
-        # The kernel gets all queries of the rank, and each of two calls is meant to compute one chunk of each document.
-        # Given cu_seqlens alone, flash-attn 2 takes the tokens from the first on, without gaps: not those of the chunk.
-        return (
-            "transformer_engine with method.variant=all_gather computes packed documents by a kernel that takes an "
-            "offset and a length of each, and flash-attn 2 takes no offsets; use kernel=flash_attn_4 or cudnn, or "
-            "method.variant=p2p or a2a"
         )
     if sp_size == 1:
         return "transformer_engine on sp_size=1 is its kernel alone; use sp_size of 2 or more, or method=single"
