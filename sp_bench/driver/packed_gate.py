@@ -42,8 +42,9 @@ def table(campaign: Path) -> str:
     rows.sort(
         key=lambda row: (row["workload"] != "attention", _place(_what(row)), row["started_at"])
     )  # the newest counts
-    reasons = list(dict.fromkeys(row["reason"] for row in rows if row["status"] != "ok"))
     attention, steps = ({_what(row): row for row in rows if row["workload"] == w} for w in ("attention", "train_step"))
+    newest = (*attention.values(), *steps.values())
+    reasons = list(dict.fromkeys(row["reason"] for row in newest if row["status"] != "ok"))
     proven = {what: (*_proofs(row, reasons), _step(steps.get(what), reasons)) for what, row in attention.items()}
     trained = {what: ("-", "-", _step(row, reasons)) for what, row in steps.items() if what not in attention}
     lines = [(*what, *said) for what, said in sorted((proven | trained).items(), key=lambda line: _place(line[0]))]
