@@ -72,7 +72,7 @@ class SequenceLayout:
     def runs(self, rank: int, seq_len: int) -> Sequence[range]:
         """The global positions of the tokens of `rank`, in local order, as one range for each run of equal stride."""
         if self.over_all_ranks:
-            return SequenceLayout(self.kind, self.sp_size).runs(rank, seq_len)
+            return SequenceLayout(self.kind, self.sp_size, documents=self.documents).runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
         shard = seq_len // self.ring_degree
         if self.kind == "document_zigzag":

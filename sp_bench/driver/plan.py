@@ -70,7 +70,8 @@ def unsupported_reason(
         return reason
     if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
         return reason
-    if reason := kernels.packing_reason(config.kernel.name, shape):
+    library_packs = config.kernel.name in getattr(method, "OWN_PACKED_KERNELS", ())
+    if not library_packs and (reason := kernels.packing_reason(config.kernel.name, shape)):
         return reason
     pads = config.workload.name != "attention" and not shape.documents  # training pads whole sequences
     if not pads and (reason := layout.unsupported_reason(config.seq_len)):

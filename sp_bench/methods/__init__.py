@@ -61,6 +61,8 @@ class Method(Protocol):
 
     - `PACKS = True`: it also computes packed documents (`AttentionShape.documents`), each of which sees itself only;
     - `CUTS_DOCUMENTS = True`: it also computes them in the layout document_zigzag;
+    - `OWN_PACKED_KERNELS`: names of kernels of which the library has an own binding that takes packed documents, while
+      ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;

@@ -1,6 +1,7 @@
 """Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism.
 
-What is said here was read in the sources of 2.20.2. The byte counts of p2p, all_gather and a2a hold on 2 GPUs.
+What is said here was read in the sources of 2.20.2. The byte counts of p2p, all_gather and a2a hold on 2 GPUs, without
+packing.
 
 Variants are the library's cp_comm_type; P ranks:
 - `p2p`: K and V travel as one message around a ring, P-1 hops, and again in the backward. dK/dV travel P-1 hops in the
@@ -15,6 +16,10 @@ that exchange heads reorder the chunks by copies of their own. Tensors are [B, S
 which is a view of ours. The kernel is flash-attn 2, FlashAttention-4, or TransformerEngine's own cuDNN attention
 (kernel=cudnn). FlashAttention-4 must be older than 4.0.0b30: docs/METHODS.md says why.
 
+Packed documents lie in the layout document_zigzag and go in as [S/P, H, D] (the library's thd), a view for B = 1. The
+lengths beside them are those of the whole pack: the library divides them by the ranks itself. Each variant sends the
+same tensors as without packing, so bytes are equal. A document is divisible by 2 x P, so nothing is padded.
+
 Closing restores NVTE_*_ATTN* in the environment and makes the library choose its backend again. The imported modules
 stay.
 """
@@ -22,6 +27,7 @@ stay.
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from sp_bench import kernels
@@ -30,7 +36,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
+from sp_bench.methods import SequenceParallelAttention, document_zigzag_reason, installed, missing_library_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,9 +49,8 @@ PRIMITIVE = {
     "a2a": "all_to_all",
     "a2a+p2p": "all_to_all+send_recv",
 }
-NO_PACKS = (
-    "the library takes packed tokens as qkv_format=thd, with each document cut over all ranks; the adapter passes bshd"
-)
+CUTS_DOCUMENTS = True  # and packs documents so only
+OWN_PACKED_KERNELS = ("cudnn",)  # its own binding of cuDNN takes packs; aten's, which is our kernel, does not
 
 # our kernel -> the library's switches that allow it, NVTE_<...>; it chooses among what is allowed and installed
 _SWITCHES = {
@@ -58,8 +63,11 @@ _MAJOR = {"flash_attn": "2", "flash_attn_4": "4"}  # version of what the library
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    if method.layout != "zigzag":
-        raise ConfigError(f"method.layout={method.layout}: transformer_engine has one layout; use zigzag")
+    if method.layout not in ("zigzag", "document_zigzag"):
+        raise ConfigError(
+            f"method.layout={method.layout}: transformer_engine has one layout; use zigzag, or document_zigzag for "
+            "packed documents"
+        )
     if method.placement == "ring_inner":
         raise ConfigError(
             "method.placement=ring_inner: transformer_engine exchanges heads between adjacent ranks; use ulysses_inner"
@@ -72,10 +80,19 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.variant == "a2a+p2p" and method.ulysses_degree is None:
         raise ConfigError("method.ulysses_degree must be given for variant a2a+p2p of transformer_engine")
     degree = sp_size if method.variant == "a2a" else method.ulysses_degree or 1
-    return SequenceLayout("zigzag", max(sp_size // degree, 1), degree, over_all_ranks=True)
+    return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, over_all_ranks=True)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    if shape.documents and method.variant == "all_gather" and kernel_name == "flash_attn":
+        # First: the library need not be here to lack it. The kernel gets all queries of the rank, and each of two calls
+        # is meant to compute one chunk of each document. Given cu_seqlens alone, flash-attn 2 takes the tokens from the
+        # first on, without gaps: not those of the chunk.
+        return (
+            "transformer_engine with method.variant=all_gather computes packed documents by a kernel that takes an "
+            "offset and a length of each, and flash-attn 2 takes no offsets; use kernel=flash_attn_4 or cudnn, or "
+            "method.variant=p2p or a2a"
+        )
     if reason := missing_library_reason(method.name, "transformer-engine"):
         return reason
     if kernel_name not in _SWITCHES:
@@ -90,6 +107,8 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         )
     if sp_size == 1:
         return "transformer_engine on sp_size=1 is its kernel alone; use sp_size of 2 or more, or method=single"
+    if reason := document_zigzag_reason(method, sp_size):
+        return reason
     return _degree_reason(method, shape, sp_size)
 
 
@@ -126,11 +145,19 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.kernels import cumulative
     from sp_bench.measure import ledger
 
     ulysses, ring = mesh.get_group("ulysses"), mesh.get_group("ring")
     groups = {"a2a": ulysses, "a2a+p2p": [ulysses, ring]}.get(str(method.variant), ring)
     cut = layout(method, ulysses.size() * ring.size())
+    mask, lengths = "causal" if shape.causal else "no_mask", {}
+    if shape.documents:
+        mask, cut = "padding_causal", replace(cut, documents=shape.documents)
+        for of in ("q", "kv"):  # of the whole pack, and not of this rank
+            lengths[f"cu_seqlens_{of}"] = cumulative(shape.documents, torch.device(mesh.device_type))
+            lengths[f"max_seqlen_{of}"] = max(shape.documents)
+        lengths["pad_between_seqs"] = False  # True: the library would not choose flash-attn 2
     with _only_backend(next(name for name in _SWITCHES if kernels.get(name) is kernel)) as require_asked_for:
         from transformer_engine.pytorch import DotProductAttention  # pyright: ignore[reportMissingImports]
 
@@ -139,8 +166,8 @@ def open(
             shape.head_dim,
             num_gqa_groups=shape.num_kv_heads,
             attention_dropout=0.0,
-            qkv_format="bshd",
-            attn_mask_type="causal" if shape.causal else "no_mask",
+            qkv_format="thd" if shape.documents else "bshd",
+            attn_mask_type=mask,
             softmax_scale=shape.head_dim**-0.5,
         )
         first = mesh.get_rank() - mesh.get_rank() % cut.sp_size  # the ranks of one sequence are adjacent and in order
@@ -148,11 +175,13 @@ def open(
         module.set_context_parallel_group(groups, ranks, torch.cuda.Stream(), method.variant)
 
         def attend(q: "Tensor", k: "Tensor", v: "Tensor") -> "Tensor":
+            # packed tokens: [1,S/P,H,D] -> [S/P,H,D], and back
+            tensors = (x.squeeze(0) for x in (q, k, v)) if shape.documents else (q, k, v)
             with ledger.attention():
-                out = module(q, k, v)
+                out = module(*tensors, **lengths)
             require_asked_for()
             _mark_backward(out, q, k, v)
-            return out.unflatten(-1, (shape.num_heads, shape.head_dim))  # [B,S/P,H*D] -> [B,S/P,H,D]: a view
+            return out.view(q.shape)  # [B,S/P,H*D] -> [B,S/P,H,D]
 
         yield SequenceParallelAttention(cut, attend)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -17,6 +18,7 @@ from sp_bench.driver import plan
 PACKAGES = {"yunchang": "yunchang", "transformer_engine": "transformer-engine"}
 GQA = AttentionShape(1, 131_072, 32, 8, 128, True, "bfloat16")
 FULL = AttentionShape(1, 131_072, 32, 8, 128, False, "bfloat16")
+VARIANTS = [("p2p", None), ("all_gather", None), ("a2a", None), ("a2a+p2p", 2)]
 
 
 def yunchang(
@@ -75,6 +77,41 @@ def test_kernels_that_the_libraries_cannot_differentiate_are_refused():
 
 
 @pytest.mark.usefixtures("libraries")
+def test_transformer_engine_takes_packs_with_each_document_cut_and_gathers_keys_for_kernels_that_take_offsets():
+    pack = replace(GQA, documents=(65_536, 32_768, 32_768))
+    packed = {variant: engine(variant, degree, "document_zigzag") for variant, degree in VARIANTS}
+    taken = {
+        variant: [k for k in ("cudnn", "flash_attn", "flash_attn_4") if reason(method, k, pack, 4) is None]
+        for variant, method in packed.items()
+    }
+    everything = ["cudnn", "flash_attn", "flash_attn_4"]
+    assert taken == {
+        "p2p": everything,
+        "all_gather": ["cudnn", "flash_attn_4"],
+        "a2a": everything,
+        "a2a+p2p": ["cudnn", "flash_attn"],
+    }
+    assert "use kernel=flash_attn_4 or cudnn, or method.variant=p2p or a2a" in str(
+        reason(packed["all_gather"], "flash_attn", pack, 4)
+    )
+    assert "documents are multiples of 16 tokens; use sp_size in {1, 2, 4, 8}" in str(
+        reason(packed["p2p"], "flash_attn", pack, 16)
+    )
+    assert methods.packing_reason(packed["p2p"], pack) is None
+    assert "use method.layout=document_zigzag" in str(methods.packing_reason(engine(), pack))
+    assert "use method.layout=zigzag" in str(methods.packing_reason(packed["p2p"], GQA))
+
+
+@pytest.mark.usefixtures("libraries")
+def test_its_own_cudnn_attention_takes_packs_and_that_of_aten_does_not(make_config):
+    fixed = {"workload__packing": "fixed", "workload__document_len": 256, "dtype": "bfloat16", "kernel": "cudnn"}
+    theirs = make_config(method="transformer_engine", method__layout="document_zigzag", sp_size=2, **fixed)
+    assert plan.unsupported_reason(theirs, None) == "kernel cudnn runs on CUDA only; use kernel=cpu_flash or math"
+    ours = make_config(method="ring", method__layout="document_zigzag", sp_size=2, **fixed)
+    assert "kernel cudnn takes no packed documents" in str(plan.unsupported_reason(ours, None))
+
+
+@pytest.mark.usefixtures("libraries")
 def test_balanced_rings_of_yunchang_are_causal_only_and_those_of_transformer_engine_are_not():
     assert reason(yunchang("contiguous"), "flash_attn", FULL, 8) is None
     for layout in ("zigzag", "striped"):
@@ -124,7 +161,15 @@ def test_an_unknown_variant_names_the_known_ones(name):
         methods.primitive(MethodConfig(name, variant="ring"))
 
 
-@pytest.mark.parametrize("method", [engine("p2p"), engine("all_gather"), engine("a2a"), engine("a2a+p2p", 2)])
+@pytest.mark.parametrize(("variant", "degree"), VARIANTS)
+def test_transformer_engine_gives_each_rank_of_each_document_what_zigzag_would(variant, degree):
+    packed = methods.get("transformer_engine").layout(engine(variant, degree, "document_zigzag"), 4)
+    layout = replace(packed, documents=(16, 32))
+    assert layout.global_positions(1, 48) == [2, 3, 12, 13, *(16 + p for p in (4, 5, 6, 7, 24, 25, 26, 27))]
+    assert sorted(p for rank in range(4) for p in layout.global_positions(rank, 48)) == list(range(48))
+
+
+@pytest.mark.parametrize("method", [engine(variant, degree) for variant, degree in VARIANTS])
 def test_transformer_engine_gives_each_rank_a_chunk_and_its_mirror_whatever_exchanges_heads(method):
     layout = methods.get(method.name).layout(method, 4)
     assert layout.sp_size == 4

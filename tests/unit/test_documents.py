@@ -135,7 +135,7 @@ def test_a_method_or_a_kernel_without_packs_is_unsupported_and_says_what_works(m
     striped = AttentionShape(1, 64, 4, 4, 8, True, "float32", (32, 32))
     lacking = {
         "ring_flash_attn": "use method.layout=document_zigzag",
-        "transformer_engine": "qkv_format=thd",
+        "transformer_engine": "use method.layout=document_zigzag",
         "torch_context_parallel": "scaled_dot_product_attention",
         "yunchang": "cu_seqlens",
     }

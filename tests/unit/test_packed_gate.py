@@ -57,6 +57,18 @@ def test_a_campaign_without_packs_has_no_table():
     assert not gates(report.read([ROOT / "results/parity_engines"]))
 
 
+def test_lines_are_in_the_order_of_methods_and_then_of_variants_layouts_and_kernels():
+    lines = [
+        ("ring", "contiguous", "", "2", "flash_attn", "sp_bench"),
+        ("ring", "contiguous", "", "2", "flash_attn_4", "sp_bench"),
+        ("ring", "zigzag", "", "2", "flash_attn", "sp_bench"),
+        ("transformer_engine", "document_zigzag", "a2a", "2", "cudnn", "transformer-engine"),
+        ("transformer_engine", "document_zigzag", "p2p", "2", "cudnn", "transformer-engine"),
+    ]
+    mixed = [lines[at] for at in (4, 1, 3, 0, 2)]
+    assert sorted(mixed, key=packed_gate._place) == lines
+
+
 def test_a_row_that_passed_says_what_is_nearest_to_its_budget():
     assert words(gate_of(of())) == {"Right": [["right: 5.0e-08 of 1.0e-07 in dv", "right: 0 outside, 3 inside"]]}
 
