@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.no_kernel import NoKernel
+from sp_bench.config.documents import spans
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
@@ -246,13 +247,38 @@ def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Te
 
 
 def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
-    """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence."""
-    tokens = sequences[:, :-1]
+    """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence, or if it is
+    of packed documents. There they restart in each document."""
+    tokens, labels = sequences[:, :-1], with_prompts_ignored(sequences[:, :-1], config)
+    if config.workload.packing != "none":
+        return _flattened(tokens, labels, config)
     padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
-    batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
+    batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(labels, (0, padding), value=IGNORED)}
     if config.sp_size > 1:
         batch["position_ids"] = torch.arange(tokens.shape[1] + padding).expand_as(batch["input_ids"]).contiguous()
     return batch
+
+
+def with_prompts_ignored(tokens: Tensor, config: TrialConfig) -> Tensor:
+    """tokens [B,S] -> labels [B,S], which the model or a loader shifts: those are the tokens themselves, but IGNORED
+    where nothing may be learned of them. That is the first ones of masked labels, and the first one of a document."""
+    if config.workload.packing == "none" and not config.workload.masked_label_share:
+        return tokens
+    seq_len = tokens.shape[1]
+    labelled = train.is_labelled(config, seq_len, seq_len, unlabelled=UNLABELLED)
+    return tokens.masked_fill(~F.pad(labelled[:-1], (1, 0)), IGNORED)
+
+
+def _flattened(tokens: Tensor, labels: Tensor, config: TrialConfig) -> dict[str, Tensor]:
+    """The documents of a pack, tokens and labels [1,S], in one batch as transformers' own collator makes it: without an
+    attention mask, and its position_ids say where documents begin."""
+    from transformers import DataCollatorWithFlattening  # pyright: ignore[reportMissingImports]
+
+    documents = [
+        {"input_ids": tokens[0, whole.start : whole.stop], "labels": labels[0, whole.start : whole.stop]}
+        for whole in spans(config.documents(tokens.shape[1]))
+    ]
+    return dict(DataCollatorWithFlattening()(documents))
 
 
 def shifted(batch: dict[str, Tensor]) -> Tensor:
