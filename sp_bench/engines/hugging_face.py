@@ -19,8 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.no_kernel import NoKernel
+from sp_bench.attention.packed import Packed
 from sp_bench.config.documents import spans
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
@@ -33,6 +35,7 @@ from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.train import StepResult
 
+FLOAT32_FLASH = ("flash_attn", "float32")  # kernel and dtype, in the proof of a step in half precision alone
 UNLABELLED = 1  # the data loader shifts labels within the tokens that it gets, so the last token has no label
 
 _NAMES = {  # our decoder's name of a module -> transformers' name
@@ -159,6 +162,7 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
     try:
         with (
             sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext(),
+            _math_as_flash_attn() if (config.kernel.name, config.dtype) == FLOAT32_FLASH else nullcontext(),
             _classes_restored(config),
         ):
             yield
@@ -168,6 +172,42 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
         layer._all_to_all_groups.update(named_groups)
     if config.sp_size > 1:
         _destroy_groups(config)
+
+
+@contextmanager
+def _math_as_flash_attn() -> Iterator[None]:
+    """Inside, transformers' flash attention calls our math kernel instead of flash-attn's functions, which take half
+    precision only. All that comes before the call is theirs: how documents are found, and the shapes."""
+    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
+
+    kernel, real = kernels.get(REFERENCE), utils.lazy_import_flash_attention
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> Tensor:
+        return differentiable(kernel, causal=causal, scale=softmax_scale)(q, k, v)
+
+    def packed(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float,
+        causal: bool,
+    ) -> Tensor:
+        # [T,H,D] of all documents, one after the other
+        documents = Packed(kernel, tuple(cu_seqlens_q.diff().tolist()))
+        return differentiable(documents, causal=causal, scale=softmax_scale)(q[None], k[None], v[None])[0]
+
+    def functions(*_: Any, **__: Any) -> tuple[Any, Any]:
+        return (whole, packed, None, None, None), utils._lazy_define_process_function(packed)
+
+    utils.lazy_import_flash_attention = functions
+    try:
+        yield
+    finally:
+        utils.lazy_import_flash_attention = real
 
 
 def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[..., Any]:

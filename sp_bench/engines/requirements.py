@@ -146,8 +146,14 @@ def _reason(config: TrialConfig) -> str | None:
 def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     """The trial whose training step is proven in float32 for `config`, which is in half precision, on the math kernel;
     and what that proves: method, or step_only where the method takes half precision only. There our method with the
-    same degrees stands in."""
+    same degrees stands in.
+
+    On packs transformers' flash attention stays, because it finds the documents otherwise than sdpa does, whose math
+    backend it would be. The math kernel then replaces flash-attn's two functions alone.
+    """
     twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
+    if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
+        twin = replace(twin, kernel=config.kernel)
     shape, method = twin.attention_shape(config.seq_len), methods.get(config.method.name)
     if method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) is None:
         return twin, "method"

@@ -55,10 +55,10 @@ def stack(config: TrialConfig) -> Stack:
         "loss_type": "nll",
         "activation_offloading": config.workload.checkpoint_offload,
     }
-    return Stack(SFTTrainer, SFTConfig, partial(_dataset, config), _token_losses, own, {"processing_class": _tokenizer()})
+    return Stack(SFTTrainer, SFTConfig, partial(dataset, config), _token_losses, own, {"processing_class": _tokenizer()})
 
 
-def _dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:
+def dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:
     """A dataset of rows of S tokens, whose labels are the same tokens. Because it finds the columns `input_ids` and
     `labels`, TRL does not tokenise. Packs have the column that TRL's `pack_dataset` gives them: lengths of documents.
     """
