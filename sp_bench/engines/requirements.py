@@ -98,8 +98,8 @@ def _reason(config: TrialConfig) -> str | None:
         )
     if (packing := config.workload.packing) != "none" and name not in _PACKING:
         return (
-            f"workload.packing={packing}: engine {name} trains whole sequences here; use engine={' or '.join(_PACKING)}, "
-            "or workload.packing=none"
+            f"workload.packing={packing}: engine {name} trains whole sequences here; use "
+            f"engine={' or '.join(_PACKING)}, or workload.packing=none"
         )
     if (share := config.workload.masked_label_share) and name not in _PACKING:
         return (

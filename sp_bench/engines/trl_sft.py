@@ -48,14 +48,16 @@ def stack(config: TrialConfig) -> Stack:
     own = {
         "max_length": None,  # its default truncates at 1024 tokens
         "packing": False,  # it would pack the documents in an order of its own; ours come packed
-        # The collator of packs, which `packing` switches on by itself. DeepSpeed's loader cannot cut its cu_seq_lens, so
-        # where ranks share a sequence it is the other one, to which TRL then adds position_ids.
+        # The collator of packs, which `packing` switches on by itself. DeepSpeed's loader cannot cut its cu_seq_lens.
+        # So where ranks share a sequence it is the other collator, whose position_ids restart in each document too.
         "padding_free": packed and config.sp_size == 1,
         "pad_to_multiple_of": config.sp_size,
         "loss_type": "nll",
         "activation_offloading": config.workload.checkpoint_offload,
     }
-    return Stack(SFTTrainer, SFTConfig, partial(dataset, config), _token_losses, own, {"processing_class": _tokenizer()})
+    return Stack(
+        SFTTrainer, SFTConfig, partial(dataset, config), _token_losses, own, {"processing_class": _tokenizer()}
+    )
 
 
 def dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:

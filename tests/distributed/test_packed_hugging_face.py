@@ -1,5 +1,5 @@
-"""Hugging Face's stacks on packed documents and on masked labels, on real ranks: which of them train as one process does
-on each document alone, and which do not.
+"""Hugging Face's stacks on packed documents and on masked labels, on real ranks: which of them train as one process
+does on each document alone, and which do not.
 
 A test is skipped if its libraries are not installed.
 """
@@ -101,7 +101,7 @@ def test_the_loss_is_the_mean_over_the_labels_of_all_ranks(engine: str) -> None:
 def check_sdpa_under_ulysses(rank: int, engine: str) -> None:
     as_a_rank(rank, 2)
     config = shared(engine, workload=STEP)
-    with pytest.raises(Incorrect, match=r"loss of step 1 differs from one process by 0\.\d+ \(relative\), budget 1e-05"):
+    with pytest.raises(Incorrect, match=r"loss of step 1 differs from one process by 0\.\d+ \(relative\)"):
         prove(config)
     mine, texts = job(config), [text.sequences(0, 1, 96)]
 
@@ -140,7 +140,7 @@ def flash_attn_here() -> Iterator[None]:
     from transformers import PreTrainedModel, modeling_utils  # pyright: ignore[reportMissingImports]
 
     with (
-        mock.patch.object(PreTrainedModel, "_flash_attn_can_dispatch", lambda *_, **__: True),
+        mock.patch.object(PreTrainedModel, "_flash_attn_can_dispatch", return_value=True),
         mock.patch.object(modeling_utils, "lazy_import_flash_attention"),
     ):
         yield
@@ -163,7 +163,7 @@ def one_document() -> Any:
     """A stack that does not look for documents."""
     from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
 
-    return mock.patch.object(utils, "_is_packed_sequence", lambda *_, **__: False)
+    return mock.patch.object(utils, "_is_packed_sequence", return_value=False)
 
 
 @LIBRARIES
