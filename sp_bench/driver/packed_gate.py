@@ -17,14 +17,15 @@ BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --wr
 END = "<!-- end of what sp-bench methods wrote -->\n"
 HEADINGS = (
     *("method", "layout", "variant", "ranks", "kernel", "library"),
-    *("packed causal", "one document perturbed", "half of the labels masked"),
+    *("packed causal", "one document perturbed", "a step on a pack", "a step on a whole sequence"),
 )
 LEGEND = """\
 Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
 and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
-tensor that changes least. Masked: a training step on a pack, of which the loss of the world's labels, the norm of all
-gradients, and the gradient that is nearest to its budget are compared with one process; an engine other than fsdp2 is
-named. Refuses: before any device is touched, for the reason of that number. -: not tried.
+tensor that changes least. A step: of training, with half of the labels masked. The loss of the world's labels, the
+norm of all gradients, and the gradient that is nearest to its budget are compared with one process, which trains on
+each document alone. An engine other than fsdp2 is named. Refuses: before any device is touched, for the reason of that
+number. Wrong: the number says by how much. -: not tried.
 """
 
 
@@ -36,19 +37,29 @@ def table(campaign: Path) -> str:
         ConfigError: the campaign has no rows of packed documents.
     """
     found, _ = store.read(campaign)
-    rows = [row for row in found.to_pylist() if row["packing"] not in (None, "none")]
-    if not rows:
+    every = found.to_pylist()
+    rows = [row for row in every if _is_packed(row) or row["masked_label_share"]]
+    if not any(map(_is_packed, rows)):
         raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
     rows.sort(
         key=lambda row: (row["workload"] != "attention", _place(_what(row)), row["started_at"])
     )  # the newest counts
     reasons = list(dict.fromkeys(row["reason"] for row in rows if row["status"] != "ok"))
-    attention, steps = ({_what(row): row for row in rows if row["workload"] == w} for w in ("attention", "train_step"))
-    proven = {what: (*_proofs(row, reasons), _step(steps.get(what), reasons)) for what, row in attention.items()}
-    trained = {what: ("-", "-", _step(row, reasons)) for what, row in steps.items() if what not in attention}
-    lines = [(*what, *said) for what, said in sorted((proven | trained).items(), key=lambda line: _place(line[0]))]
+    attention = {_what(row): row for row in rows if row["workload"] == "attention"}
+    packs, wholes = (
+        {_what(row): row for row in rows if row["workload"] == "train_step" and _is_packed(row) == packed}
+        for packed in (True, False)
+    )
+    lines = []
+    for what in sorted(attention.keys() | packs.keys() | wholes.keys(), key=_place):
+        steps = (_step(rows_of.get(what), reasons) for rows_of in (packs, wholes))
+        lines.append((*what, *_proofs(attention.get(what), reasons), *steps))
     notes = "".join(f"{number}. {reason}\n" for number, reason in enumerate(reasons, 1))
     return f"{tabulate(lines, HEADINGS, tablefmt='github', disable_numparse=True)}\n\n{LEGEND}\n{notes}"
+
+
+def _is_packed(row: Mapping[str, Any]) -> bool:
+    return row["packing"] not in (None, "none")
 
 
 def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
@@ -57,14 +68,16 @@ def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
     return row["method"] + engine, row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
 
 
-def _place(what: tuple[str, ...]) -> tuple[int, str, str, str]:
+def _place(what: tuple[str, ...]) -> tuple[int, str, str, str, str]:
     """Methods in the order of `sp-bench methods`, each in alphabetical order."""
     name, _, engine = what[0].partition(", ")
-    return methods.names().index(name), engine, what[2], what[1]
+    return methods.names().index(name), engine, what[2], what[1], what[4]
 
 
-def _proofs(row: Mapping[str, Any], reasons: Sequence[str]) -> tuple[str, str]:
+def _proofs(row: Mapping[str, Any] | None, reasons: Sequence[str]) -> tuple[str, str]:
     """What each proof said. The second comes after the first, so that a row that failed has no more to say."""
+    if row is None:
+        return "-", "-"
     if row["status"] != "ok":
         return _failed(row, reasons), "-"
     budgets = row["error_budget"]
