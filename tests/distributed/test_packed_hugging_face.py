@@ -103,6 +103,11 @@ def check_sdpa_under_ulysses(rank: int, engine: str) -> None:
     config = shared(engine, workload=STEP)
     with pytest.raises(Incorrect, match=r"loss of step 1 differs from one process by 0\.\d+ \(relative\)"):
         prove(config)
+    found: dict[str, Any] = {}
+    with mock.patch.object(training_step, "require", lambda every, *_: found.update(every)):
+        prove(config)
+    assert found["gradient"].error > 0.3
+    assert found["received"].error <= found["received"].budget, "the clipping is right"
     mine, texts = job(config), [text.sequences(0, 1, 96)]
 
     def losses(config: TrialConfig) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The table of who computes packed documents right."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,23 @@ def test_the_docs_have_the_table_of_the_committed_rows():
 def test_a_campaign_without_packs_has_no_table():
     with pytest.raises(ConfigError, match="parity_engines has no rows of packed documents; sp-bench run sweep=cpu_"):
         packed_gate.table(ROOT / "results/parity_engines")
+
+
+def test_a_step_on_a_pack_and_one_on_a_whole_sequence_have_columns_of_their_own(monkeypatch):
+    step = {"workload": "train_step", "method": "single", "engine": "trl_sft", "layout": "contiguous", "variant": None}
+    step |= {"sp_size": 1, "kernel": "math", "masked_label_share": 0.5, "started_at": 0}
+    right = {"rel_error_loss": 1e-7, "rel_error_grad_norm": 2e-7, "grad_error": {"error": 3e-6, "budget": 3e-5}}
+    pack = step | {"packing": "fixed", "status": "incorrect", "reason": "loss differs by 0.1"}
+    whole = step | right | {"packing": "none", "status": "ok", "reason": None}
+    without_masks = whole | {"masked_label_share": 0.0, "method": "ring"}
+    found = SimpleNamespace(to_pylist=lambda: [pack, whole, without_masks])
+    monkeypatch.setattr(packed_gate.store, "read", lambda _: (found, []))
+    line, *others = [line for line in packed_gate.table(ROOT).splitlines() if line.startswith("| ")][1:]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[0] == "single, trl_sft"
+    assert cells[-4:] == ["-", "-", "**wrong** (1)", "right: loss 1.0e-07, norm 2.0e-07, gradient 3.0e-06 of 3.0e-05"]
+    assert others == []
+    assert "\n1. loss differs by 0.1\n" in packed_gate.table(ROOT)
 
 
 def test_a_row_that_passed_says_what_is_nearest_to_its_budget():
