@@ -63,8 +63,10 @@ def _is_packed(row: Mapping[str, Any]) -> bool:
 
 
 def _what(row: Mapping[str, Any]) -> tuple[str, ...]:
-    library = methods.get(row["method"]).IMPLEMENTATION.partition("==")[0]
-    engine = f", {row['engine']}" if row["engine"] not in (None, "fsdp2") else ""
+    library, engine = methods.get(row["method"]).IMPLEMENTATION.partition("==")[0], ""
+    if row["engine"] not in (None, "fsdp2"):
+        engine = f", {row['engine']}"
+        library = ", ".join(each.partition("==")[0] for each in row["engine_implementation"].split())
     return row["method"] + engine, row["layout"], row["variant"] or "", str(row["sp_size"]), row["kernel"], library
 
 

@@ -119,7 +119,7 @@ USES = {
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_lens"},  # @FILE
-    "driver/packed_gate.py": {"layout", "packing", "variant"},
+    "driver/packed_gate.py": {"layout", "masked_label_share", "packing", "variant"},
     "driver/packing.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},

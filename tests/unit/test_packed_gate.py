@@ -26,6 +26,7 @@ def test_a_campaign_without_packs_has_no_table():
 def test_a_step_on_a_pack_and_one_on_a_whole_sequence_have_columns_of_their_own(monkeypatch):
     step = {"workload": "train_step", "method": "single", "engine": "trl_sft", "layout": "contiguous", "variant": None}
     step |= {"sp_size": 1, "kernel": "math", "masked_label_share": 0.5, "started_at": 0}
+    step["engine_implementation"] = "transformers==5.17.0 trl"
     right = {"rel_error_loss": 1e-7, "rel_error_grad_norm": 2e-7, "grad_error": {"error": 3e-6, "budget": 3e-5}}
     pack = step | {"packing": "fixed", "status": "incorrect", "reason": "loss differs by 0.1"}
     whole = step | right | {"packing": "none", "status": "ok", "reason": None}
@@ -34,7 +35,7 @@ def test_a_step_on_a_pack_and_one_on_a_whole_sequence_have_columns_of_their_own(
     monkeypatch.setattr(packed_gate.store, "read", lambda _: (found, []))
     line, *others = [line for line in packed_gate.table(ROOT).splitlines() if line.startswith("| ")][1:]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert cells[0] == "single, trl_sft"
+    assert (cells[0], cells[5]) == ("single, trl_sft", "transformers, trl")
     assert cells[-4:] == ["-", "-", "**wrong** (1)", "right: loss 1.0e-07, norm 2.0e-07, gradient 3.0e-06 of 3.0e-05"]
     assert others == []
     assert "\n1. loss differs by 0.1\n" in packed_gate.table(ROOT)
