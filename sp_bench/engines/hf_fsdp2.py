@@ -33,6 +33,7 @@ from sp_bench.engines.requirements import CONTEXT_PARALLEL
 from sp_bench.measure import ledger
 from sp_bench.methods import torch_context_parallel
 from sp_bench.training import cross_entropy, train
+from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import fill
 from sp_bench.training.train import Part, StepResult, Watch
 
@@ -71,7 +72,7 @@ def run(
         model, optimizer, loader = accelerator.prepare(
             model, train.make_optimizer(model, config.workload), _loader(config, texts)
         )
-        num_labelled = config.num_sequences * (texts[0].shape[1] - 1) / size / config.world_size
+        num_labelled = config.num_sequences * config.num_labels(texts[0].shape[1] - 1) / size / config.world_size
         training = Training(accelerator, model, optimizer, config, num_labelled, token_losses, watch)
         model.loss_function = training.recorded(model.loss_function)
         loaded = _loaded(loader)
@@ -173,9 +174,12 @@ def _loader(config: TrialConfig, texts: Sequence[Tensor]) -> Any:
 
 
 def _samples(config: TrialConfig, text: Tensor, seq_len: int) -> list[dict[str, Tensor]]:
-    """Sequences [n,S+1] -> of each, input_ids and shift_labels [S'], and position_ids [S'] if ranks share it."""
+    """Sequences [n,S+1] -> of each, input_ids and shift_labels [S'], and position_ids [S'] if ranks share it, or if it
+    is of packed documents, in each of which they restart."""
     tokens, labels = train.shift_and_pad(text, seq_len)
-    positions = {"position_ids": torch.arange(seq_len)} if config.sp_size > 1 else {}
+    labels = labels.masked_fill(~train.is_labelled(config, text.shape[1] - 1, seq_len), IGNORED)
+    needed = config.sp_size > 1 or config.workload.packing != "none"
+    positions = {"position_ids": train.document_positions(config, seq_len)} if needed else {}
     return [{"input_ids": t, "shift_labels": wanted, **positions} for t, wanted in zip(tokens, labels, strict=True)]
 
 

@@ -19,8 +19,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.attention.no_kernel import NoKernel
+from sp_bench.attention.packed import Packed
+from sp_bench.config.documents import spans
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
@@ -32,6 +35,7 @@ from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.train import StepResult
 
+FLOAT32_FLASH = ("flash_attn", "float32")  # kernel and dtype, in the proof of a step in half precision alone
 UNLABELLED = 1  # the data loader shifts labels within the tokens that it gets, so the last token has no label
 
 _NAMES = {  # our decoder's name of a module -> transformers' name
@@ -158,6 +162,7 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
     try:
         with (
             sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext(),
+            _math_as_flash_attn() if (config.kernel.name, config.dtype) == FLOAT32_FLASH else nullcontext(),
             _classes_restored(config),
         ):
             yield
@@ -167,6 +172,42 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
         layer._all_to_all_groups.update(named_groups)
     if config.sp_size > 1:
         _destroy_groups(config)
+
+
+@contextmanager
+def _math_as_flash_attn() -> Iterator[None]:
+    """Inside, transformers' flash attention calls our math kernel instead of flash-attn's functions, which take half
+    precision only. All that comes before the call is theirs: how documents are found, and the shapes."""
+    from transformers import modeling_flash_attention_utils as utils  # pyright: ignore[reportMissingImports]
+
+    kernel, real = kernels.get(REFERENCE), utils.lazy_import_flash_attention
+
+    def whole(q: Tensor, k: Tensor, v: Tensor, softmax_scale: float, causal: bool) -> Tensor:
+        return differentiable(kernel, causal=causal, scale=softmax_scale)(q, k, v)
+
+    def packed(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seqlens_q: Tensor,
+        cu_seqlens_k: Tensor,
+        max_seqlen_q: int,
+        max_seqlen_k: int,
+        softmax_scale: float,
+        causal: bool,
+    ) -> Tensor:
+        # [T,H,D] of all documents, one after the other
+        documents = Packed(kernel, tuple(cu_seqlens_q.diff().tolist()))
+        return differentiable(documents, causal=causal, scale=softmax_scale)(q[None], k[None], v[None])[0]
+
+    def functions(*_: Any, **__: Any) -> tuple[Any, Any]:
+        return (whole, packed, None, None, None), utils._lazy_define_process_function(packed)
+
+    utils.lazy_import_flash_attention = functions
+    try:
+        yield
+    finally:
+        utils.lazy_import_flash_attention = real
 
 
 def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[..., Any]:
@@ -246,13 +287,38 @@ def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Te
 
 
 def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
-    """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence."""
-    tokens = sequences[:, :-1]
+    """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence, or if it is
+    of packed documents. There they restart in each document."""
+    tokens, labels = sequences[:, :-1], with_prompts_ignored(sequences[:, :-1], config)
+    if config.workload.packing != "none":
+        return _flattened(tokens, labels, config)
     padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
-    batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(tokens, (0, padding), value=IGNORED)}
+    batch = {"input_ids": F.pad(tokens, (0, padding)), "labels": F.pad(labels, (0, padding), value=IGNORED)}
     if config.sp_size > 1:
         batch["position_ids"] = torch.arange(tokens.shape[1] + padding).expand_as(batch["input_ids"]).contiguous()
     return batch
+
+
+def with_prompts_ignored(tokens: Tensor, config: TrialConfig) -> Tensor:
+    """tokens [B,S] -> labels [B,S], which the model or a loader shifts: those are the tokens themselves, but IGNORED
+    where nothing may be learned of them. That is the first ones of masked labels, and the first one of a document."""
+    if config.workload.packing == "none" and not config.workload.masked_label_share:
+        return tokens
+    seq_len = tokens.shape[1]
+    labelled = train.is_labelled(config, seq_len, seq_len, unlabelled=UNLABELLED)
+    return tokens.masked_fill(~F.pad(labelled[:-1], (1, 0)), IGNORED)
+
+
+def _flattened(tokens: Tensor, labels: Tensor, config: TrialConfig) -> dict[str, Tensor]:
+    """The documents of a pack, tokens and labels [1,S], in one batch as transformers' own collator makes it: without an
+    attention mask, and its position_ids say where documents begin."""
+    from transformers import DataCollatorWithFlattening  # pyright: ignore[reportMissingImports]
+
+    documents = [
+        {"input_ids": tokens[0, whole.start : whole.stop], "labels": labels[0, whole.start : whole.stop]}
+        for whole in spans(config.documents(tokens.shape[1]))
+    ]
+    return dict(DataCollatorWithFlattening()(documents))
 
 
 def shifted(batch: dict[str, Tensor]) -> Tensor:

@@ -39,6 +39,7 @@ _EXTRAS = {
 }
 _TRAINERS = ("hf_trainer", "trl_sft")
 HUGGING_FACE = ("hf_deepspeed", *_TRAINERS)  # transformers' models on ZeRO-3, with DeepSpeed's Ulysses
+_PACKING = ("fsdp2", *HUGGING_FACE, "hf_fsdp2")  # their loaders know documents and masked labels
 _WITHOUT_MOMENTS = ("hf_fsdp2", "megatron")  # until their first step has ended
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
@@ -95,15 +96,15 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.loss_tile_tokens={tile}: engine {name} has no choice of its loss's tiles; leave it out, or use "
             "engine=fsdp2 or hf_deepspeed"
         )
-    if (packing := config.workload.packing) != "none" and name != "fsdp2":
+    if (packing := config.workload.packing) != "none" and name not in _PACKING:
         return (
-            f"workload.packing={packing}: engine {name} trains whole sequences here; use engine=fsdp2, or "
-            "workload.packing=none"
+            f"workload.packing={packing}: engine {name} trains whole sequences here; use "
+            f"engine={' or '.join(_PACKING)}, or workload.packing=none"
         )
-    if (share := config.workload.masked_label_share) and name != "fsdp2":
+    if (share := config.workload.masked_label_share) and name not in _PACKING:
         return (
-            f"workload.masked_label_share={share}: engine {name} trains on all labels here; use engine=fsdp2, or "
-            "workload.masked_label_share=0"
+            f"workload.masked_label_share={share}: engine {name} trains on all labels here; use "
+            f"engine={' or '.join(_PACKING)}, or workload.masked_label_share=0"
         )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
@@ -145,8 +146,14 @@ def _reason(config: TrialConfig) -> str | None:
 def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     """The trial whose training step is proven in float32 for `config`, which is in half precision, on the math kernel;
     and what that proves: method, or step_only where the method takes half precision only. There our method with the
-    same degrees stands in."""
+    same degrees stands in.
+
+    On packs transformers' flash attention stays, because it finds the documents otherwise than sdpa does, whose math
+    backend it would be. The math kernel then replaces flash-attn's two functions alone.
+    """
     twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
+    if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
+        twin = replace(twin, kernel=config.kernel)
     shape, method = twin.attention_shape(config.seq_len), methods.get(config.method.name)
     if method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) is None:
         return twin, "method"
@@ -265,6 +272,12 @@ def _trainer_on_cpu_reason(config: TrialConfig) -> str | None:
 
 def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
     method, kernel = config.method, config.kernel.name
+    if config.workload.packing != "none" and config.sp_size > 1:
+        return (
+            f"workload.packing={config.workload.packing}, sp_size={config.sp_size}: torch's context parallelism shards "
+            "scaled_dot_product_attention without its mask, and takes no lengths of documents; use sp_size=1, or "
+            "engine=hf_deepspeed with kernel=flash_attn"
+        )
     if config.hardware.device == "cpu":
         return (
             "hardware.device=cpu: there Accelerate has no FSDP2 and takes each rank for the only process; use "

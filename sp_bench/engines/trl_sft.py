@@ -8,6 +8,7 @@ dataset as it is: it packs and truncates nothing, and its collator pads.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,23 +44,34 @@ def stack(config: TrialConfig) -> Stack:
     """SFTTrainer, and its data as TRL wants it."""
     from trl import SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
+    packed = config.workload.packing != "none"
     own = {
         "max_length": None,  # its default truncates at 1024 tokens
-        "packing": False,
+        "packing": False,  # it would pack the documents in an order of its own; ours come packed
+        # The collator of packs, which `packing` switches on by itself. DeepSpeed's loader cannot cut its cu_seq_lens.
+        # So where ranks share a sequence it is the other collator, whose position_ids restart in each document too.
+        "padding_free": packed and config.sp_size == 1,
         "pad_to_multiple_of": config.sp_size,
         "loss_type": "nll",
         "activation_offloading": config.workload.checkpoint_offload,
     }
-    return Stack(SFTTrainer, SFTConfig, _dataset, _token_losses, own, {"processing_class": _tokenizer()})
+    return Stack(
+        SFTTrainer, SFTConfig, partial(dataset, config), _token_losses, own, {"processing_class": _tokenizer()}
+    )
 
 
-def _dataset(sequences: list[Tensor]) -> Any:
+def dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:
     """A dataset of rows of S tokens, whose labels are the same tokens. Because it finds the columns `input_ids` and
-    `labels`, TRL does not tokenise."""
+    `labels`, TRL does not tokenise. Packs have the column that TRL's `pack_dataset` gives them: lengths of documents.
+    """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
-    tokens = [sequence[:-1].tolist() for sequence in sequences]
-    return Dataset.from_dict({"input_ids": tokens, "labels": tokens})
+    tokens = [sequence[:-1] for sequence in sequences]
+    labels = [hugging_face.with_prompts_ignored(each[None], config)[0].tolist() for each in tokens]
+    columns = {"input_ids": [each.tolist() for each in tokens], "labels": labels}
+    if config.workload.packing != "none":
+        columns["seq_lengths"] = [list(config.documents(len(each))) for each in tokens]
+    return Dataset.from_dict(columns)
 
 
 def _tokenizer() -> Any:

@@ -30,7 +30,7 @@ def columns(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
         if config.workload.name == "collective":
             continue
         calls = m.expected.kernel_calls is not None
-        ops = _require_ops(rank, name, m.work) if calls else m.work.other_ops
+        ops = _require_ops(rank, name, m.work) if calls else _require_no_other_ops(rank, name, m.work)
         if m.cuda_kernels is None or kernels.get(name).CUDA_KERNELS is None:
             total.update(ops)
         elif calls:
@@ -108,6 +108,18 @@ def _require_ops(rank: int, name: str, work: Work) -> Launches:
             f"{shown(wanted)}; what ran: {shown(seen | others)}"
         )
     return {op: number for op, number in (seen | others).items() if number}
+
+
+def _require_no_other_ops(rank: int, name: str, work: Work) -> Launches:
+    """The operations that look like attention where nobody knows how often a library calls the kernel.
+
+    Raises:
+        Incorrect: the kernel declares its operations, and one of these is none of them.
+    """
+    declared = getattr(kernels.get(name), "OPS", None)
+    if declared is not None and (others := {op: n for op, n in work.other_ops.items() if op not in declared}):
+        raise Incorrect(f"kernel {name} was asked for, and rank {rank} ran {shown(others)}")
+    return work.other_ops
 
 
 def _looking_like_attention(names: Launches) -> dict[str, int]:

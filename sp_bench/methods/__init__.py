@@ -28,7 +28,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
-from sp_bench.kernels import Kernel
+from sp_bench.kernels import REFERENCE, Kernel
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -385,6 +385,8 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     calls = kernel_calls(config.method, shape, config.sp_size, rank % config.sp_size)
     # A method from outside that does not say how it calls the kernel may multiply matrices anywhere.
     products = calls is not None or source_of(name) is None
+    # Nothing tells the products of torch's sdpa on its math backend from those of transformers' layers.
+    products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
     if config.workload.name in TRAINING:
         return training_costs.expected_work(config, padded_len, calls, products=products)
     return attention_work(shape, calls, backward=config.workload.pass_kind == "forward_backward", products=products)

@@ -136,9 +136,10 @@ def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: Devi
         raise Incorrect(f"engine {config.engine.name} gives no loss of a token: nothing proves its losses")
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
-    num_tokens = seq_len - engines.get(config.engine.name).UNLABELLED
+    unlabelled = engines.get(config.engine.name).UNLABELLED
+    num_tokens = seq_len - unlabelled
     positions = torch.tensor(layout.global_positions(sequence_rank, layout.padded(seq_len)))
-    labelled = is_labelled(config, seq_len, layout.padded(seq_len))[:num_tokens]
+    labelled = is_labelled(config, seq_len, layout.padded(seq_len), unlabelled=unlabelled)[:num_tokens]
     mine = (positions < num_tokens).nonzero().flatten()
     mine = mine[labelled[positions[mine]]]
     # [m,D,B,S]: in this order the sequences of all ranks and micro-batches are one batch

@@ -33,7 +33,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sp_bench import engines, methods
 from sp_bench.config.trial import TrialConfig
-from sp_bench.engines import Engine
 from sp_bench.engines.requirements import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
@@ -161,10 +160,11 @@ def proof_config(config: TrialConfig) -> TrialConfig:
     return replace(config, model=model, workload=replace(config.workload, loss_tile_tokens=smaller))
 
 
-def labelled(engine: Engine, sequences: Tensor) -> Tensor:
+def labelled(config: TrialConfig, sequences: Tensor) -> Tensor:
     """`sequences` [m*D*B,S+1] without the last tokens, for which the engine has no label. The reference is trained
-    without them; under a causal mask they change nothing before them."""
-    return sequences[:, : sequences.shape[1] - engine.UNLABELLED]
+    without them; under a causal mask they change nothing before them. The last token of a pack has no label anyway."""
+    unlabelled = engines.get(config.engine.name).UNLABELLED if config.workload.packing == "none" else 0
+    return sequences[:, : sequences.shape[1] - unlabelled]
 
 
 @contextmanager
@@ -180,7 +180,7 @@ def full_precision() -> Iterator[None]:
 
 def _expect(config: TrialConfig, batch: Tensor, device: torch.device) -> tuple[Expected, Budget]:
     """What rank 0 computes alone, in fp32 (fp64 if the trial's dtype is), and the budgets of the trial's dtype."""
-    sequences = labelled(engines.get(config.engine.name), batch)
+    sequences = labelled(config, batch)
     stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
     token_losses = torch.empty(sequences.shape[0], sequences.shape[1] - 1, dtype=torch.float64, device=device)
     gradients, said = {}, [None, None, 0.0]

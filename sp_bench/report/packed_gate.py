@@ -20,11 +20,12 @@ BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --wr
 END = "<!-- end of what sp-bench methods wrote -->\n"
 HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
 STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
+OF_WHOLE = ", whole sequence"  # ends the name of a column without packs
 LEGEND = """\
 Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
 and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
 tensor that changes least. It comes second, so what fails before or in it stands under the first. Labels masked, or a
-training step: a step on a pack, of which the loss of the world's labels, the norm of all gradients, and the gradient
+training step: a step on a pack, or on a whole sequence where that is said, of which the loss of the world's labels, the norm of all gradients, and the gradient
 that is nearest to its budget are compared with one process; an engine other than fsdp2 is named. Wrong: what was off,
 and by how much. Refuses: before any device is touched, for the reason of that number. -: not tried.
 """
@@ -79,13 +80,22 @@ class Gate:
 
 
 def gates(cells: Sequence[Cell]) -> list[Gate]:
-    """One for each campaign and kind of hardware with proofs of packed documents."""
+    """One for each campaign and kind of hardware with proofs of packed documents. Steps with masked labels on whole
+    sequences stand beside them."""
     placed: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
-        if is_packed(cell) and cell.asked["workload"] in ("attention", "train_step"):
+        if _is_proof(cell):
             for folder in dict.fromkeys(str(row["folder"]) for row in cell.rows):
                 placed.setdefault((folder, str(cell.asked["hardware"]).upper()), []).append(cell)
-    return [_gate(", ".join(place), group, place[0]) for place, group in sorted(placed.items())]
+    of_packs = [place for place, group in sorted(placed.items()) if any(map(is_packed, group))]
+    return [_gate(", ".join(place), placed[place], place[0]) for place in of_packs]
+
+
+def _is_proof(cell: Cell) -> bool:
+    step = cell.asked["workload"] == "train_step"
+    if is_packed(cell):
+        return step or cell.asked["workload"] == "attention"
+    return step and bool(cell.options.get("workload.masked_label_share"))
 
 
 def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
@@ -99,7 +109,7 @@ def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
             attention.setdefault(names, []).extend(rows)
         else:
             steps.setdefault(names, {}).setdefault(_step_head(cell), []).extend(rows)
-    step_heads = sorted({head for each in steps.values() for head in each})
+    step_heads = sorted({head for each in steps.values() for head in each}, key=lambda head: (OF_WHOLE in head, head))
     reasons: list[str] = []
     lines = []
     for names, cell in first.items():
@@ -113,9 +123,12 @@ def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
 
 
 def _names(cell: Cell) -> tuple[str, ...]:
-    asked = cell.asked
-    engine = f", {asked['engine']}" if asked["engine"] not in (None, "fsdp2") else ""
+    asked, engine = cell.asked, ""
     library = str(asked["implementation"]).partition("==")[0]
+    if asked["engine"] not in (None, "fsdp2"):
+        engine = f", {asked['engine']}"
+        of_engine = next((row["engine_implementation"] for row in cell.rows if row["engine_implementation"]), "")
+        library = ", ".join(each.partition("==")[0] for each in str(of_engine).split()) or library
     names = (asked["method"] + engine, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], library)
     return tuple("" if name is None else str(name) for name in names)
 
@@ -129,7 +142,7 @@ def _place(names: tuple[str, ...]) -> tuple[Any, ...]:
 
 def _step_head(cell: Cell) -> str:
     share = cell.options.get("workload.masked_label_share")
-    return STEPS.get(share) or f"{share:.0%} of the labels masked"
+    return (STEPS.get(share) or f"{share:.0%} of the labels masked") + ("" if is_packed(cell) else OF_WHOLE)
 
 
 def _verdict(

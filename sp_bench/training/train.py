@@ -118,11 +118,15 @@ def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:
     return F.pad(sequences[:, :-1], (0, padding)), F.pad(sequences[:, 1:], (0, padding), value=IGNORED)
 
 
-def is_labelled(config: TrialConfig, seq_len: int, padded_len: int) -> Tensor:
-    """Which tokens of a sequence have a label: bool [S']."""
-    found = torch.zeros(padded_len, dtype=torch.bool)
-    for tokens in config.labelled(seq_len):
-        found[tokens.start : tokens.stop] = True
+def is_labelled(config: TrialConfig, seq_len: int, padded_len: int, *, unlabelled: int = 0) -> Tensor:
+    """Which tokens of a sequence have a label: bool [S'].
+
+    unlabelled: tokens at the end of a sequence whose successor the engine's loader drops (`Engine.UNLABELLED`). A
+    sequence counts as so much shorter. A pack does not: a document ends with it, and its last token has no label.
+    """
+    found, known = torch.zeros(padded_len, dtype=torch.bool), seq_len - unlabelled
+    for tokens in config.labelled(known if config.workload.packing == "none" else seq_len):
+        found[tokens.start : min(tokens.stop, known)] = True
     return found
 
 

@@ -29,7 +29,7 @@ def run(job: Job) -> Measurement:
     texts = [text.sequences(i * per_step, per_step, config.seq_len) for i in range(num_texts)]
     num_compared = num_texts - 1  # all but the ledger's step
     dtype = train.stored_dtype(config.dtype)
-    compared = [labelled(engine, sequences) for sequences in texts[:num_compared]]
+    compared = [labelled(config, sequences) for sequences in texts[:num_compared]]
     expected, _ = one_process.broadcast_steps(config, compared, dtype, job.device)
     release_memory(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)

@@ -114,6 +114,23 @@ def test_its_steps_are_those_of_our_decoder_on_one_process(backend: str, world_s
     run(world_size, check_engine, world_size, backend=backend)
 
 
+def check_packs_and_masked_labels(rank: int) -> None:
+    """On two ranks of a sequence, cut head and tail, each has another number of labels."""
+    as_on_devices(rank, 2)
+    pack = replace(TRAIN, packing="lognormal", document_len=32, document_sigma=1.0, masked_label_share=0.3)
+    math, masked = KernelConfig("math"), replace(TRAIN, masked_label_share=0.7, micro_batches=2)
+    for config in (
+        trial(SINGLE, 1, dp_shard_size=2, seq_len=96, workload=pack, engine=ENGINE, kernel=math),
+        trial(GATHER, 2, seq_len=45, workload=masked, engine=ENGINE, kernel=FLASH),
+    ):
+        columns = assembled(config, train_step.run(job(config)))
+        assert columns["timed_loss_error"] < 1e-5
+
+
+def test_packs_and_masked_labels_take_the_steps_of_one_process() -> None:
+    run(2, check_packs_and_masked_labels)
+
+
 def check_parity(rank: int) -> None:
     """Each step has another text. So a wrong order of samples shows."""
     as_on_devices(rank, 2)

@@ -26,6 +26,8 @@ from .rows import asked_for
 FIRST = {"hf_fsdp2": "transformers", "megatron": "megatron-core"}  # packages
 OTHERS = [name for name in engines.NAMES if name != "fsdp2"]
 HUGGING_FACE = ["hf_deepspeed", "hf_trainer", "trl_sft"]
+PACKED = {"workload__packing": "fixed", "workload__document_len": 64}
+MASKED = {"workload__masked_label_share": 0.5}
 FULL = {"workload__activation_checkpointing": "full"}
 OFFLOADED = FULL | {"workload__checkpoint_offload": True}
 SINGLE = {"workload__single_step": True, "workload__warmup_steps": 0, "workload__timed_steps": 1}
@@ -198,6 +200,13 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
         ("hf_fsdp2", {"method": "ring"}, "not method=ring; use method=torch_context_parallel"),
         ("hf_fsdp2", {"method__layout": "contiguous"}, "leaves torch's load balancing on.* use method.layout=zigzag"),
         ("hf_fsdp2", {"kernel": "flash_attn"}, "runs sdpa, not kernel=flash_attn; use sdpa_flash or cudnn"),
+        (
+            "hf_fsdp2",
+            PACKED | {"sp_size": 2},
+            "takes no lengths of documents; use sp_size=1, or engine=hf_deepspeed with kernel=flash_attn",
+        ),
+        ("deepspeed", PACKED, "trains whole sequences here; use engine=fsdp2 or hf_deepspeed or hf_trainer or trl_sft"),
+        ("megatron", MASKED, "trains on all labels here; use engine=fsdp2 or hf_deepspeed or hf_trainer or trl_sft"),
         ("hf_fsdp2", {"dtype": "float64"}, "float32 or bfloat16, not dtype=float64"),
         (
             "hf_fsdp2",
@@ -238,6 +247,50 @@ def test_hugging_faces_stacks_run_at_their_best(make, monkeypatch, name):
     if name == "trl_sft":
         best["workload__checkpoint_offload"] = True
     assert requirements.unsupported_reason(make(name, **best)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_hugging_faces_stacks_take_packs_and_masked_labels(make, name):
+    for more in ({"method": "single", "sp_size": 1, "dp_shard_size": 2}, {}):
+        for kernel in ("flash_attn", "math"):
+            assert requirements.unsupported_reason(make(name, kernel=kernel, **PACKED, **MASKED, **more)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+def test_accelerates_fsdp2_takes_packs_on_one_rank_and_masked_labels_on_several(make):
+    alone = {"method": "single", "sp_size": 1, "dp_shard_size": 2, "kernel": "math"}
+    assert requirements.unsupported_reason(make("hf_fsdp2", **PACKED, **MASKED, **alone)) is None
+    assert requirements.unsupported_reason(make("hf_fsdp2", **MASKED)) is None
+
+
+@pytest.mark.usefixtures("libraries")
+def test_the_kernels_of_torchs_sdpa_are_not_proven_on_packs(make):
+    for kernel in ("cudnn", "sdpa_flash"):
+        config = make("hf_deepspeed", kernel=kernel, **PACKED)
+        assert plan.unsupported_reason(config, 4) == (
+            f"kernel {kernel} takes no packed documents; use kernel=math, flash_attn, flash_attn_4"
+        )
+
+
+@pytest.mark.usefixtures("libraries")
+def test_on_packs_transformers_flash_attention_stays_in_the_float32_twin(make):
+    def twin(name: str, **changes) -> tuple[str, str, str]:
+        config, proven = requirements.float32_twin(make(name, **changes))
+        return config.kernel.name, config.dtype, proven
+
+    for name in HUGGING_FACE:
+        assert twin(name, **PACKED) == ("flash_attn", "float32", "method")
+        assert twin(name, kernel="math", **PACKED) == twin(name) == ("math", "float32", "method")
+    assert twin("fsdp2", method="ulysses", kernel="flash_attn", **PACKED) == ("math", "float32", "method")
+
+
+def test_products_are_not_counted_where_attentions_are_among_them(make):
+    for kernel, is_counted in (("math", False), ("flash_attn", True)):
+        for name in ("hf_deepspeed", "fsdp2"):
+            config = make(name, method="deepspeed_ulysses_hf", kernel=kernel)
+            counted = methods.expected_work(config, config.seq_len, 0).matmul_flops is not None
+            assert counted == (is_counted or name == "fsdp2")
 
 
 @given(num_tokens=st.integers(1, 300), tile_tokens=st.integers(1, 300), num_sequences=st.integers(1, 3))

@@ -26,10 +26,17 @@ PASSED = {
 TRAINED = {"rel_error_loss": 1e-7, "rel_error_grad_norm": 2e-7, "grad_error": {"error": 3e-6, "budget": 3e-5}}
 
 
-def of(method: str = "ring", *, share: float | None = None, workload: str = "attention", **columns: Any):
-    options = {"name": workload, "packing": "lognormal", "masked_label_share": share}
+def of(
+    method: str = "ring",
+    *,
+    share: float | None = None,
+    workload: str = "attention",
+    packing: str = "lognormal",
+    **columns: Any,
+):
+    options = {"name": workload, "packing": packing, "masked_label_share": share}
     config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": options, "seed": 0}
-    asked = {"packing": "lognormal", "method": method, "workload": workload, "config": json.dumps(config)}
+    asked = {"packing": packing, "method": method, "workload": workload, "config": json.dumps(config)}
     passed = PASSED if workload == "attention" else TRAINED
     known = passed if columns.get("status", "ok") == "ok" else {}
     return row(**{**asked, **known, **columns})
@@ -67,6 +74,19 @@ def test_lines_are_in_the_order_of_methods_and_then_of_variants_layouts_and_kern
     ]
     mixed = [lines[at] for at in (4, 1, 3, 0, 2)]
     assert sorted(mixed, key=packed_gate._place) == lines
+
+
+def test_a_step_on_a_pack_and_one_on_a_whole_sequence_have_columns_of_their_own():
+    engine = {"engine": "trl_sft", "engine_implementation": "transformers==5.17.0 trl"}
+    pack = of("single", workload="train_step", share=0.5, status="incorrect", reason="the loss is off", **engine)
+    whole = of("single", workload="train_step", share=0.5, packing="none", **engine)
+    unmasked = of("ulysses", workload="train_step", share=0.0, packing="none")
+    gate = gate_of(pack, whole, unmasked)
+    (line,) = gate.groups["Wrong"]
+    assert (line.names[0], line.names[5]) == ("single, trl_sft", "transformers, trl")
+    assert gate.heads[-2:] == ("half of the labels masked", "half of the labels masked, whole sequence")
+    right = "right: loss 1.0e-07, norm 2.0e-07, gradient 3.0e-06 of 3.0e-05"
+    assert words(gate) == {"Wrong": [["-", "-", "wrong: the loss is off", right]]}
 
 
 def test_a_row_that_passed_says_what_is_nearest_to_its_budget():

@@ -164,6 +164,14 @@ def test_without_a_gpu_the_operations_inside_the_kernel_are_its_launches() -> No
         assemble(config, [measurement(300, **fields | {"work": replace(right, kernel_ops=fallback)})] * 2)
 
 
+def test_without_a_gpu_a_library_may_run_no_other_attention_than_the_kernels() -> None:
+    config, work = replace(CONFIG, kernel=KernelConfig("cpu_flash")), Work(other_ops=Counter({FLASH: 2}))
+    assert assemble(config, [measurement(300, work=work)] * 2)["kernel_launches"] == {FLASH: 4}
+    on_math = replace(CONFIG, kernel=KernelConfig("math"))
+    with pytest.raises(Incorrect, match=rf"kernel math was asked for, and rank 1 ran 2 x {FLASH}$"):
+        assemble(on_math, [measurement(300), measurement(300, work=work)])
+
+
 def test_a_row_without_closed_forms_shows_that_nothing_was_counted() -> None:
     row = assemble(CONFIG, [measurement(300)] * 2)
     assert {row[name] for name in ("counted_matmul_flops", "counted_attention_flops", "counted_parameters")} == {None}
