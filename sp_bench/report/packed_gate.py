@@ -25,9 +25,10 @@ LEGEND = """\
 Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
 and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
 tensor that changes least. It comes second, so what fails before or in it stands under the first. Labels masked, or a
-training step: a step on a pack, or on a whole sequence where that is said, of which the loss of the world's labels, the norm of all gradients, and the gradient
-that is nearest to its budget are compared with one process; an engine other than fsdp2 is named. Wrong: what was off,
-and by how much. Refuses: before any device is touched, for the reason of that number. -: not tried.
+training step: a step on a pack, or on a whole sequence where that is said. Its loss of the world's labels, the norm of
+all gradients, and the gradient that is nearest to its budget are compared with one process. An engine other than fsdp2
+is named. Wrong: what was off, and by how much. Refuses: before any device is touched, for the reason of that number.
+-: not tried.
 """
 RIGHT, WRONG, REFUSES, NOT_TRIED = "right", "wrong", "refuses", "-"
 # The groups of a table, in order: those that a reader must not miss come first.
