@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import accumulate
-from typing import Literal
+from itertools import accumulate, chain
+from typing import Literal, NamedTuple
 
 from sp_bench.config.documents import spans
 
@@ -25,6 +25,7 @@ class SequenceLayout:
     zigzag: chunks r and 2R-1-r of 2R, so that causal work is equal on all ring ranks.
     striped: tokens r, r+R, r+2R, ... (Striped Attention, arXiv 2311.09431).
     document_zigzag: of each packed document what zigzag would give, so that each document's work is equal on all ranks.
+        The early chunks of all documents come first, then the late ones.
     """
 
     kind: LayoutKind = "contiguous"
@@ -33,6 +34,7 @@ class SequenceLayout:
     ulysses_inner: bool = True  # True: adjacent ranks exchange heads; False: adjacent ranks are ring neighbours
     over_all_ranks: bool = False  # True: tokens lie as in a ring of all R * U ranks, although some exchange heads
     documents: tuple[int, ...] = ()  # document_zigzag: tokens of each
+    by_document: bool = False  # document_zigzag: True: both chunks of a document lie side by side, as libraries want it
 
     @property
     def sp_size(self) -> int:
@@ -72,17 +74,18 @@ class SequenceLayout:
     def runs(self, rank: int, seq_len: int) -> Sequence[range]:
         """The global positions of the tokens of `rank`, in local order, as one range for each run of equal stride."""
         if self.over_all_ranks:
-            return SequenceLayout(self.kind, self.sp_size, documents=self.documents).runs(rank, seq_len)
+            cut = SequenceLayout(self.kind, self.sp_size, documents=self.documents, by_document=self.by_document)
+            return cut.runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
         shard = seq_len // self.ring_degree
         if self.kind == "document_zigzag":
             assert sum(self.documents) == seq_len, "its documents cut the sequence"
             zigzag = SequenceLayout("zigzag", self.ring_degree)
-            return [
-                range(whole.start + run.start, whole.start + run.stop)
+            chunks = [
+                [range(whole.start + run.start, whole.start + run.stop) for run in zigzag.runs(ring_rank, len(whole))]
                 for whole in spans(self.documents)
-                for run in zigzag.runs(ring_rank, len(whole))
             ]
+            return list(chain(*chunks if self.by_document else zip(*chunks, strict=True)))
         if self.kind == "contiguous":
             parts = [range(ring_rank * shard, (ring_rank + 1) * shard)]
         elif self.kind == "striped":
@@ -120,7 +123,7 @@ class Block:
     q: slice
     kv: slice
     causal: bool
-    documents: tuple[int, ...] = ()  # causal, packed: how many of these tokens each document has, in order
+    documents: tuple[int, ...] = ()  # packed: how many of the queries, and of the keys, each document has, in order
 
     @property
     def packed(self) -> dict[str, tuple[int, ...]]:
@@ -166,10 +169,10 @@ def packed_blocks(
     Its own shard is one causal block, whose documents are cut at the shard's ends. A document that lies in both chunks
     of a zigzag shard fills all between them, so its two parts are neighbours there. Of another shard a run of tokens
     before the queries is visible in one document at most: that which goes on to the queries. So it is one whole block.
-    With document_zigzag it is one of each document, as zigzag has it.
+    With document_zigzag see `_blocks_of_chunks`.
     """
     if kind == "document_zigzag":
-        return _blocks_of_each(q_rank, kv_rank, [length // ring_degree for length in documents])
+        return _blocks_of_chunks(q_rank, kv_rank, [length // (2 * ring_degree) for length in documents])
     layout, seq_len = SequenceLayout(kind, ring_degree), sum(documents)
     queries = _placed(layout.runs(q_rank, seq_len))
     if q_rank == kv_rank:
@@ -188,24 +191,31 @@ def packed_blocks(
     ]
 
 
-def _blocks_of_each(q_rank: int, kv_rank: int, local: Sequence[int]) -> list[Block]:
-    """document_zigzag: the blocks of documents of which each rank holds `local` tokens."""
+def _blocks_of_chunks(q_rank: int, kv_rank: int, chunks: Sequence[int]) -> list[Block]:
+    """document_zigzag: the blocks of documents that are cut into chunks of these lengths. A shard has the early
+    chunk of each, then the late chunk of each. Chunks of a document are equally long, so that one call of the kernel
+    computes all documents, and each chunk sees the whole of an earlier one."""
+    early, late = slice(0, sum(chunks)), slice(sum(chunks), None)
     if q_rank == kv_rank:
-        return [Block(ALL, ALL, causal=True, documents=tuple(local))]
-    blocks = []
-    for mine in spans(local):
-        block = visible_block("zigzag", q_rank, kv_rank, len(mine), causal=True)
-        assert block is not None
-        q, kv = mine[block.q], mine[block.kv]
-        blocks.append(Block(slice(q.start, q.stop), slice(kv.start, kv.stop), causal=False))
-    return blocks
+        every = Block(ALL, ALL, causal=True, documents=(*chunks, *chunks))
+        return [every, Block(late, early, causal=False, documents=tuple(chunks))]
+    seen = [(early, early), (late, early)] if q_rank > kv_rank else [(late, early), (late, late)]
+    return [Block(q, kv, causal=False, documents=tuple(chunks)) for q, kv in seen]
 
 
-def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> int | None:
-    """How many blocks ring rank `rank` computes of packed documents; None where none are packed."""
+class NumBlocks(NamedTuple):
+    """How many blocks a ring rank computes of packed documents."""
+
+    own: int  # against its own KV shard
+    all: int
+
+
+def num_packed_blocks(kind: LayoutKind, rank: int, ring_degree: int, documents: tuple[int, ...]) -> NumBlocks | None:
+    """Those of ring rank `rank`; None where no documents are packed."""
     if not documents:
         return None
-    return sum(len(packed_blocks(kind, rank, kv, ring_degree, documents)) for kv in range(ring_degree))
+    of_shards = [len(packed_blocks(kind, rank, kv, ring_degree, documents)) for kv in range(ring_degree)]
+    return NumBlocks(of_shards[rank], sum(of_shards))
 
 
 def seen_across(run: range, keys: range, documents: Sequence[int]) -> tuple[range, range] | None:

@@ -43,7 +43,7 @@ class Ring:
         held = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: K and V travel as one message
         own, others = self._blocks(q.shape[1], causal)
         hop = start_hop(self.transport, [held] if others else [])
-        parts = [attend(held, own)]  # covers all queries: each sees at least itself
+        parts = [attend(held, block) for block in own]  # the first covers all queries: each sees at least itself
         for left, blocks in countdown(others):
             (held,) = hop.wait_all()
             hop = start_hop(self.transport, [held] if left else [])
@@ -71,13 +71,25 @@ class Ring:
         differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
         kv = torch.stack((k, v))  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]
         own, others = self._blocks(q.shape[1], causal)
+
+        def of_own(heads: slice, kv_heads: slice) -> tuple[list[Part], Tensor, Tensor]:
+            """dq, dk and dv of some heads over this rank's own keys, all of which the first block covers."""
+            first, dk, dv = differentiate(kv, own[0], heads, kv_heads)
+            parts = [first]
+            for block in own[1:]:
+                part, *dkv = differentiate(kv, block, heads, kv_heads)
+                dk[:, block.kv] += dkv[0]
+                dv[:, block.kv] += dkv[1]
+                parts.append(part)
+            return parts, dk, dv
+
         hop = start_hop(self.transport, [kv] if others else [])
         # Half of the own block's heads are computed while the first KV travels, the other half while the last dK/dV do.
         kv_heads = k.shape[2]
         early, *late = head_groups(q.shape[2], kv_heads, -(-kv_heads // 2) if others else kv_heads)
-        dq_part, *dkv = differentiate(kv, own, *early)
-        dq_parts, own_dkv = [dq_part], [dkv]
-        del dq_part, dkv  # otherwise they would live on during the next kernel, where memory peaks; likewise below
+        dq_parts, *dkv = of_own(*early)
+        own_dkv = [dkv]
+        del dkv  # otherwise it would live on during the next kernel, where memory peaks; likewise below
         held = list(hop.wait_all())
         shares: list[Tensor] = []  # dK/dV of the shard at hand [2,B,n,Hkv,D]: the sum over the ranks that computed it
         for left, blocks in countdown(others):
@@ -96,8 +108,8 @@ class Ring:
                 dq_parts = merged_in_between(dq_parts, q, self.merge_dtype)
         hop = start_hop(self.transport, shares)
         for heads in late:
-            dq_part, *dkv = differentiate(kv, own, *heads)
-            dq_parts.append(dq_part)
+            more, *dkv = of_own(*heads)
+            dq_parts += more
             own_dkv.append(dkv)
         dq, _ = merged(dq_parts, q, q.dtype)
         # The own block's dK/dV never travel: R-1 hops bring the others' shares home.
@@ -107,12 +119,12 @@ class Ring:
             dv += arrived[1]
         return dq, dk, dv
 
-    def _blocks(self, shard_len: int, causal: bool) -> tuple[Block, list[list[Block]]]:
-        """The block that this rank computes against its own KV shard, and those against the others' shards. At step t
+    def _blocks(self, shard_len: int, causal: bool) -> tuple[list[Block], list[list[Block]]]:
+        """The blocks that this rank computes against its own KV shard, and those against the others' shards. At step t
         it holds the shard of rank (rank - t) mod R; no blocks: the mask hides all of that shard."""
         rank, size = self.transport.group.rank(), self.transport.group.size()
         if self.documents:
-            (own,), *others = (
+            own, *others = (
                 packed_blocks(self.layout, rank, (rank - step) % size, size, self.documents) for step in range(size)
             )
             return own, others
@@ -120,7 +132,7 @@ class Ring:
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=causal) for step in range(size)
         )
         assert own is not None
-        return own, [[] if block is None else [block] for block in others]
+        return [own], [[] if block is None else [block] for block in others]
 
 
 class Queries(NamedTuple):

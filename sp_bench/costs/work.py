@@ -48,20 +48,20 @@ def ring_calls(
     ring_degree: int,
     ring_rank: int,
     kv_heads: int,
-    packed_blocks: int | None = None,
+    packed_blocks: tuple[int, int] | None = None,
 ) -> KernelCalls:
     """Calls of one ring rank: one for each KV shard of which its queries see something.
 
     Causal and contiguous, it sees the shards up to its own; in the other layouts a part of each. In the backward of a
     ring the own block is computed in two halves of the KV heads.
 
-    packed_blocks: of packed documents, the blocks that this rank computes.
+    packed_blocks: of packed documents, the blocks that this rank computes: against its own KV shard, and in all.
     """
     one_token = layout == "striped" and shape.seq_len == ring_degree  # it sees nothing of a later rank's only token
     blocks = ring_rank + 1 if shape.causal and (layout == "contiguous" or one_token) else ring_degree
-    blocks = blocks if packed_blocks is None else packed_blocks
+    own, blocks = packed_blocks or (1, blocks)
     halves = ring_degree > 1 and kv_heads > 1
-    return KernelCalls(blocks, blocks + halves)
+    return KernelCalls(blocks, blocks + own * halves)
 
 
 def usp_calls(
@@ -71,7 +71,7 @@ def usp_calls(
     ring_degree: int,
     ring_rank: int,
     head_chunks: int | None,
-    packed_blocks: int | None = None,
+    packed_blocks: tuple[int, int] | None = None,
 ) -> KernelCalls:
     """Calls of one rank of both: a ring for each chunk of its heads. With one ring rank that is Ulysses. One ulysses
     rank exchanges no heads, so it has no chunks."""

@@ -59,8 +59,9 @@ class Kernel(Attention, Protocol):
     """A module of this package, or from outside. It may also have
 
     - `CUDA_HELPERS`: a pattern of further CUDA kernels that it launches, whose names look like attention;
-    - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. Queries and
-      keys are then the same tokens of one sequence (B = 1), and a query sees its own document's keys up to itself;
+    - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. There are
+      then as many queries as keys, of one sequence (B = 1). A query sees the keys of its own document: all of them, or
+      with `causal` those up to its own place;
     - `OPS`: operations of torch that compute it -> how often a forward and a backward call each, where there are no
       CUDA kernels to count.
     """

@@ -36,7 +36,7 @@ _FUNCTIONS = {  # layout -> the library's function
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
-    return SequenceLayout(method.layout, ring_degree=sp_size)
+    return SequenceLayout(method.layout, ring_degree=sp_size, by_document=True)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:

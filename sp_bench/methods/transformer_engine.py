@@ -80,7 +80,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     if method.variant == "a2a+p2p" and method.ulysses_degree is None:
         raise ConfigError("method.ulysses_degree must be given for variant a2a+p2p of transformer_engine")
     degree = sp_size if method.variant == "a2a" else method.ulysses_degree or 1
-    return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, over_all_ranks=True)
+    return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, over_all_ranks=True, by_document=True)
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from sp_bench import methods
-from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
+from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_packed_blocks
 from sp_bench.config.documents import causal_pairs, documents, from_file, spans
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -166,6 +166,18 @@ def test_document_zigzag_cuts_each_document_into_equal_work_for_all_ranks(degree
     assert sorted(at for mine in held for at in mine) == list(range(sum(lengths)))
     assert all(sum(at in whole for at in mine) == len(whole) // degree for mine in held for whole in spans(lengths))
     assert causal_pairs_of_ranks(layout, lengths) == [causal_pairs(lengths) // degree] * degree
+    libraries = replace(layout, by_document=True)
+    for rank, mine in enumerate(held):
+        theirs = libraries.global_positions(rank, sum(lengths))
+        assert sorted(theirs) == sorted(mine)
+        assert theirs == sorted(theirs)  # so the chunks of a document are neighbours
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4, 8])
+@pytest.mark.parametrize("documents", [(16,), (48, 16, 128, 96), (16,) * 100])
+def test_document_zigzag_calls_the_kernel_twice_for_each_shard_however_many_documents_there_are(degree, documents):
+    of_ranks = [num_packed_blocks("document_zigzag", rank, degree, documents) for rank in range(degree)]
+    assert of_ranks == [(2, 2 * degree)] * degree
 
 
 @pytest.mark.parametrize(
