@@ -1,6 +1,7 @@
 """The console: `sp-bench` and a verb, which are the functions below."""
 
 import errno
+import inspect
 import json
 import os
 import sys
@@ -944,6 +945,16 @@ class _Output:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, self._stream.fileno())  # what is still in the buffer, and what follows, goes there
         os.close(nowhere)
+
+
+def _reflow_help() -> None:
+    """Help is as wide as the terminal: lines of a paragraph are joined, but for examples, which are indented."""
+    for command in app.registered_commands:
+        paragraphs = (inspect.getdoc(command.callback) or "").split("\n\n")
+        command.help = "\n\n".join(p if p.startswith(" ") else " ".join(p.split("\n")) for p in paragraphs)
+
+
+_reflow_help()
 
 
 def main() -> None:

@@ -142,10 +142,10 @@ def all_methods() -> tuple[list[Support], list[str]]:
 BEGIN = "<!-- written by: sp-bench methods --write docs/METHODS.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
 LEGEND = f"""\
-MHA, GQA, MQA: over how many ranks, of {", ".join(map(str, SP_SIZES))}, the method splits so many query/key-value heads
-(of 128, one sequence), with the best of its layouts and degrees. Then the layouts that it has with a causal mask and
-without, and whether a kernel that it takes runs on CPU. Sequences are whole: docs/PACKING.md says who takes packed
-documents.
+MHA, GQA, MQA: 32 query heads and 32, 8 or 1 KV heads, of size 128. The column says how many ranks, of
+{", ".join(map(str, SP_SIZES))}, can share one sequence, in some layout and degree of the method. Causal, not causal:
+its layouts with that mask. CPU: whether one of its kernels runs there. Sequences are whole: docs/PACKING.md says who
+takes packed documents.
 """
 
 

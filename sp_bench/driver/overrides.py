@@ -275,7 +275,8 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             show_config = True
         elif argument.startswith("-"):
             raise ConfigError(
-                f"{shown(argument)} is not a flag of run and plan; flags: -m, --multirun, --cfg job, --help"
+                f"{shown(argument)} is not a flag of run and plan; write a field as KEY=VALUE, such as method=ring; "
+                "flags: -m, --multirun, --cfg job, --help"
             )
         else:
             overrides.append(argument)

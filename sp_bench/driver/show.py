@@ -36,10 +36,16 @@ def find(trial: str, campaigns: Sequence[Path]) -> list[Found]:
         ConfigError: no such trial, or several.
     """
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST},12}}", trial):
-        raise ConfigError(f"{shown(trial)} is no trial_id: give its 12 hex digits, or {SHORTEST} and more of them")
+        raise ConfigError(
+            f"{shown(trial)} is no trial_id: give its 12 hex digits, or {SHORTEST} and more of them; `sp-bench export "
+            "FOLDER` and the page's appendix list them"
+        )
     found = [(folder, row) for folder in campaigns for row in store.committed(folder) if row.trial_id.startswith(trial)]
     if not found:
-        raise ConfigError(f"no row of a trial {trial} in {_listed(campaigns)}; name the campaign's folder after it")
+        raise ConfigError(
+            f"no row of a trial {trial} in {_listed(campaigns)}; name the campaign's folder after it: sp-bench show "
+            f"{trial} FOLDER"
+        )
     if several := sorted({row.trial_id for _, row in found} - {found[0][1].trial_id}):
         raise ConfigError(f"{trial} begins several trial_ids: {found[0][1].trial_id}, {', '.join(several[:5])}")
     return sorted(found, key=lambda each: ((each[0] / each[1].file_name).stat().st_mtime_ns, each[1].attempt))

@@ -216,6 +216,8 @@ def with_options(composed: Mapping[str, Any], options: Point) -> dict[str, Any]:
         node = changed[group] if group else changed
         if name not in node and not (group == "method" and methods.import_error(str(node["name"]))):
             known = ", ".join(f"{group}.{option}" for option in node if option != "name")
-            raise ConfigError(f"{key}: {group}={node['name']} has no such option; it has {known or 'none'}")
+            others = [other for other in overrides.choices(group) if name in overrides.conf_file(f"{group}/{other}")]
+            having = f"; options of that name: {group}={','.join(others)}" if others else ""
+            raise ConfigError(f"{key}: {group}={node['name']} has no such option; it has {known or 'none'}{having}")
         node[name] = value
     return changed

@@ -79,7 +79,7 @@ def half_precision_reason(name: str, shape: AttentionShape, device: str, max_hea
     if device != "cuda":
         return f"kernel {name} runs on CUDA only; use kernel=cpu_flash or math"
     if shape.dtype not in ("bfloat16", "float16"):
-        return f"kernel {name} takes bfloat16 or float16, not dtype={shape.dtype}; use kernel=math"
+        return f"kernel {name} takes bfloat16 or float16, not dtype={shape.dtype}; use dtype=bfloat16, or kernel=math"
     if shape.head_dim % 8 or shape.head_dim > max_head_dim:
         return f"kernel {name} takes a head_dim that is a multiple of 8 up to {max_head_dim}, not {shape.head_dim}"
     return None

@@ -43,6 +43,7 @@ class Candidate:
     peak_bytes: float
     band: float  # relative error of `ms` to reckon with
     extrapolated: bool  # more ranks than were measured, or over a network
+    num_nodes: int
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -51,11 +52,15 @@ class Candidate:
 
     @property
     def method(self) -> str:
+        return self.named()
+
+    def named(self, unit: str = "") -> str:
+        """USP over 8 GPUs (2 x 4)."""
         name, (ulysses, ring) = self.config.method.name, self.degrees
         if name == "single":
             return "one GPU a sequence"
         split = f" ({ulysses} x {ring})" if name == "usp" else ""
-        return f"{words.METHODS[name]} over {ulysses * ring}{split}"
+        return f"{words.METHODS[name]} over {ulysses * ring}{unit}{split}"
 
     @property
     def overrides(self) -> list[str]:
@@ -66,11 +71,13 @@ class Candidate:
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
             f"hardware={config.hardware.name}",
-            f"fabric={config.fabric.name}",
+            f"fabric={config.fabric.name if self.num_nodes == 1 else 'network'}",
+            *([f"num_nodes={self.num_nodes}"] if self.num_nodes > 1 else []),
             f"method={config.method.name}",
             f"sp_size={config.sp_size}",
             f"dp_shard_size={config.dp_shard_size}",
             f"seq_len={config.seq_len}",
+            f"dtype={config.dtype}",
             f"workload.activation_checkpointing={config.workload.activation_checkpointing}",
             f"workload.loss_tile_tokens={config.workload.loss_tile_tokens}",
         ]
@@ -179,6 +186,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         memory.peak(config).bytes,
         fit.band(True, max(config.sp_size, 1)),
         over_network or config.world_size > fit.ranks,
+        math.ceil(cluster.gpus / cluster.gpus_per_node),
     )
 
 
@@ -188,22 +196,21 @@ def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
     others = [each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name]
     second = others[0] if others else None
     kept = best.config.workload.activation_checkpointing
-    beside = f", {best.config.dp_shard_size} groups side by side" if best.config.dp_shard_size > 1 else ""
+    beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     ratio = second and best.tokens_per_s_per_gpu / second.tokens_per_s_per_gpu
-    tie = ratio is not None and ratio - 1 < best.band
+    tie = " (a tie, within the error)" if ratio is not None and ratio - 1 < best.band else ""
     held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
     doubt = "no row measured this option yet" if kept not in MEASURED else "within 3% where it was measured"
     tile = f", logits of {whole(best.config.workload.loss_tile_tokens)} tokens at a time"
     beyond = " (extrapolated)" if best.extrapolated else ""
     return [
-        f"Use {best.method}{beside}.",
+        f"Use {best.named(' GPUs')}{beside}.",
         f"Memory: {held} with {kept} recomputation{tile if best.config.workload.loss_tile_tokens else ''}; {doubt}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
         f"+-{_share(best.band)}{beyond}.",
         "No other method fits."
         if second is None
-        else f"Next: {second.method}, {ratio:.3f}x the time a token{' (a tie, within the error)' if tie else ''}, "
-        f"{second.peak_bytes / GIB:,.1f} GiB.",
+        else f"Next: {second.named(' GPUs')}, {ratio:.3f}x the time a token{tie}, {second.peak_bytes / GIB:,.1f} GiB.",
         f"Measure it: sp-bench run {' '.join(best.overrides)}",
     ]
 

@@ -95,6 +95,8 @@ def card(setting: Setting) -> Card:
     pair = (place.leader, place.rival) if place.rival else (place.leader,)
     proven = any(d.outcome == AHEAD for d in place.differences)
     told = numbers(setting, [cell for cell in pair if cell])
+    if place.rival and len(place.contenders) > 2:
+        told = f"{_capital(method(place.leader))} against {method(place.rival)}: {told}"
     also = _also(setting, place)
     return Card(
         setting.title,
@@ -318,8 +320,9 @@ def _replicates(measured: Sequence[Cell]) -> list[str]:
     total = sum(cell.is_of_a_length for cell in measured)
     if not few:
         return []
+    have = "has" if len(few) == 1 else "have"
     return [
-        f"{len(few)} of {counted(total, 'cell')} have no interval: fewer than 6 replicates, or on several machines."
+        f"{len(few)} of {counted(total, 'cell')} {have} no interval: fewer than 6 replicates, or on several machines."
     ]
 
 

@@ -336,7 +336,8 @@ def _nothing_in_common(a: Side, b: Side) -> str:
     ]
     why = f"; no value in common of {', '.join(apart[:MAX_OPTIONS])}" if apart else ""
     more = f" and {counted(len(apart) - MAX_OPTIONS, 'option')} more" if len(apart) > MAX_OPTIONS else ""
-    return f"no cell is in both, that is, none has the same whole config: {'; '.join(what)}{why}{more}"
+    way_out = "; --ignore OPTION pairs cells that differ in an option" if apart else ""
+    return f"no cell is in both, that is, none has the same whole config: {'; '.join(what)}{why}{more}{way_out}"
 
 
 def _contents(side: Side) -> str:

@@ -40,6 +40,7 @@ from sp_bench.costs.attention import (
 )
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import PRIMITIVES, bandwidths
+from sp_bench.report.formats import counted
 from sp_bench.report.limits import capacity_gib
 from sp_bench.report.overlap import exposed_ms
 
@@ -304,7 +305,7 @@ def _error(what: str, left: Sequence[Known], predicted: Sequence[float]) -> Erro
         what,
         errors,
         f"{asked['method']} {asked['kernel']} {asked['fabric']}, {heads}, {asked['seq_len']:,} tokens, "
-        f"{asked['sp_size']} GPUs",
+        f"{counted(asked['sp_size'], 'GPU')}",
     )
 
 

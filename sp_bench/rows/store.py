@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.rows import packed
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
@@ -173,7 +173,8 @@ def require_campaigns(folders: Sequence[Path]) -> list[Path]:
         except OSError as error:  # a name that no file system takes
             raise ConfigError(f"{shown(folder)} cannot be read: {error.strerror}") from None
         if not is_folder:
-            raise ConfigError(f"{shown(folder)} is not a folder of results")
+            hint = nearest(folder.name, [each.name for each in folder.parent.glob("*/")], f"{folder.parent}/")
+            raise ConfigError(f"{shown(folder)} is not a folder of results{f'; {hint}' if hint else ''}".rstrip())
         if not os.access(folder, os.R_OK | os.X_OK):
             raise ConfigError(f"{folder} cannot be read: permission denied")
         require_contained(folder)

@@ -194,8 +194,15 @@ def test_a_failed_trial_names_itself_and_its_logs_and_show_tells_all_of_it(tmp_p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["abcdef"], "no row of a trial abcdef in results/; name the campaign's folder after it"),
-        (["ring"], "ring is no trial_id: give its 12 hex digits, or 4 and more of them"),
+        (
+            ["abcdef"],
+            "no row of a trial abcdef in results/; name the campaign's folder after it: sp-bench show abcdef FOLDER",
+        ),
+        (
+            ["ring"],
+            "ring is no trial_id: give its 12 hex digits, or 4 and more of them; `sp-bench export FOLDER` and the "
+            "page's appendix list them",
+        ),
         (["abcdef", "nowhere"], "nowhere is not a folder of results"),
     ],
 )

@@ -95,7 +95,9 @@ def test_a_card_says_who_is_ahead_of_whom_and_whom_it_ties_with() -> None:
     )
     assert told.title == "Attention, forward and backward, 32/8 heads of 128, bf16, H200"
     assert told.where == "1,024 tokens on 2 GPUs, NVLink, cuDNN"
-    assert told.numbers.startswith("51.2k against 48.8k tokens/s a GPU, 500 TFLOP/s, 3.0 GiB, ")
+    assert told.numbers.startswith(
+        "Ulysses against contiguous ring: 51.2k against 48.8k tokens/s a GPU, 500 TFLOP/s, 3.0 GiB, "
+    )
     assert told.memory == "Nothing ran out of memory up to 1,024 tokens."
 
 

@@ -27,8 +27,9 @@ from sp_bench.report.formats import GIB, number
 from sp_bench.report.time_parts import Attribution, attributions, largest
 
 OF_FABRICS = (
-    "Step time by fabric, with the largest bandwidth of any primitive. Marks: measured; thin lines: predicted from "
-    "bytes,  bandwidth and schedule, calibrated on the first fabric; dashed: variants in parts."
+    "Step time by fabric, on a logarithmic axis. Below a fabric's name: GiB/s that a rank sends with the primitive "
+    "that is fastest there. Marks: measured; thin lines: predicted from bytes, bandwidth and schedule, calibrated on "
+    "the first fabric; dashed lines and hollow marks: variants in parts."
 )
 MOST_SETTINGS = 4
 OF_PARTS = "What a step is made of: the kernel alone, computing beyond it, and messages that nothing hides."

@@ -68,7 +68,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     legend(figure, handles, look)
     told = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
     caption = (
-        "Paired ratios of step times, each method's fastest variant on one kernel; numbers: the first mark of a line."
+        "Step times over that of Ulysses, each method's fastest variant on one kernel. Lines: intervals of paired "
+        "ratios. Numbers: the upper mark of a line."
     )
     return [Plot("ratios", "", figure, "".join([caption, *told]), pd.DataFrame(data))]
 

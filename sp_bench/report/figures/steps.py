@@ -34,8 +34,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     if not found:
         return []
     told = (
-        " Shares of one untimed step, by the kernels that ran. The black line is the limit: attention and matrix "
-        "products alone, nothing twice, over the timed step."
+        " Shares of one untimed step, by the kernels that ran. The black line is the limit: what attention and "
+        "matrix products would take of the timed step, each alone and computed once."
     )
     bars = [Bar(setting, cell, shares(cell), cell.middle("share_of_limit")) for setting, cell in found]
     figure, shared, data = stacked(bars, SHOWN, "share of the step", look)
@@ -102,4 +102,5 @@ def _of_row(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
 
 def _name(bar: Bar, settings: Sequence[Setting], several_kernels: bool) -> str:
     kernel = words.kernel(bar.cell) if several_kernels else ""
-    return ", ".join(filter(None, [words.method(bar.cell), kernel, words.place(bar.cell), bar.setting.apart(settings)]))
+    method = words.method(bar.cell) if bar.cell.asked["world_size"] > 1 else ""  # the place says that it is one GPU
+    return ", ".join(filter(None, [method, kernel, words.place(bar.cell), bar.setting.apart(settings)]))

@@ -186,13 +186,21 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines of at most `width` characters, broken at blanks."""
+    """Lines of at most `width` characters, broken behind commas, or at any blank where that takes fewer lines."""
+    parts = [" ".join(part.split()) for part in text.split(", ")]
+    at_commas = _filled([*(f"{part}," for part in parts[:-1]), parts[-1]], width)
+    at_blanks = _filled(text.split(), width)
+    fits = max(map(len, at_commas)) <= width and len(at_commas) <= len(at_blanks)
+    return "\n".join(at_commas if fits else at_blanks)
+
+
+def _filled(atoms: Sequence[str], width: int) -> list[str]:
     lines = [""]
-    for word in text.split():
-        if lines[-1] and len(lines[-1]) + len(word) + 1 > width:
+    for atom in atoms:
+        if lines[-1] and len(lines[-1]) + len(atom) + 1 > width:
             lines.append("")
-        lines[-1] = f"{lines[-1]} {word}".strip()
-    return "\n".join(lines)
+        lines[-1] = f"{lines[-1]} {atom}".strip()
+    return lines
 
 
 def about(cell: Cell) -> dict[str, Any]:
