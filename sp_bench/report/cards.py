@@ -92,11 +92,8 @@ def card(setting: Setting) -> Card:
         return Card(
             setting.title, ", ".join(filter(None, where)), lone, False, told, memory_words(setting), also, place.cells
         )
-    pair = (place.leader, place.rival) if place.rival else (place.leader,)
     proven = any(d.outcome == AHEAD for d in place.differences)
-    told = numbers(setting, [cell for cell in pair if cell])
-    if place.rival and len(place.contenders) > 2:
-        told = f"{_capital(method(place.leader))} against {method(place.rival)}: {told}"
+    told = compared(setting, place)
     also = _also(setting, place)
     return Card(
         setting.title,
@@ -154,6 +151,14 @@ def _of_the_others(place: Place) -> str:
     if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest)).outcome != AHEAD:
         return ""
     return f" {_capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
+
+
+def compared(setting: Setting, place: Place) -> str:
+    """The numbers of the leader and its rival, who are named where more methods are there."""
+    told = numbers(setting, [cell for cell in (place.leader, place.rival) if cell])
+    if place.rival and len(place.contenders) > 2:
+        return f"{_capital(method(place.leader))} against {method(place.rival)}: {told}"
+    return told
 
 
 def numbers(setting: Setting, cells: Sequence[Cell]) -> str:

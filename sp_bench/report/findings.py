@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from sp_bench.report import words
-from sp_bench.report.cards import numbers, statuses, tflops, verdict
+from sp_bench.report.cards import compared, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, number
 from sp_bench.report.page.appendix import device, offload, parity
@@ -20,7 +20,8 @@ INTRODUCTION = """# Results
 where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
 GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the interval holds 1, or the
 difference is below {smallest:.0%}. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
-Compare within one campaign: machines and code differ between them.
+Compare within one campaign: machines and code differ between them. `code` is the commit that the rows name; where rows
+come from a copy of the tree, CAMPAIGNS.md has the commit whose files were measured.
 """
 
 
@@ -105,11 +106,10 @@ def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
 def _of_place(setting: Setting, place: Place) -> tuple[str, ...]:
     first = place.first
     where = [words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)]
-    pair = [cell for cell in (place.leader, place.rival) if cell]
     return (
         ", ".join(filter(None, where)),
         verdict(place),
-        numbers(setting, pair),
+        compared(setting, place),
         _evidence(place.cells),
         _among(place.cells),
     )

@@ -7,6 +7,7 @@ from statistics import median
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
+from sp_bench.report.documents import is_packed
 from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
 from sp_bench.report.settings import Place, Setting
 
@@ -91,12 +92,16 @@ def signs(settings: Sequence[Setting], rival: str) -> list[Sign]:
 
 
 def counts(settings: Sequence[Setting]) -> list[Count]:
-    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ."""
+    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ. Packed documents are left
+    out: they are other work at the same length.
+    """
     found: dict[tuple[object, ...], list[Sign]] = {}
     names = ("workload", "pass_kind", "num_heads", "num_kv_heads", "dtype", "fabric", "sp_size", "seq_len", "kernel")
     for rival in RIVALS:
         for sign in signs(settings, rival):
             first = sign.place.first
+            if is_packed(first):
+                continue
             model = first.asked["model"] if first.asked["workload"] == "train_step" else None
             engine = (first.asked["engine"], first.asked["device_memory_gib"], first.micro_batches, first.launch_note)
             found.setdefault((rival, model, *engine, *(first.asked[n] for n in names)), []).append(sign)
