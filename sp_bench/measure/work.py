@@ -64,10 +64,12 @@ class Work:
         self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Sequence[int] = ()
     ) -> Iterator[None]:
         """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk.
-        `documents` are the tokens of each that are packed, and causal."""
+        `documents` are the tokens of each that are packed, queries and keys alike."""
         batch, queries, heads, dim = q.shape
-        causal_over = causal_pairs(documents or (queries,))
-        pairs = causal_over if causal else queries * k.shape[1]
+        if causal:
+            pairs = causal_pairs(documents or (queries,))
+        else:
+            pairs = sum(length * length for length in documents) if documents else queries * k.shape[1]
         forward = 4 * batch * pairs * heads * dim
         self.attention_flops += forward if pass_kind == "forward" else int(forward * FLASH_BACKWARD)
         self.calls[pass_kind] += 1

@@ -150,6 +150,7 @@ def check_rows(rank: int, sp_size: int) -> None:
         MethodConfig("upipe"),
         usp,
         *(MethodConfig(m, kind) for m in ("ring", "all_gather") for kind in kinds),
+        MethodConfig("ring", "document_zigzag"),
     ):
         row = trials.row(trials.trial(method, sp_size, workload=workload, seq_len=144))
         assert (row["num_documents"], row["longest_document"], row["median_document"]) == (5, 32, 32.0)
