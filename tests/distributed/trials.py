@@ -1,7 +1,6 @@
 """Trial configs of whole training steps on gloo ranks, and what a rank makes of a trial: its job and its row."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +33,15 @@ PARITY = WorkloadConfig("parity", "step", True, 0, 20, 48, "sgd", 0.05, None, "n
 
 def trial(method: MethodConfig, sp_size: int, **fields: Any) -> TrialConfig:
     """A CPU trial: fp32, the math kernel, the tiny model and one sequence of 48 tokens. `fields` replace these."""
-    default = TrialConfig(
-        method,
-        KernelConfig("math"),
-        TINY,
-        TRAIN,
-        FabricConfig("gloo", "gloo"),
-        HardwareConfig("cpu", "cpu"),
-        batch_size=1,
-        seq_len=48,
-        sp_size=sp_size,
-        dp_replicate_size=1,
-        dp_shard_size=1,
-        dtype="float32",
-        seed=0,
-    )
-    return replace(default, **fields)
+    default = {
+        "kernel": KernelConfig("math"),
+        "model": TINY,
+        "workload": TRAIN,
+        "fabric": FabricConfig("gloo", "gloo"),
+        "hardware": HardwareConfig("cpu", "cpu"),
+        "batch_size": 1, "seq_len": 48, "dp_replicate_size": 1, "dp_shard_size": 1, "dtype": "float32", "seed": 0,
+    }
+    return TrialConfig(method=method, sp_size=sp_size, **default | fields)
 
 
 def job(config: TrialConfig) -> Job:
