@@ -14,6 +14,9 @@ MAX_TRANSIENT_SHARE = (
 )
 NEIGHBOURS = 2  # timed steps on each side
 MAX_TRANSIENTS = 0.05  # of the timed steps; at least one makes a window of 20 or fewer transient
+MAX_LEFTOVER_SHARE = 0.02  # of the peak: the smallest difference between methods that matters
+# Libraries keep workspaces for the life of the process, in a trial alone too: cuBLAS 32 MiB for each stream (Hopper).
+WORKSPACE_BYTES = 128 * 2**20
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
 MIN_MODES_APART = 0.05  # of the slower mode's median above the faster one's, relative to that
 MAX_MODE_SPREAD = 1 / 3  # of the deviations from the two modes' medians, to those from the median of all
@@ -124,3 +127,15 @@ def flags_of_memory(
     if device_memory_gib is not None and used > device_memory_gib * 2**30:
         flags.append("above_device_memory")
     return flags
+
+
+def flags_of_leftover(leftover_bytes: Sequence[float] | None, peak_bytes: Sequence[float] | None) -> list[str]:
+    """["leftover_memory"] if a rank's peak has in it what earlier trials or the proof left in memory, otherwise [].
+
+    Both have a value for each rank; None: it is not known, as on a CPU. Rows of before it was measured cannot be told.
+    """
+    if leftover_bytes is None or peak_bytes is None:
+        return []
+    ranks = zip(leftover_bytes, peak_bytes, strict=True)
+    found = any(left > max(WORKSPACE_BYTES, MAX_LEFTOVER_SHARE * peak) for left, peak in ranks)
+    return ["leftover_memory"] if found else []

@@ -13,7 +13,7 @@ from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
-from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
+from sp_bench.costs.flags import flags_of_leftover, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.engines import requirements
 
 HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
@@ -168,6 +168,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     memory = (record.get(name) for name in ("device_used_bytes", "allocator_retries"))
     of_device = config.hardware.device_memory_gib
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
+    flags += flags_of_leftover(record.get("leftover_bytes"), record.get("peak_allocated_bytes"))
     flags += flags_of_loss(record.get("loss") or [])
     return [*flags, *(record.get("flags") or [])]
 

@@ -47,6 +47,7 @@ PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
     "internode_counted_bytes",
     *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes", "device_used_bytes", "allocator_retries"),
+    "leftover_bytes",
     *("device_state", "part_ms", "kernel_ms", "limit_ms", "phase_end_bytes", "peak_parts_bytes"),
 )
 PER_STEP = ("compute_only_step_ms", "comm_only_step_ms", *TRAINED)

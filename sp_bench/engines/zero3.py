@@ -4,12 +4,11 @@ What stays in the process afterwards: what `methods/_deepspeed.py` names, DS_ACC
 DeepSpeed's copy of the group of all ranks, which the next training of this process uses again.
 """
 
-import gc
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, wraps
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -84,9 +83,27 @@ def _no_model_kept() -> Iterator[None]:
         yield
     finally:
         parameter_offload.FWD_MODULE_STACK[:] = before
-        for cache in gc.get_objects():  # the cache of a method, which a decorator hides
-            if type(cache) is CACHE and cache.__module__ == partitioned_param_coordinator.__name__:
-                cache.cache_clear()
+        for cache in _caches(partitioned_param_coordinator):
+            cache.cache_clear()
+
+
+def _caches(module: ModuleType) -> list[Any]:
+    """The cached functions and methods of a module, which decorators may hide in their closures.
+
+    They are not searched for among the garbage collector's objects: those that the worker has frozen, it does not list.
+    """
+    classes = [each for each in vars(module).values() if isinstance(each, type) and each.__module__ == module.__name__]
+    left: list[Any] = [each for holder in (module, *classes) for each in vars(holder).values()]
+    found: dict[int, Any] = {}
+    seen: set[int] = set()
+    while left:
+        each = left.pop()
+        if type(each) is CACHE and each.__module__ == module.__name__:
+            found[id(each)] = each
+        elif isinstance(each, FunctionType) and id(each) not in seen:
+            seen.add(id(each))
+            left += [cell.cell_contents for cell in each.__closure__ or ()]
+    return list(found.values())
 
 
 def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimizer:

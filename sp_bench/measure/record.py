@@ -43,6 +43,7 @@ def assemble(
         for name in (
             *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
             *("device_used_bytes", "allocator_retries", "energy_j", "host_launch_us", "host_step_ms"),
+            "leftover_bytes",
             *("part_ms", "kernel_ms", "limit_ms", "phase_end_bytes", "peak_parts_bytes"),
         )
     }

@@ -50,6 +50,7 @@ class Measurement:
     peak_host_bytes: int  # resident memory of the process
     device_used_bytes: int | None  # by all processes, after the timed steps
     allocator_retries: int | None
+    leftover_bytes: int | None = None  # see `allocated_bytes`
     energy_j: float | None = None  # a step
     wire_bytes: float | None = None  # a step, over NVLink
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
@@ -230,6 +231,12 @@ def release_memory(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def allocated_bytes(device: torch.device) -> int | None:
+    """Bytes of torch's allocator that are in use; None on a CPU. Workloads read it before they build what they measure:
+    what is there by then is of an earlier trial of the process or of a proof, and would be part of the peak."""
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
 def _synchronise(device: torch.device) -> None:

@@ -68,6 +68,7 @@ FLAGS = {
     "unequal_nodes": "hosts that are not equal",
     "allocator_retried": "an allocator at the brink",
     "above_device_memory": "more memory in use than the emulated device has",
+    "leftover_memory": "a peak that has leftovers of other work in it",
 }
 
 

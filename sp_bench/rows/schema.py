@@ -177,6 +177,12 @@ COLUMNS = (
     ),
     Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU"),
     Column("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink"),
+    Column(
+        "leftover_bytes",
+        PER_RANK_INT,
+        "bytes",
+        "per rank, allocated by torch before what is measured was built: of earlier trials or proofs; null: CPU",
+    ),
     Column("phase_end_bytes", PHASE_ENDS, "bytes", "per rank, allocated as phases of that step ended; null: CPU"),
     Column(
         "peak_parts_bytes",

@@ -5,7 +5,7 @@ from functools import partial
 from sp_bench import kernels, methods
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
-from sp_bench.measure.timing import Measurement, measure
+from sp_bench.measure.timing import Measurement, allocated_bytes, measure, release_memory
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.workloads import Job, arms
@@ -23,6 +23,8 @@ def run(job: Job) -> Measurement:
             attention, kernel, config.kernel.name, reduced, mesh, device, config.seed
         )
 
+    release_memory(device)
+    leftover = allocated_bytes(device)
     shape = config.attention_shape(config.seq_len)
     local_len = config.seq_len // config.sp_size
     inputs = local_inputs(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
@@ -33,6 +35,7 @@ def run(job: Job) -> Measurement:
         eager = partial(step, attention)
         timed = as_launched(eager, config.workload)
         measurement = measure(timed, config.workload, device, job.enter_phase, job.trace_to, counted=eager)
+        measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)

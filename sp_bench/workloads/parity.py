@@ -8,7 +8,7 @@ import torch
 
 from sp_bench import engines, methods
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
+from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import one_process
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.oracle.training_step import labelled
@@ -32,11 +32,13 @@ def run(job: Job) -> Measurement:
     compared = [labelled(config, sequences) for sequences in texts[:num_compared]]
     expected, _ = one_process.broadcast_steps(config, compared, dtype, job.device)
     release_memory(job.device)
+    leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(config.workload, job.device, job.enter_phase, job.trace_to)
     with host_memory():
         results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
     measurement = clock.measurement
+    measurement.leftover_bytes = leftover
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
     steps = check_timed_steps(results[:num_compared])
     measurement.predicted = engine.traffic(config, padded_len)

@@ -12,7 +12,7 @@ from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory import offloaded_inputs_bytes
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.measure.timing import Clock, Measurement, num_steps, release_memory
+from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step
 from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.training import text, train
@@ -43,6 +43,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     shorter = None if config.workload.fit else timed_step.run_shorter(config, sequences, job.mesh, job.device)
     if config.workload.single_step:
         warm_up(job, memory)
+    leftover = allocated_bytes(job.device)
     clock, weights = (
         Clock(config.workload, job.device, job.enter_phase, job.trace_to),
         timed_step.Weights(config.workload),
@@ -56,6 +57,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         texts = [sequences] * num_steps(config.workload)
         results = engine.run(config, texts, job.mesh, job.device, watched, token_losses=1)
     measurement = clock.measurement
+    measurement.leftover_bytes = leftover
     timed_columns = {}
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)

@@ -1,11 +1,13 @@
 """What is said of engines before anything is launched: reasons, identities, columns."""
 
+import gc
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
+from functools import lru_cache
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -504,3 +506,28 @@ def test_a_stretch_of_a_flat_matrix_has_the_elements_of_these_rows_in_order(star
 
 def test_the_default_engine_is_fsdp2(make_config):
     assert make_config().engine == EngineConfig()
+
+
+def test_caches_of_a_librarys_methods_are_found_behind_decorators_in_frozen_memory() -> None:
+    """As DeepSpeed hides the one that keeps models, and as the worker freezes its modules."""
+
+    def decorated(function):
+        def inside(*args):
+            return function(*args)
+
+        return inside
+
+    module = ModuleType("library")
+    plain, hidden, foreign = (lru_cache(lambda self: self) for _ in range(3))
+    plain.__module__ = hidden.__module__ = "library"
+    coordinator = type("Coordinator", (), {"plain": plain, "hidden": decorated(decorated(hidden))})
+    coordinator.__module__ = "library"
+    vars(module).update(Coordinator=coordinator, imported=foreign, again=hidden)
+    try:
+        gc.freeze()
+        assert all(each is not hidden for each in gc.get_objects()), "frozen objects are listed: this says nothing"
+        found = zero3._caches(module)
+    finally:
+        gc.unfreeze()
+    assert len(found) == 2
+    assert all(each is plain or each is hidden for each in found)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from sp_bench.costs.flags import flags_of_memory
+from sp_bench.costs.flags import flags_of_leftover, flags_of_memory
 from sp_bench.report.cards import caveats
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.provenance import words
@@ -46,6 +46,23 @@ GIB = 2**30
 )
 def test_doubts_about_memory(cap_gib, used, retries, flags) -> None:
     assert flags_of_memory(cap_gib, used, retries) == flags
+
+
+@pytest.mark.parametrize(
+    ("leftover", "peak", "flags"),
+    [
+        ([0, 23 * GIB], [91 * GIB, 114 * GIB], ["leftover_memory"]),  # as hf_deepspeed had in h200x1_engines
+        ([1.9 * GIB, 0], [100 * GIB, 100 * GIB], []),  # below 2% of the peak
+        ([2.1 * GIB, 0], [100 * GIB, 100 * GIB], ["leftover_memory"]),
+        ([2.1 * GIB, 0], [200 * GIB, 1 * GIB], []),  # of the same rank's peak
+        ([100 * 2**20], [GIB], []),  # workspaces of libraries
+        ([200 * 2**20], [GIB], ["leftover_memory"]),
+        (None, [GIB], []),  # rows of before it was measured
+        (None, None, []),  # on CPUs
+    ],
+)
+def test_a_peak_with_leftovers_of_other_work_in_it_is_flagged(leftover, peak, flags) -> None:
+    assert flags_of_leftover(leftover, peak) == flags
 
 
 def two_cells(**columns) -> tuple[Selection, list[Cell]]:

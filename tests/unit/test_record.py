@@ -236,6 +236,15 @@ def test_steps_in_which_the_allocator_had_to_try_again_are_flagged() -> None:
     assert row["allocator_retries"] == [0, 3]
 
 
+def test_a_peak_with_leftovers_of_other_work_in_it_is_flagged() -> None:
+    clean = measurement(300, leftover_bytes=2**20, peak_allocated_bytes=91 * 2**30)
+    leftover = measurement(300, leftover_bytes=23 * 2**30, peak_allocated_bytes=114 * 2**30)
+    assert row_of(CONFIG, [clean, clean])["flags"] == []
+    row = row_of(CONFIG, [clean, leftover])
+    assert row["flags"] == ["leftover_memory"]
+    assert row["leftover_bytes"] == [2**20, 23 * 2**30]
+
+
 @pytest.mark.parametrize(("cap_gib", "flags"), [(None, []), (80, []), (79, ["above_device_memory"])])
 def test_a_step_that_held_more_than_the_emulated_device_is_flagged(cap_gib: float | None, flags: list[str]) -> None:
     config = replace(CONFIG, hardware=replace(CONFIG.hardware, device_memory_gib=cap_gib))

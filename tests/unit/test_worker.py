@@ -1,4 +1,7 @@
-"""What a rank says of its own failure, and the threads and the memory that it gives itself."""
+"""What a rank says of its own failure, and the threads and the memory that it gives itself and its next trial."""
+
+import gc
+import weakref
 
 import pytest
 import torch
@@ -80,3 +83,25 @@ def test_an_emulated_memory_is_of_all_on_the_device_and_not_of_torchs_allocator_
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, of: fractions.update({of: part}))
     worker._emulate_memory(config, device)
     assert fractions == {device: pytest.approx(fraction)}
+
+
+class Knot:
+    """Refers to itself, so that only the garbage collector frees it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_what_a_trial_left_and_is_garbage_by_now_is_freed_before_the_next_trial():
+    held = Knot()
+    left = weakref.ref(held)
+    try:
+        worker.freeze_loaded()
+        del held
+        gc.collect()
+        assert left() is not None, "a collection freed what is frozen: this test says nothing"
+        worker.freeze_loaded()
+        assert left() is None
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
