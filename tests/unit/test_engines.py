@@ -271,7 +271,7 @@ def test_the_kernels_of_torchs_sdpa_are_not_proven_on_packs(make):
     for kernel in ("cudnn", "sdpa_flash"):
         config = make("hf_deepspeed", kernel=kernel, **PACKED)
         assert plan.unsupported_reason(config, 4) == (
-            f"kernel {kernel} takes no packed documents; use kernel=math, flash_attn, flash_attn_4"
+            f"kernel {kernel} takes no packed documents; use kernel=math, flash_attn, flash_attn_3, flash_attn_4"
         )
 
 
