@@ -106,6 +106,12 @@ def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Ten
     return torch.tensor([0, *itertools.accumulate(documents)], dtype=torch.int32, device=device)
 
 
+def cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
+    """What flash kernels are told of packed documents, by name, in their order: `cumulative` and the longest one."""
+    ends, longest = cumulative(documents, device), max(documents)
+    return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
 Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran
 
 

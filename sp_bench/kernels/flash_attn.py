@@ -4,10 +4,9 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
-from sp_bench.kernels import cumulative, half_precision_reason
+from sp_bench.kernels import cuts, half_precision_reason
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 PACKS = True
@@ -27,12 +26,6 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 _PLAIN = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
 
 
-def _cuts(documents: tuple[int, ...], device: "torch.device") -> "tuple[Tensor, Tensor, int, int]":
-    """cu_seqlens and the longest sequence, of queries and of keys."""
-    ends = cumulative(documents, device)
-    return ends, ends, max(documents), max(documents)
-
-
 def forward(
     q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
 ) -> "tuple[Tensor, Tensor]":
@@ -43,7 +36,7 @@ def forward(
 
     if documents:
         options = {"softmax_scale": scale, "causal": causal, "return_softmax": False, **_PLAIN}
-        out, lse, *_ = _flash_attn_varlen_forward(q[0], k[0], v[0], *_cuts(documents, q.device), **options)
+        out, lse, *_ = _flash_attn_varlen_forward(q[0], k[0], v[0], *cuts(documents, q.device).values(), **options)
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
     out, lse, *_ = _flash_attn_forward(q, k, v, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN)
     return out, lse
@@ -72,7 +65,7 @@ def backward(
     options = {"softmax_scale": scale, "causal": causal, "deterministic": False, **_PLAIN}
     if documents:
         tensors = (dout[0], q[0], k[0], v[0], out[0], lse[0].contiguous(), dq[0], dk[0], dv[0])
-        _flash_attn_varlen_backward(*tensors, *_cuts(documents, q.device), **options)
+        _flash_attn_varlen_backward(*tensors, *cuts(documents, q.device).values(), **options)
         return dq, dk, dv
     _flash_attn_backward(dout, q, k, v, out, lse.contiguous(), dq, dk, dv, **options)
     return dq, dk, dv

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.trial import AttentionShape
-from sp_bench.kernels import cumulative, half_precision_reason
+from sp_bench.kernels import cuts, half_precision_reason
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 PACKAGES = ("flash-attn-3", "xformers")
@@ -37,7 +36,7 @@ def forward(
 ) -> "tuple[Tensor, Tensor]":
     options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1}  # keys in one part: no kernel combines
     if documents:
-        out, lse, *_ = _operations().fwd(q[0], k[0], v[0], **options, **_cuts(documents, q.device))
+        out, lse, *_ = _operations().fwd(q[0], k[0], v[0], **options, **cuts(documents, q.device))
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
     out, lse, *_ = _operations().fwd(q, k, v, **options)
     return out, lse
@@ -61,16 +60,10 @@ def backward(
     options = {"softmax_scale": scale, "is_causal": causal}
     tensors = (dout, q, k, v, out, lse.contiguous(), dq, dk, dv)  # a ring passes slices of lse
     if documents:
-        _operations().bwd(*(each[0] for each in tensors), **options, **_cuts(documents, q.device))
+        _operations().bwd(*(each[0] for each in tensors), **options, **cuts(documents, q.device))
     else:
         _operations().bwd(*tensors, **options)
     return dq, dk, dv
-
-
-def _cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
-    """cu_seqlens and the longest sequence, of queries and of keys."""
-    ends, longest = cumulative(documents, device), max(documents)
-    return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
 @cache

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import package_versions
-from sp_bench.kernels import cumulative, half_precision_reason
+from sp_bench.kernels import cuts, half_precision_reason
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # the library's own environment variables, which it reads when it is imported
@@ -40,7 +39,7 @@ def forward(
     q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
 ) -> "tuple[Tensor, Tensor]":
     if documents:
-        options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | _cuts(documents, q.device)
+        options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | cuts(documents, q.device)
         out, lse, *_ = _library()._flash_attn_fwd(q[0], k[0], v[0], **options)
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
     out, lse, *_ = _library()._flash_attn_fwd(q, k, v, softmax_scale=scale, causal=causal, return_lse=True)
@@ -61,7 +60,7 @@ def backward(
 ) -> "tuple[Tensor, Tensor, Tensor]":
     # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     if documents:
-        options = {"softmax_scale": scale, "causal": causal} | _cuts(documents, q.device)
+        options = {"softmax_scale": scale, "causal": causal} | cuts(documents, q.device)
         tensors = (q[0], k[0], v[0], out[0], dout[0], lse[0].contiguous())
         dq, dk, dv, *_ = _library()._flash_attn_bwd(*tensors, **options)
         return dq[None], dk[None], dv[None]
@@ -69,12 +68,6 @@ def backward(
         q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal
     )
     return dq, dk, dv
-
-
-def _cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
-    """cu_seqlens and the longest sequence, of queries and of keys."""
-    ends, longest = cumulative(documents, device), max(documents)
-    return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
 
 
 @cache

@@ -39,7 +39,12 @@ def trial(method: MethodConfig, sp_size: int, **fields: Any) -> TrialConfig:
         "workload": TRAIN,
         "fabric": FabricConfig("gloo", "gloo"),
         "hardware": HardwareConfig("cpu", "cpu"),
-        "batch_size": 1, "seq_len": 48, "dp_replicate_size": 1, "dp_shard_size": 1, "dtype": "float32", "seed": 0,
+        "batch_size": 1,
+        "seq_len": 48,
+        "dp_replicate_size": 1,
+        "dp_shard_size": 1,
+        "dtype": "float32",
+        "seed": 0,
     }
     return TrialConfig(method=method, sp_size=sp_size, **default | fields)
 
