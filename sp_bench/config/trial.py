@@ -629,11 +629,6 @@ class TrialConfig:
             require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
         if self.workload.packing != "none":
             self._check_pack()
-        if self.method.layout == "document_zigzag" and self.workload.name != "attention":
-            raise ConfigError(
-                f"method.layout=document_zigzag: workload {self.workload.name} has no such layout; use "
-                "method.layout=zigzag, or workload=attention"
-            )
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "

@@ -37,7 +37,7 @@ from sp_bench.engines.requirements import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, proof_seq_len
-from sp_bench.training.train import StepResult, is_labelled
+from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
 # the worst token is the worst of many more at the timed length.
@@ -134,12 +134,13 @@ def first_step(config: TrialConfig, result: StepResult, seq_len: int, mesh: Devi
     """
     if result.token_losses is None:
         raise Incorrect(f"engine {config.engine.name} gives no loss of a token: nothing proves its losses")
-    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    padded_len = padded_seq_len(config, seq_len)
+    layout = layout_of(config, padded_len)
     data_rank, sequence_rank = divmod(mesh.get_rank(), layout.sp_size)
     unlabelled = engines.get(config.engine.name).UNLABELLED
     num_tokens = seq_len - unlabelled
-    positions = torch.tensor(layout.global_positions(sequence_rank, layout.padded(seq_len)))
-    labelled = is_labelled(config, seq_len, layout.padded(seq_len), unlabelled=unlabelled)[:num_tokens]
+    positions = torch.tensor(layout.global_positions(sequence_rank, padded_len))
+    labelled = is_labelled(config, seq_len, padded_len, unlabelled=unlabelled)[:num_tokens]
     mine = (positions < num_tokens).nonzero().flatten()
     mine = mine[labelled[positions[mine]]]
     # [m,D,B,S]: in this order the sequences of all ranks and micro-batches are one batch

@@ -7,7 +7,7 @@ one loss, so gradients are summed over all of them and never averaged.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -71,6 +71,13 @@ class Batch:
 def micro_batches(config: TrialConfig, sequences: Tensor) -> list[Tensor]:
     """One step's values of all sequences [m*D*B,...] -> m micro-batches [D*B,...], in the order of training."""
     return list(sequences.split(config.num_sequences // config.workload.num_micro_batches))
+
+
+def layout_of(config: TrialConfig, padded_len: int) -> SequenceLayout:
+    """Which token of a sequence of `padded_len` tokens lives where."""
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    cuts_documents = layout.kind == "document_zigzag"
+    return replace(layout, documents=config.documents(padded_len)) if cuts_documents else layout
 
 
 def padded_seq_len(config: TrialConfig, seq_len: int) -> int:

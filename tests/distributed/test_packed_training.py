@@ -23,6 +23,7 @@ from sp_bench.workloads import parity
 ULYSSES = MethodConfig("ulysses")
 GATHER = MethodConfig("all_gather", dkv_dtype="input")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="input")
+EACH = MethodConfig("ring", "document_zigzag", dkv_dtype="input")
 PACK = {"packing": "fixed", "document_len": 32}  # at 96 tokens three; on two ranks a shard ends within the second
 STEP = replace(TRAIN, **PACK)
 MASKED = replace(TRAIN, masked_label_share=0.5)  # on two contiguous ranks the first has no label
@@ -36,6 +37,7 @@ def steps(world_size: int) -> list[TrialConfig]:
         2: [
             trial(ULYSSES, 2, seq_len=96, workload=kept),
             trial(ZIGZAG, 2, seq_len=96, workload=replace(every_option, masked_label_share=0.3), dtype="bfloat16"),
+            trial(EACH, 2, seq_len=96, workload=replace(kept, masked_label_share=0.3)),
         ],
         3: [trial(ZIGZAG, 3, seq_len=96, workload=STEP)],
     }[world_size]
@@ -45,6 +47,7 @@ def trainings(world_size: int) -> list[TrialConfig]:
     return {
         2: [
             trial(GATHER, 2, seq_len=96, workload=replace(TWELVE, **PACK)),
+            trial(EACH, 2, seq_len=96, workload=replace(TWELVE, **PACK)),
             trial(MethodConfig("single"), 1, dp_shard_size=2, workload=replace(TWELVE, masked_label_share=0.5)),
         ],
         3: [],

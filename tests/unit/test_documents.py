@@ -194,8 +194,3 @@ def test_document_zigzag_calls_the_kernel_twice_for_each_shard_however_many_docu
 def test_document_zigzag_is_refused_where_it_cannot_be(make_config, fields, message):
     config = make_config(kernel="math", **FIXED | {"method__layout": "document_zigzag"} | fields)
     assert re.search(message, plan.unsupported_reason(config, None) or "")
-
-
-def test_training_has_no_document_zigzag(make_config):
-    with pytest.raises(ConfigError, match="workload train_step has no such layout"):
-        make_config(workload="train_step", method="ring", method__layout="document_zigzag")
