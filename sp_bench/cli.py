@@ -772,7 +772,8 @@ def doctor(
 def methods(
     write: Annotated[Path | None, typer.Option(help="Write the table into this file, between its two markers")] = None,
     packed: Annotated[
-        Path | None, typer.Option(metavar="CAMPAIGN", help="Show who computes packed documents right, from these rows")
+        list[Path] | None,
+        typer.Option(metavar="CAMPAIGN", help="Show who computes packed documents right, from these rows; repeatable"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -786,17 +787,21 @@ def methods(
     """
     from sp_bench.driver import methods_table
 
-    if packed is not None:
+    if packed:
         if as_json:
             raise ConfigError("--json is for the table of heads and ranks; sp_bench.load reads rows")
         from sp_bench import report as reports
         from sp_bench.report import packed_gate
 
-        (campaign,) = _campaigns([packed])
-        gates = packed_gate.gates(reports.read([campaign]))
-        if not gates:
-            raise ConfigError(f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate")
-        text = "\n".join(map(packed_gate.markdown, gates))
+        gates = []
+        for campaign in _campaigns(packed):
+            of_campaign = packed_gate.gates(reports.read([campaign]))
+            if not of_campaign:
+                raise ConfigError(
+                    f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate"
+                )
+            gates += of_campaign
+        text = packed_gate.markdown(gates)
         print(text, end="")
         if write:
             methods_table.write_between(write, packed_gate.BEGIN, packed_gate.END, text)

@@ -92,7 +92,7 @@ def build(
     content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
-    texts["md"] = "\n".join([*map(packed_gate.markdown, gates), table.markdown(tables)])
+    texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(tables)]))
     texts["tex"] = "\n".join([table.latex(tables), *map(packed_gate.latex, gates)])
     files |= {f"tables.{suffix}": text.encode() for suffix, text in texts.items()}
     out = out or default_out(folders)

@@ -16,7 +16,8 @@ from sp_bench.report.documents import is_packed
 from sp_bench.report.formats import counted
 from sp_bench.report.latex_text import escape
 
-BEGIN = "<!-- written by: sp-bench methods --packed results/cpu_packed_gate --write docs/PACKING.md -->\n"
+DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed")
+BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
 HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
 STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
@@ -190,16 +191,20 @@ def _step(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"loss {loss:.1e}, norm {norm:.1e}, gradient {gradient['error']:.1e} of {gradient['budget']:.1e}"
 
 
-def markdown(gate: Gate) -> str:
-    """A line for each method, layout, variant, kernel and engine, and below it what the cells mean, with each reason
-    once."""
+def markdown(of: Sequence[Gate]) -> str:
+    """What the cells mean, and the tables; nothing without any."""
+    return "\n".join([LEGEND, *map(_table, of)]) if of else ""
+
+
+def _table(gate: Gate) -> str:
+    """A line for each method, layout, variant, kernel and engine, and below it each reason once."""
     lines = []
     for title, found in gate.groups.items():
         lines.append([f"*{title}*", *[""] * (len(gate.heads) - 1)])
         lines += [[*map(_plain, line.names), *(_strong(v, _plain, "**{}**") for v in line.verdicts)] for line in found]
     grid = tabulate(lines, gate.heads, tablefmt="github", disable_numparse=True)
     notes = "".join(f"{number}. {_plain(reason)}\n" for number, reason in enumerate(gate.reasons, 1))
-    return f"**{_plain(gate.title)}.** {gate.summary}\n\n{grid}\n\n{LEGEND}" + (f"\n{notes}" if notes else "")
+    return f"**{_plain(gate.title)}.** {gate.summary}\n\n{grid}\n" + (f"\n{notes}" if notes else "")
 
 
 def _strong(verdict: Verdict, escaped: Callable[[str], str], strong: str) -> str:
