@@ -16,12 +16,14 @@ from sp_bench.costs import memory, training
 from sp_bench.driver.settings import SearchConfig
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
-STEPS = (1.15, 1.5)  # after one of 1.5 times the resolution, as far as this from the guess; then twice
+# How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then twice.
+# Lengths are rounded to an eighth of a resolution, so the first step leaves no more to bisect if it crosses the edge.
+FIRST_STEPS = (0.87, 3.0)
 OUTSIDE_BYTES = 4 * 2**30  # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 SHARE_OF_PEAK = 0.4  # what a training step reaches
 START_S = 40  # of fresh processes and their proof
-EXPECTED_PROBES = 6  # from a good guess: it, one beside it, one between them, both ends again, one above
+EXPECTED_PROBES = 5  # from a good guess: it, one beside it, both ends again, one above
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ def _doubts(found: Mapping[Probe, str], tried: Mapping[int, list[str]], low: int
 
 def _factor(number: int, resolution: float) -> float:
     """How far the next length is, after `number` of lengths on one side of the edge."""
-    return (1 + 1.5 * resolution, *STEPS, 2.0)[min(number - 1, len(STEPS) + 1)]
+    factors = (*(1 + step * resolution for step in FIRST_STEPS), 1.5, 2.0)
+    return factors[min(number, len(factors)) - 1]
 
 
 def _rounded(length: float, multiple: int, resolution: float) -> int:

@@ -73,7 +73,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
 def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path):
     said = json.loads(says(tmp_path, "plan", *MAX, "search.start=2000", "--json").stdout)
     assert said["trials"] == []
-    assert any("seq_len=max" in note and "from 2,000 tokens, about 6 probes" in note for note in said["notes"])
+    assert any("seq_len=max" in note and "from 2,000 tokens, about 5 probes" in note for note in said["notes"])
     assert not (tmp_path / "results").exists()
 
 
