@@ -17,7 +17,7 @@ from sp_bench.driver.settings import SearchConfig
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
-# twice. Lengths are rounded to an eighth of a resolution: if the first step crosses the edge, nothing is left to bisect.
+# twice. Lengths are rounded to an eighth of a resolution: where the first step crosses the edge, no bisection is left.
 FIRST_STEPS = (0.87, 3.0)
 OUTSIDE_BYTES = 4 * 2**30  # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
