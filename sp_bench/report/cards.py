@@ -71,6 +71,8 @@ def _of_ladder(ladder: Ladder) -> Card:
 
 def card(setting: Setting) -> Card:
     place = setting.main
+    if any(cell.ok for cell in setting.cells) and all(cell.processor != "GPU" for cell in setting.cells):
+        return _of_cpus(setting)
     if place is None and any(cell.ok for cell in setting.cells):
         return _of_kernels(setting)
     if place is None:
@@ -104,6 +106,29 @@ def card(setting: Setting) -> Card:
         memory_words(setting),
         also,
         place.cells,
+    )
+
+
+def _of_cpus(setting: Setting) -> Card:
+    """What was proven. Who was faster on CPUs says nothing of GPUs."""
+    right = [cell for cell in setting.cells if cell.ok]
+    of_methods = dict.fromkeys(str(cell.asked["method"]) for cell in right)
+    names = listed_words([words.METHODS.get(name, name) for name in of_methods])
+    sent = [bool(cell.communication.equal) for cell in right if cell.communication.predicted_bytes]
+    told = [f"{counted(len(right), 'cell')} passed the checks."]
+    if sent:
+        told.append(f"Counted bytes equal the closed form in {sum(sent)} of {len(sent)} that send.")
+    failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
+    also = tuple(f"{n} {status}." for status, n in failed.items())
+    return Card(
+        setting.title,
+        "CPUs: times say nothing of GPUs, so nothing is compared here",
+        f"Right on CPUs: {names}.",
+        False,
+        " ".join(told),
+        memory_words(setting),
+        also,
+        setting.cells,
     )
 
 

@@ -10,7 +10,7 @@ from sp_bench.report.series import option_words
 from sp_bench.rows.names import short_name
 
 METHODS = {
-    "single": "one GPU",
+    "single": "one rank",
     "ulysses": "Ulysses",
     "upipe": "UPipe",
     "ring": "ring",

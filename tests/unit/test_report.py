@@ -101,6 +101,14 @@ def test_a_card_says_who_is_ahead_of_whom_and_whom_it_ties_with() -> None:
     assert told.memory == "Nothing ran out of memory up to 1,024 tokens."
 
 
+def test_a_card_of_cpus_says_what_was_proven_and_compares_nothing() -> None:
+    told = first_card([row(median_ms=10.0, **ULYSSES), row(median_ms=20.0), row(status="unsupported", seq_len=7)])
+    assert told.verdict == "Right on CPUs: ring and Ulysses."
+    assert told.numbers.startswith("2 cells passed the checks.")
+    assert told.also == ("1 unsupported.",)
+    assert "as fast" not in " ".join((told.verdict, told.numbers, *told.also))
+
+
 def test_one_replicate_is_never_bold() -> None:
     told = first_card([on_gpus(median_ms=10.0, **ULYSSES), on_gpus(median_ms=20.0)])
     assert told.verdict == "Ulysses has the lowest median: 2.00x as fast as the contiguous ring (no interval)."
