@@ -359,7 +359,9 @@ def _replicates(measured: Sequence[Cell]) -> list[str]:
 def _flags(measured: Sequence[Cell]) -> list[str]:
     rows = Counter(flag for cell in measured for flag in cell.flags)
     told = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
-    return [f"Doubts, of {counted(len(measured), 'cell')}: {'; '.join(told)}."] if told else []
+    messages = sum(not cell.is_of_a_length for cell in measured)
+    among = f", {messages} of which are messages alone" if messages else ""
+    return [f"Doubts, of {counted(len(measured), 'cell')}{among}: {'; '.join(told)}."] if told else []
 
 
 def _bytes(measured: Sequence[Cell]) -> list[str]:
