@@ -115,6 +115,11 @@ def cut(lengths: Sequence[int], seq_len: int) -> tuple[int, ...]:
     return tuple(min(whole.stop, seq_len) - whole.start for whole in spans(lengths) if whole.start < seq_len)
 
 
+def padded(lengths: Sequence[int], multiple: int) -> tuple[int, ...]:
+    """The lengths, each rounded up to a multiple."""
+    return tuple(-(-length // multiple) * multiple for length in lengths)
+
+
 def causal_pairs(lengths: Sequence[int]) -> int:
     """Visible (query, key) pairs of one head, where each token sees its own document's up to itself."""
     return sum(length * (length + 1) // 2 for length in lengths)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
-from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, rounded, spans
+from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, padded, rounded, spans
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
@@ -723,11 +723,15 @@ class TrialConfig:
         return self.workload.num_micro_batches * self.batch_size * self.dp_replicate_size * self.dp_shard_size
 
     def attention_shape(self, seq_len: int) -> AttentionShape:
-        """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length)."""
-        m = self.model
+        """The attention call of this trial at `seq_len` global tokens (the full, padded or reduced length). Where each
+        document is cut over all ranks, it is padded to equal chunks, so that there may be more tokens."""
+        m, lengths = self.model, self.documents(seq_len)
+        if lengths and self.method.layout == "document_zigzag":
+            lengths = padded(lengths, 2 * self.sp_size)
+            seq_len = sum(lengths)
         return AttentionShape(
             *(self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype),
-            documents=self.documents(seq_len),
+            documents=lengths,
         )
 
     def to_mapping(self) -> dict[str, Any]:

@@ -5,6 +5,7 @@ The driver computes them, once. Ranks hand over samples, and no number that is m
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sp_bench import hardware, methods
@@ -69,7 +70,7 @@ def _documents(config: TrialConfig) -> Columns:
     if not (lengths := config.documents(config.seq_len)):
         return {}
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    pairs = causal_pairs_of_ranks(layout, lengths)
+    pairs = causal_pairs_of_ranks(layout, config.attention_shape(config.seq_len).documents)
     return {
         "num_documents": len(lengths),
         "longest_document": max(lengths),
@@ -113,7 +114,9 @@ def _flops(config: TrialConfig, padded_len: int) -> Columns:
     if config.workload.name in TRAINING:
         model, hardware_ = training_costs.model_flops(config), training_costs.hardware_flops(config, padded_len)
     else:
-        model = hardware_ = attention_forward_flops(config.attention_shape(config.seq_len))
+        computed = config.attention_shape(config.seq_len)  # with what is padded
+        asked_for = replace(computed, seq_len=config.seq_len, documents=config.documents(config.seq_len))
+        model, hardware_ = attention_forward_flops(asked_for), attention_forward_flops(computed)
         if config.workload.pass_kind == "forward_backward":
             model, hardware_ = 3 * model, hardware_ * (1 + FLASH_BACKWARD)
     return {"model_flops": float(model), "hardware_flops": float(hardware_)}

@@ -73,7 +73,8 @@ def unsupported_reason(
     library_packs = config.kernel.name in getattr(method, "OWN_PACKED_KERNELS", ())
     if not library_packs and (reason := kernels.packing_reason(config.kernel.name, shape)):
         return reason
-    pads = config.workload.name != "attention" and not shape.documents  # training pads whole sequences
+    # training pads whole sequences; attention pads documents that are cut one by one
+    pads = not shape.documents if config.workload.name != "attention" else layout.kind == "document_zigzag"
     if not pads and (reason := layout.unsupported_reason(config.seq_len)):
         return reason
     if config.workload.name != "attention":
@@ -93,7 +94,8 @@ def resolve(config: TrialConfig) -> Resolved:
     method, workload = methods.get(config.method.name), config.workload.name
     layout = method.layout(config.method, config.sp_size)
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
-    lengths = {"attention": config.seq_len, "collective": None}  # the other workloads pad
+    attention = config.attention_shape(config.seq_len).seq_len  # which pads packed documents at most
+    lengths = {"attention": attention, "collective": None}
     return Resolved(
         implementation=method.IMPLEMENTATION,
         primitive=methods.primitive(config.method),

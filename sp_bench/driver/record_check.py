@@ -71,7 +71,9 @@ def checked(outcome: Outcome, config: TrialConfig) -> Outcome:
     if outcome.status != "ok":
         return outcome
     record, resolved = outcome.measured, resolve(config)
-    asked, padded_len = asked_for(config, resolved), resolved.padded_seq_len
+    asked = asked_for(config, resolved)
+    # attention pads within its shape, and only packed documents
+    padded_len = config.seq_len if config.workload.name == "attention" else resolved.padded_seq_len
     if problem := next(_problems(config, padded_len, record), None):
         return _refused(outcome, problem)
     device_name = next(iter(record["environment"].get("device_names") or ()), None)

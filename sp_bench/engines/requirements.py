@@ -4,6 +4,7 @@ import shutil
 from dataclasses import replace
 
 from sp_bench import engines, hardware, methods
+from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import train_step_traffic
@@ -81,6 +82,13 @@ def _reason(config: TrialConfig) -> str | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
+    if config.method.layout == "document_zigzag" and MULTIPLE % (2 * config.sp_size):
+        valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
+        return (
+            f"sp_size={config.sp_size}: method.layout=document_zigzag cuts each document into {2 * config.sp_size} "
+            f"equal parts, documents are multiples of {MULTIPLE} tokens, and training pads none of them; use sp_size "
+            f"in {{{valid}}}, or method.layout=zigzag"
+        )
     if (tile := config.workload.mlp_tile_tokens) is not None and name not in ("fsdp2", *HUGGING_FACE):
         return (
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 from sp_bench import hardware
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
-from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
@@ -170,17 +169,6 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
     if method.layout == "striped":
         return "method.layout=striped cuts packed documents into single tokens; use contiguous or zigzag"
     return None
-
-
-def document_zigzag_reason(method: MethodConfig, sp_size: int) -> str | None:
-    """Why packed documents cannot be cut over so many ranks in the layout document_zigzag, or None."""
-    if method.layout != "document_zigzag" or MULTIPLE % (2 * sp_size) == 0:
-        return None
-    valid = ", ".join(str(n) for n in range(1, MULTIPLE) if MULTIPLE % (2 * n) == 0)
-    return (
-        f"sp_size={sp_size}: method.layout=document_zigzag cuts each document into {2 * sp_size} equal parts, and "
-        f"documents are multiples of {MULTIPLE} tokens; use sp_size in {{{valid}}}, or method=ring with layout zigzag"
-    )
 
 
 def names() -> list[str]:

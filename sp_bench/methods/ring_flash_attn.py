@@ -18,7 +18,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, ring_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention, document_zigzag_reason, installed, missing_library_reason
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -49,8 +49,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
             f"workload.causal=false: the {method.layout} ring of ring_flash_attn is causal only; "
             "use method.layout=contiguous, or method=ring"
         )
-    if reason := document_zigzag_reason(method, sp_size):
-        return reason
     if sp_size == 1:
         return "ring_flash_attn sends dK/dV to itself on sp_size=1; use sp_size of 2 or more, or method=single"
     return None

@@ -36,7 +36,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
-from sp_bench.methods import SequenceParallelAttention, document_zigzag_reason, installed, missing_library_reason
+from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,8 +107,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         )
     if sp_size == 1:
         return "transformer_engine on sp_size=1 is its kernel alone; use sp_size of 2 or more, or method=single"
-    if reason := document_zigzag_reason(method, sp_size):
-        return reason
     return _degree_reason(method, shape, sp_size)
 
 

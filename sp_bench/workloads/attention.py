@@ -26,7 +26,7 @@ def run(job: Job) -> Measurement:
     release_memory(device)
     leftover = allocated_bytes(device)
     shape = config.attention_shape(config.seq_len)
-    local_len = config.seq_len // config.sp_size
+    local_len = shape.seq_len // config.sp_size
     inputs = local_inputs(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
     backward = config.workload.pass_kind == "forward_backward"
     step = partial(attention_step, inputs, backward=backward)

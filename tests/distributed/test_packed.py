@@ -163,5 +163,20 @@ def check_rows(rank: int, sp_size: int) -> None:
         assert row["sampled_grad_error"]["dk"] < 1e-5
 
 
+def check_padded_row(rank: int) -> None:
+    """Three ranks cut each document into six equal parts: 32 tokens become 36, 16 become 18."""
+    workload = WorkloadConfig(*("attention", "forward_backward", True, 1, 2, 48), packing="fixed", document_len=32)
+    row = trials.row(trials.trial(MethodConfig("ring", "document_zigzag"), 3, workload=workload, seq_len=144))
+    assert (row["num_documents"], row["longest_document"]) == (5, 32)
+    assert row["model_flops"] == 3 * 4 * (4 * 32 * 33 // 2 + 16 * 17 // 2) * 8 * 16
+    assert row["counted_attention_flops"] == 3.5 * 4 * (4 * 36 * 37 // 2 + 18 * 19 // 2) * 8 * 16
+    assert row["tokens_per_s"] == pytest.approx(144e3 / row["median_step_ms"])
+    assert row["flops_imbalance"] == 1
+
+
+def test_a_row_of_padded_documents_counts_real_tokens() -> None:
+    run(3, check_padded_row)
+
+
 def test_rows_of_packs_count_visible_pairs_only() -> None:
     run(2, check_rows, 2)

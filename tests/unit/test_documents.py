@@ -173,6 +173,17 @@ def test_document_zigzag_cuts_each_document_into_equal_work_for_all_ranks(degree
         assert theirs == sorted(theirs)  # so the chunks of a document are neighbours
 
 
+def test_attention_pads_each_document_that_is_cut_over_ranks_which_do_not_divide_it(make_config):
+    config = make_config(method="ring", method__layout="document_zigzag", kernel="math", sp_size=3, **FIXED)
+    shape = config.attention_shape(config.seq_len)
+    assert config.documents(config.seq_len) == (128,) * 8
+    assert (shape.documents, shape.seq_len) == ((132,) * 8, 8 * 132)
+    assert plan.unsupported_reason(config, None) is None
+    assert plan.resolve(config).padded_seq_len == 8 * 132
+    whole = make_config(method="ring", method__layout="document_zigzag", kernel="math", sp_size=2, **FIXED)
+    assert whole.attention_shape(whole.seq_len).documents == (128,) * 8
+
+
 @pytest.mark.parametrize("degree", [1, 2, 4, 8])
 @pytest.mark.parametrize("documents", [(16,), (48, 16, 128, 96), (16,) * 100])
 def test_document_zigzag_calls_the_kernel_twice_for_each_shard_however_many_documents_there_are(degree, documents):
@@ -184,8 +195,8 @@ def test_document_zigzag_calls_the_kernel_twice_for_each_shard_however_many_docu
     ("fields", "message"),
     [
         (
-            {"method": "ring", "sp_size": 3, "seq_len": 1152},
-            "sp_size=3: .* into 6 equal parts, .* use sp_size in {1, 2, 4, 8}",
+            {"method": "ring", "sp_size": 3, "seq_len": 1152, "workload": "train_step"},
+            "sp_size=3: .* into 6 equal parts, .* training pads none of them; use sp_size in {1, 2, 4, 8}",
         ),
         ({"method": "all_gather"}, "use method=ring, ring_flash_attn"),
         ({"method": "ring", "workload__packing": "none", "workload__document_len": None}, "use method.layout=zigzag"),
