@@ -18,7 +18,7 @@ which is a view of ours. The kernel is flash-attn 2, FlashAttention-4, or Transf
 
 Packed documents lie in the layout document_zigzag and go in as [S/P, H, D] (the library's thd), a view for B = 1. The
 lengths beside them are those of the whole pack: the library divides them by the ranks itself. Each variant sends the
-same tensors as without packing, so bytes are equal. A document is divisible by 2 x P, so nothing is padded.
+same tensors as without packing, so bytes are equal. Documents come divisible by 2 x P, padded if need be.
 
 Closing restores NVTE_*_ATTN* in the environment and makes the library choose its backend again. The imported modules
 stay.
