@@ -48,6 +48,8 @@ def _of_ladder(ladder: Ladder) -> Card:
     setting, ran = ladder.setting, ladder.measured
     names = [ladder.names[cell.cell_id] for cell in ran]
     title = ", ".join(setting.parts)
+    if ran and ran[0].processor != "GPU":
+        return _of_cpus(setting, title)
     if not ran:
         return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
     difference = Difference(ran[0], ran[-1], setting.smallest)
@@ -72,7 +74,7 @@ def _of_ladder(ladder: Ladder) -> Card:
 def card(setting: Setting) -> Card:
     place = setting.main
     if any(cell.ok for cell in setting.cells) and all(cell.processor != "GPU" for cell in setting.cells):
-        return _of_cpus(setting)
+        return _of_cpus(setting, setting.title)
     if place is None and any(cell.ok for cell in setting.cells):
         return _of_kernels(setting)
     if place is None:
@@ -109,11 +111,11 @@ def card(setting: Setting) -> Card:
     )
 
 
-def _of_cpus(setting: Setting) -> Card:
+def _of_cpus(setting: Setting, title: str) -> Card:
     """What was proven. Who was faster on CPUs says nothing of GPUs."""
     right = [cell for cell in setting.cells if cell.ok]
-    of_methods = dict.fromkeys(str(cell.asked["method"]) for cell in right)
-    names = listed_words([words.METHODS.get(name, name) for name in of_methods])
+    wrong = [cell for cell in setting.cells if "incorrect" in cell.statuses]
+    said = (f"Wrong: {_methods_of(wrong)}. " if wrong else "") + f"Right on CPUs: {_methods_of(right)}."
     sent = [bool(cell.communication.equal) for cell in right if cell.communication.predicted_bytes]
     told = [f"{counted(len(right), 'cell')} passed the checks."]
     if sent:
@@ -121,15 +123,20 @@ def _of_cpus(setting: Setting) -> Card:
     failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
     also = tuple(f"{n} {status}." for status, n in failed.items())
     return Card(
-        setting.title,
+        title,
         "CPUs: times say nothing of GPUs, so nothing is compared here",
-        f"Right on CPUs: {names}.",
+        said,
         False,
         " ".join(told),
         memory_words(setting),
         also,
         setting.cells,
     )
+
+
+def _methods_of(cells: Sequence[Cell]) -> str:
+    names = dict.fromkeys(str(cell.asked["method"]) for cell in cells)
+    return listed_words([words.METHODS.get(name, name) for name in names])
 
 
 def _of_kernels(setting: Setting) -> Card:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
+from sp_bench.report.documents import LENGTHS, PACKING
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import ranked
 from sp_bench.report.series import PROTOCOL
@@ -17,6 +18,7 @@ from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
 _OF_RUNG = ("workload", "engine", "kernel", "method")  # groups of options in which rungs differ
+_OF_WORK = (PACKING, *LENGTHS, "workload.masked_label_share")  # rungs do the same work
 _TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
 _RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
 
@@ -39,7 +41,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     for setting in settings:
         for cell in setting.cells:
             if cell.asked["workload"] == "train_step":
-                given = [str(value) for path, value in cell.options.items() if group_of(path) not in _OF_RUNG]
+                shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
+                given = [str(cell.options[path]) for path in shared]
                 place = (_campaigns(cell), kind(cell), cell.micro_batches, *given)
                 grouped.setdefault(place, []).append(cell)
     ours = [cells for cells in grouped.values() if not all(cell.is_library for cell in cells)]

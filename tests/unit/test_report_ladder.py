@@ -17,7 +17,7 @@ RUNGS = [("none", "compiled", 10.0), ("selective", "compiled", 12.0), ("full", "
 
 def rung(checkpointing: str, code: str, ms: float, **columns: object):
     workload = {"name": "train_step", "activation_checkpointing": checkpointing, "model_code": code}
-    config = {"hardware": {"name": "cpu", "device": "cpu"}, "workload": workload, "seed": 0}
+    config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": workload, "seed": 0}
     return row(
         **{**STEP, "config": json.dumps(config), "model_code": code, "median_ms": ms, "method": "ulysses", **columns}
     )
@@ -59,3 +59,13 @@ def test_the_committed_options_are_one_ladder_and_the_committed_methods_none():
     (ladder,) = ladders(of["h200x2_step_options"])
     assert len(ladder.measured) == 9
     assert ladders(of["h200x2_step_methods"]) == []
+
+
+def test_a_pack_is_other_work_and_so_no_rung():
+    def packed(checkpointing: str, code: str, ms: float):
+        of = rung(checkpointing, code, ms, packing="fixed")
+        config = json.loads(of["config"])
+        config["workload"] |= {"packing": "fixed", "document_len": 512}
+        return of | {"config": json.dumps(config)}
+
+    assert not ladders(settings(cells_of([rung(*RUNGS[0]), rung(*RUNGS[1]), packed(*RUNGS[2])])))
