@@ -136,7 +136,10 @@ USES = {
     "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
     "report/documents.py": {"document_len", "document_lens", "document_sigma", "packing"},
     "report/fabric_model.py": {"exchange"},
-    "report/ladder.py": {"activation_checkpointing", "learning_rate", "max_grad_norm", "model_code", "optimizer"},
+    "report/ladder.py": {
+        *("activation_checkpointing", "learning_rate", "masked_label_share", "max_grad_norm", "model_code"),
+        "optimizer",
+    },
     "report/limits.py": {"device_memory_gib", "ranks_per_gpu"},
     # whose schedule and amounts are predicted
     "report/projection.py": {
