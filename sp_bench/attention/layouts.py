@@ -7,7 +7,7 @@ gathering the slices over the ulysses group gives the shard back in order.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
@@ -74,8 +74,8 @@ class SequenceLayout:
     def runs(self, rank: int, seq_len: int) -> Sequence[range]:
         """The global positions of the tokens of `rank`, in local order, as one range for each run of equal stride."""
         if self.over_all_ranks:
-            cut = SequenceLayout(self.kind, self.sp_size, documents=self.documents, by_document=self.by_document)
-            return cut.runs(rank, seq_len)
+            ring = replace(self, ring_degree=self.sp_size, ulysses_degree=1, over_all_ranks=False)
+            return ring.runs(rank, seq_len)
         ring_rank, ulysses_rank = self.coordinates(rank)
         shard = seq_len // self.ring_degree
         if self.kind == "document_zigzag":

@@ -544,7 +544,7 @@ class HardwareConfig:
         int,
         Declared(
             "cuda: above 1, ranks share a GPU, for proofs, bytes and memory; such a row has no time; null in old "
-            "rows: 1",
+            "rows, which had 1",
             unit="ranks",
             old_rows=1,
             omitted=True,
