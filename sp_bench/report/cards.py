@@ -49,7 +49,7 @@ def _of_ladder(ladder: Ladder) -> Card:
     names = [ladder.names[cell.cell_id] for cell in ran]
     title = ", ".join(setting.parts)
     if ran and ran[0].processor != "GPU":
-        return _of_cpus(setting, title)
+        return _of_cpus(setting)
     if not ran:
         return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
     difference = Difference(ran[0], ran[-1], setting.smallest)
@@ -74,7 +74,7 @@ def _of_ladder(ladder: Ladder) -> Card:
 def card(setting: Setting) -> Card:
     place = setting.main
     if any(cell.ok for cell in setting.cells) and all(cell.processor != "GPU" for cell in setting.cells):
-        return _of_cpus(setting, setting.title)
+        return _of_cpus(setting)
     if place is None and any(cell.ok for cell in setting.cells):
         return _of_kernels(setting)
     if place is None:
@@ -111,7 +111,7 @@ def card(setting: Setting) -> Card:
     )
 
 
-def _of_cpus(setting: Setting, title: str) -> Card:
+def _of_cpus(setting: Setting) -> Card:
     """What was proven. Who was faster on CPUs says nothing of GPUs."""
     right = [cell for cell in setting.cells if cell.ok]
     wrong = [cell for cell in setting.cells if "incorrect" in cell.statuses]
@@ -123,7 +123,7 @@ def _of_cpus(setting: Setting, title: str) -> Card:
     failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
     also = tuple(f"{n} {status}." for status, n in failed.items())
     return Card(
-        title,
+        setting.title,
         "CPUs: times say nothing of GPUs, so nothing is compared here",
         said,
         False,
@@ -135,8 +135,12 @@ def _of_cpus(setting: Setting, title: str) -> Card:
 
 
 def _methods_of(cells: Sequence[Cell]) -> str:
-    names = dict.fromkeys(str(cell.asked["method"]) for cell in cells)
-    return listed_words([words.METHODS.get(name, name) for name in names])
+    """Ulysses, and DeepSpeed's UlyssesSPAttentionHF (hf_deepspeed): engines other than ours are named."""
+    told = {}
+    for cell in cells:
+        name, engine = str(cell.asked["method"]), cell.asked["engine"]
+        told[words.METHODS.get(name, name) + (f" ({engine})" if engine not in (None, "fsdp2") else "")] = None
+    return listed_words(list(told))
 
 
 def _of_kernels(setting: Setting) -> Card:
