@@ -23,13 +23,13 @@ HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed ca
 STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
 OF_WHOLE = ", whole sequence"  # ends the name of a column without packs
 LEGEND = """\
-Packed causal: of output, dq, dk and dv the relative error against each document alone that is nearest to its budget,
-and the budget. Perturbed: the largest change of an element outside the changed document, and inside it that of the
-tensor that changes least. It comes second, so what fails before or in it stands under the first. Labels masked, or a
-training step: a step on a pack, or on a whole sequence where that is said. Its loss of the world's labels, the norm of
-all gradients, and the gradient that is nearest to its budget are compared with one process. An engine other than fsdp2
-is named. Wrong: what was off, and by how much. Refuses: before any device is touched, for the reason of that number.
--: not tried.
+Packed causal: the relative error against each document alone, of the tensor (output, dq, dk or dv) that comes nearest
+to its budget, and that budget. One document perturbed: the largest change of an element outside the changed document,
+and the change inside it of the tensor that changes least. This proof comes second, so what fails in either stands under
+the first. Labels masked, or a training step: one step on a pack, or on a whole sequence where the head says so, against
+one process: the loss over the labels of all ranks, the norm of all gradients, and the gradient that comes nearest to
+its budget. An engine other than fsdp2 follows the method's name. Wrong: what was off, and by how much. Refuses: for the
+reason of that number, before any device is touched. -: not tried.
 """
 RIGHT, WRONG, REFUSES, NOT_TRIED = "right", "wrong", "refuses", "-"
 # The groups of a table, in order: those that a reader must not miss come first.
