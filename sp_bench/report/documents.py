@@ -82,13 +82,17 @@ def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
 
 def distribution(cell: Cell) -> str:
     """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
+    known = next((row for row in cell.rows if row["num_documents"] is not None), None)
+    if known is None or not is_packed(cell):
+        return drawn(cell)
+    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
+    return f"{drawn(cell)}: {number_of}, the longest has {longest} tokens"
+
+
+def drawn(cell: Cell) -> str:
+    """lognormal, median 4,096, sigma 1."""
     if not is_packed(cell):
         return "one document"
     length, sigma, _ = (cell.options.get(path) for path in LENGTHS)
-    drawn = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
-    drawn = drawn or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
-    known = next((row for row in cell.rows if row["num_documents"] is not None), None)
-    if known is None:
-        return drawn
-    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
-    return f"{drawn}: {number_of}, the longest has {longest} tokens"
+    told = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
+    return told or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"

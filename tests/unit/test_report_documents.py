@@ -10,7 +10,7 @@ from sp_bench.report import words
 from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
 
-from .rows import cells_of, row
+from .rows import cells_of, commit, row
 
 PACKED = {"num_documents": 8, "longest_document": 128, "flops_imbalance": 1.5}
 
@@ -66,3 +66,16 @@ def test_time_follows_the_work_in_the_committed_packs(campaign: str):
     for group in packs:
         told = dict(zip(table.heads, group.lines[0].texts, strict=True))
         assert 1 <= float(told["time, of one document's"]) / float(told["work, of one document's"]) < 1.3
+
+
+def test_lines_of_the_ratios_say_which_documents_they_are_of(tmp_path: Path):
+    rows = [
+        of(method, packing, ms, config=json.dumps(config))
+        for packing in ("none", "fixed")
+        for method, ms in (("ring", 10.0), ("ulysses", 6.0))
+        for config in [json.loads(of(method, packing, ms)["config"]) | {"hardware": {"name": "h200", "device": "cuda"}}]
+    ]
+    page = report.build([commit(rows, tmp_path / "c")], tmp_path / "out").page
+    ratios = page.with_name("figures").joinpath("ratios.csv").read_text()
+    assert "one document" in ratios
+    assert "all of 128 tokens" in ratios

@@ -9,6 +9,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from sp_bench.report import words
+from sp_bench.report.documents import drawn, is_packed
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens, wrapped
 from sp_bench.report.ratios import decimals
@@ -95,6 +96,7 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
     first = sign.place.first
     heads = {(c.asked["num_heads"], c.asked["num_kv_heads"]) for s in settings for p in s.contests for c in p.cells}
     sizes = {c.asked["sp_size"] for s in settings for p in s.contests for c in p.cells}
+    packs = any(is_packed(c) for s in settings for p in s.contests for c in p.cells)
     parts = []
     if first.asked["workload"] == "train_step":
         beside = [s for s in settings if s.contests and s.cells[0].asked["workload"] == "train_step"]
@@ -104,6 +106,7 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
     parts.append(f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads" if len(heads) > 1 else "")
     parts += [
         f"{tokens(first.asked['seq_len'])} tokens",
+        drawn(first) if packs else "",
         words.processors(first) if len(sizes) > 1 else "",
         words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
         words.kernel(first),
