@@ -100,10 +100,17 @@ def matmul_flops(config: TrialConfig, padded_seq_len: int) -> int:
     flops = 3 * 2 * matmul_parameters(model) * tokens
     flops += 2 * model.num_layers * _repeated_parameters(config) * tokens
     if config.engine.name == "trl_sft":  # the backward of its loss computes the logits again
-        head = 2 * model.vocab_size * model.hidden_size
-        unscored = config.num_sequences if config.sp_size == 1 else 0  # the last token of each, which has no label
-        flops += head * tokens - 4 * head * unscored
+        flops += 2 * model.vocab_size * model.hidden_size * (4 * _scored_tokens(config, padded_seq_len) - 3 * tokens)
     return flops
+
+
+def _scored_tokens(config: TrialConfig, padded_seq_len: int) -> int:
+    """Tokens of one step whose logits TRL's loss computes, over all ranks. Its loss for GPUs takes out those without a
+    label first. Its loader shifts the labels, so the last token of a sequence has none."""
+    if config.hardware.device == "cuda":
+        known = config.seq_len - (config.workload.packing == "none")
+        return config.num_sequences * config.num_labels(known)
+    return config.num_sequences * (padded_seq_len - (config.sp_size == 1))
 
 
 def _repeated_parameters(config: TrialConfig) -> int:

@@ -388,11 +388,27 @@ def test_a_row_says_where_its_tokens_are_loaded(make, name):
     assert asked_for(make(name))["batch_loading"] == expected
 
 
-def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make):
-    ours, theirs = make("hf_trainer"), make("trl_sft")
-    head = 2 * ours.model.vocab_size * ours.model.hidden_size * ours.seq_len * ours.batch_size
-    more = training_costs.hardware_flops(theirs, theirs.seq_len) - training_costs.hardware_flops(ours, ours.seq_len)
-    assert more == head
+ON_CPU = {"hardware": "cpu", "fabric": "gloo", "dtype": "float32", "kernel": "math"}
+THIRDS = {"workload__packing": "fixed", "workload__document_len": 48}
+
+
+@pytest.mark.parametrize(
+    ("changes", "unscored"),
+    [
+        (ON_CPU, 0),
+        (ON_CPU | {"method": "single", "sp_size": 1}, 1),  # transformers' model shifts: the last token has no logits
+        (ON_CPU | MASKED, 0),
+        ({}, 1),  # on GPUs TRL takes out what has no label
+        (MASKED, 48),
+        (THIRDS, 2),
+        (THIRDS | MASKED, 2 * 24),  # of the 47 labels of a document 23 are masked
+    ],
+)
+def test_the_head_that_trl_computes_again_is_among_the_flops_that_ran(make, changes, unscored):
+    ours, theirs = (make(name, seq_len=96, **changes) for name in ("hf_trainer", "trl_sft"))
+    head = 2 * ours.model.vocab_size * ours.model.hidden_size * ours.batch_size
+    more = training_costs.hardware_flops(theirs, 96) - training_costs.hardware_flops(ours, 96)
+    assert more == head * (96 - 4 * unscored)
     assert training_costs.model_flops(theirs) == training_costs.model_flops(ours)
 
 
