@@ -108,11 +108,18 @@ def _of_place(setting: Setting, place: Place) -> tuple[str, ...]:
     where = [words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)]
     return (
         ", ".join(filter(None, where)),
-        verdict(place),
+        _answer(place),
         compared(setting, place),
         _evidence(place.cells),
         _among(place.cells),
     )
+
+
+def _answer(place: Place) -> str:
+    """The verdict, unless each method ran once and for a moment only, as trials do that prove and do not measure."""
+    if all(len(cell.step_ms) == 1 and "short_window" in cell.flags for cell in place.cells):
+        return f"No verdict: each method has one replicate, {words.FLAGS['short_window']}."
+    return verdict(place)
 
 
 def _libraries(setting: Setting) -> list[tuple[str, ...]]:

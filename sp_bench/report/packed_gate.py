@@ -16,7 +16,7 @@ from sp_bench.report.documents import is_packed
 from sp_bench.report.formats import counted
 from sp_bench.report.latex_text import escape
 
-DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed")
+DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed_2")
 BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
 HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")

@@ -16,6 +16,7 @@ from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
 from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.figures import NAMES, draw
+from sp_bench.report.findings import findings
 from sp_bench.report.formats import in_bytes, number
 from sp_bench.report.selection import select
 from sp_bench.report.settings import AHEAD, TIE, UNPROVEN, Difference, settings
@@ -175,6 +176,23 @@ def test_campaigns_count_by_sign_over_machines(tmp_path: Path) -> None:
     (count,) = counts(settings(cells(select(folders).rows)))
     assert count.words == "Ulysses ahead of the ring in 2 of 3 campaigns on 3 machines, 0.990x to 1.050x"
     assert count.where == "Attention, forward and backward, 32/8 heads, 1,024 tokens on 2 GPUs, NVLink, cuDNN"
+
+
+@pytest.mark.parametrize(
+    ("flags", "replicates", "verdict"),
+    [
+        (["short_window"], 1, "No verdict: each method has one replicate, timed for less than 0.2 s."),
+        (["short_window"], 2, "Ulysses has the lowest median"),
+        (["transient"], 1, "Ulysses has the lowest median"),
+    ],
+)
+def test_one_replicate_of_a_moment_is_no_finding(flags: list[str], replicates: int, verdict: str) -> None:
+    rows = [
+        on_gpus(median_ms=ms, replicate=r, flags=flags, **m)
+        for r in range(replicates) for ms, m in ((10.0, ULYSSES), (12.0, {}))
+    ]  # fmt: skip
+    found = cells_of(rows)
+    assert verdict in findings(settings(found), found)
 
 
 # figures
