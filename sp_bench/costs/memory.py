@@ -10,7 +10,7 @@ from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
-MODELLED = ("fsdp2", "hf_deepspeed", "trl_sft", "megatron")  # engines of which committed rows have peaks
+MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron")  # engines of which committed rows have peaks
 BF16, FP32 = 2, 4
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
 MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9

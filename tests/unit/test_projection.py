@@ -61,7 +61,7 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
     found = {row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}
     cells = [cell for cell in report.read(sorted(found)) if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
-    assert len(steps) >= 91
+    assert len(steps) >= 104
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
@@ -88,7 +88,7 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_every_committed_one():
     steps = steps_of_other_engines("ok")
-    assert Counter(config.engine.name for _, config in steps) == {"hf_deepspeed": 30, "trl_sft": 3, "megatron": 2}
+    assert Counter(config.engine.name for _, config in steps) == {"hf_deepspeed": 32, "hf_trainer": 1, "trl_sft": 3, "megatron": 2}
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
         predicted = memory.peak(config, copies=4 if of_row["batch_loading"] else 5).bytes  # as above
@@ -112,7 +112,7 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
 
 def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
     config = next(config for _, config in steps_of_other_engines("ok") if config.engine.optimizer_offload is None)
-    for name in ("deepspeed", "hf_trainer", "hf_fsdp2"):
+    for name in ("deepspeed", "hf_fsdp2"):
         assert memory.unmodelled_reason(replace(config, engine=replace(config.engine, name=name))) is not None
     assert memory.unmodelled_reason(replace(config, dtype="float32")) is not None
     sgd = replace(config, workload=replace(config.workload, optimizer="sgd"))
@@ -133,14 +133,14 @@ def test_tiles_and_fused_layers_take_less_in_transformers_model(qwen):
     assert len(set(peaks)) == len(peaks)
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "hf_deepspeed", "trl_sft", "megatron"])
+@pytest.mark.parametrize("engine", ["fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron"])
 def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(qwen, engine):
     workload = replace(qwen.workload, activation_checkpointing="full")
     step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
     guess = step.guess(140 * GIB, None)
     room = 140 * GIB - OUTSIDE_BYTES
     assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
-    other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_trainer")))
+    other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_fsdp2")))
     assert other.guess(140 * GIB, None) == STARTS_FROM * qwen.sp_size
 
 
