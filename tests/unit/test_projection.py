@@ -88,7 +88,12 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_every_committed_one():
     steps = steps_of_other_engines("ok")
-    assert Counter(config.engine.name for _, config in steps) == {"hf_deepspeed": 32, "hf_trainer": 1, "trl_sft": 3, "megatron": 2}
+    assert Counter(config.engine.name for _, config in steps) == {
+        "hf_deepspeed": 32,
+        "hf_trainer": 1,
+        "trl_sft": 3,
+        "megatron": 2,
+    }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
         predicted = memory.peak(config, copies=4 if of_row["batch_loading"] else 5).bytes  # as above
