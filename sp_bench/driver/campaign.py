@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, attempt, nodes, plan
+from sp_bench.driver import allocation, attempt, derived, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
@@ -87,6 +87,7 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, found)
+    notes += _of_packs(trials)
     names = search_names([search.config for search in searches])
     notes += [f"search: {n}: {_search_words(s, settings, found)}" for n, s in zip(names, searches, strict=True)]
     return _State(campaign, found, trials, rows, numbers, notes)
@@ -257,6 +258,22 @@ def _unknown_rates(trials: Sequence[Trial], found: hardware.Gpus | None) -> list
         for model, dtype in itertools.product(models, dtypes)
         if hardware.peak_flops(model, dtype) is None
     ]
+
+
+def _of_packs(trials: Sequence[Trial]) -> list[str]:
+    """A line for each pack of documents and number of ranks: what is in it, and how unevenly methods cut its work."""
+    found: dict[str, dict[str, None]] = {}
+    for config in {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values():
+        pack = derived.of_documents(config)
+        if pack and config.sp_size > 1:
+            what = (
+                f"pack of {config.seq_len:,} tokens: {pack['num_documents']} documents, {pack['median_document']:,.0f} "
+                f"tokens in median, {pack['longest_document']:,} at most; attention of the busiest of {config.sp_size} "
+                "ranks over the mean"
+            )
+            share = f"{config.method.name} {config.method.layout} {pack['flops_imbalance']:.2f}"
+            found.setdefault(what, {})[share] = None
+    return [f"{what}: {', '.join(shares)}" for what, shares in found.items()]
 
 
 def _latest_rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:

@@ -57,7 +57,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
     else:
         row |= _flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
-    row |= _documents(config)
+    row |= of_documents(config)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
     row["internode_predicted_bytes"] = internode_predicted_bytes(config, padded_len)
     if memory.unmodelled_reason(config) is None:
@@ -65,8 +65,8 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
     return row | {"flags": _flags(config, row, record)}
 
 
-def _documents(config: TrialConfig) -> Columns:
-    """Of packed documents; nothing without packing."""
+def of_documents(config: TrialConfig) -> Columns:
+    """The columns that a pack determines, before anything runs; none without packing."""
     if not (lengths := config.documents(config.seq_len)):
         return {}
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)

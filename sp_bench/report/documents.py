@@ -8,13 +8,9 @@ from dataclasses import dataclass
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, whole
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting, is_baseline
-
-PACKING = "workload.packing"
-# what a distribution has beside its name
-LENGTHS = ("workload.document_len", "workload.document_sigma", "workload.document_lens")
+from sp_bench.report.words import LENGTHS, PACKING, is_packed
 
 
 @dataclass(frozen=True)
@@ -22,21 +18,18 @@ class Packs:
     """All distributions of one campaign at one place."""
 
     setting: Setting
-    distributions: Mapping[str, tuple[Cell, ...]]  # its words -> the fastest first, what failed last; unpacked last
+    # words of a distribution, and of a kernel where there are several -> the fastest first, what failed last
+    distributions: Mapping[str, tuple[Cell, ...]]
     unpacked: Mapping[str, Cell]  # cell_id -> the same method and kernel on one document
-
-    def name(self, cell: Cell) -> str:
-        """Its method, and its kernel where several were measured."""
-        several = len({each.asked["kernel"] for each in self.setting.cells}) > 1 and not is_baseline(cell)
-        return ", ".join([words.method(cell), words.kernel(cell)] if several else [words.method(cell)])
 
     def time_ratio(self, cell: Cell) -> float | None:
         """Step time over that of one document."""
         return _ratio(cell, self.unpacked.get(cell.cell_id), "median_step_ms")
 
     def work_ratio(self, cell: Cell) -> float | None:
-        """Model FLOPs over those of one document."""
-        return _ratio(cell, self.unpacked.get(cell.cell_id), "model_flops")
+        """Model FLOPs over those of one document, which are the same for each method and kernel."""
+        of_one = next((each for each in self.setting.cells if not is_packed(each)), None)
+        return _ratio(cell, of_one, "model_flops")
 
 
 def packs(settings: Sequence[Setting]) -> list[Packs]:
@@ -56,10 +49,6 @@ def covered(setting: Setting, of: Sequence[Packs]) -> bool:
     return all(cell.cell_id in shown for cell in setting.cells)
 
 
-def is_packed(cell: Cell) -> bool:
-    return cell.asked["packing"] not in (None, "none")
-
-
 def _ratio(cell: Cell, one: Cell | None, column: str) -> float | None:
     of_cell, of_one = (None if each is None else each.middle(column) for each in (cell, one))
     return of_cell / of_one if of_cell and of_one else None
@@ -67,32 +56,18 @@ def _ratio(cell: Cell, one: Cell | None, column: str) -> float | None:
 
 def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
     of_settings = list({setting.title: setting for setting, _ in group}.values())
-    shared = [part for part in of_settings[0].parts if all(part in other.parts for other in of_settings)]
+    of_packs = {words.packed(cell) for _, cell in group}
+    shared = [p for p in of_settings[0].parts if p not in of_packs and all(p in other.parts for other in of_settings)]
     ordered = sorted((cell for _, cell in group), key=lambda cell: (not is_packed(cell), not cell.ok, *by_speed(cell)))
+    several = len({cell.asked["kernel"] for cell in ordered if not is_baseline(cell)}) > 1
     distributions: dict[str, tuple[Cell, ...]] = {}
     for cell in ordered:
-        words_of = distribution(cell)
+        words_of = words.distribution(cell)
+        if several and not is_baseline(cell):
+            words_of += f"; {words.kernel(cell)}"
         distributions[words_of] = (*distributions.get(words_of, ()), cell)
     of_one = {cell.but(PACKING, *LENGTHS): cell for cell in ordered if not is_packed(cell)}
     unpacked = {cell.cell_id: one for cell in ordered if (one := of_one.get(cell.but(PACKING, *LENGTHS)))}
     like = of_settings[0]
     title = (*shared, words.place(ordered[0]), "packed documents")
     return Packs(Setting(title, tuple(ordered), {}, like.fabrics, like.smallest), distributions, unpacked)
-
-
-def distribution(cell: Cell) -> str:
-    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
-    known = next((row for row in cell.rows if row["num_documents"] is not None), None)
-    if known is None or not is_packed(cell):
-        return drawn(cell)
-    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
-    return f"{drawn(cell)}: {number_of}, the longest has {longest} tokens"
-
-
-def drawn(cell: Cell) -> str:
-    """lognormal, median 4,096, sigma 1."""
-    if not is_packed(cell):
-        return "one document"
-    length, sigma, _ = (cell.options.get(path) for path in LENGTHS)
-    told = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
-    return told or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"

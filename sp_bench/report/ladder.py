@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.documents import LENGTHS, PACKING
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import ranked
 from sp_bench.report.series import PROTOCOL
 from sp_bench.report.settings import Setting
+from sp_bench.report.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles

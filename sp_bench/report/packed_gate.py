@@ -12,9 +12,9 @@ from tabulate import tabulate
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.documents import is_packed
 from sp_bench.report.formats import counted
 from sp_bench.report.latex_text import escape
+from sp_bench.report.words import is_packed
 
 DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed_2")
 BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"

@@ -169,7 +169,7 @@ class Setting:
 
     @property
     def campaigns(self) -> list[str]:
-        return sorted({str(row["folder"]) for cell in self.cells for row in cell.rows})
+        return list(_folders(self.cells))
 
     def share(self, cell: Cell) -> Difference | None:
         """Of the kernel alone: its step time over the cell's is the share of its speed that is left."""
@@ -233,9 +233,22 @@ def _fabrics(cells: Sequence[Cell], speeds: Mapping[str, float]) -> tuple[str, .
     return tuple(sorted(names, key=lambda name: (-speeds.get(name, 0.0), name != "nvlink", name)))
 
 
+def _folders(cells: Sequence[Cell]) -> tuple[str, ...]:
+    return tuple(sorted({str(row["folder"]) for cell in cells for row in cell.rows}))
+
+
 def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
-    """No two equal: those that would be say the options that they differ in, and their campaigns."""
+    """No two equal: those that would be say the options that they differ in, and their campaigns. Beside packs of the
+    same campaign, what is not packed says so."""
     plain = [words.setting(group[0], group[0].name.values) for group in groups]
+    of_packs = {
+        (tuple(part for part in title if part != words.packed(group[0])), _folders(group))
+        for title, group in zip(plain, groups, strict=True) if words.is_packed(group[0])
+    }  # fmt: skip
+    plain = [
+        (*title, "one document") if (title, _folders(group)) in of_packs and not words.is_packed(group[0]) else title
+        for title, group in zip(plain, groups, strict=True)
+    ]
     made = []
     for title, group in zip(plain, groups, strict=True):
         alike = [other for other, name in zip(groups, plain, strict=True) if name == title]
@@ -244,13 +257,14 @@ def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
             values = [each[0].name.values for each in alike]
             same = shared_values(values)
             own = group[0].name.values
+            said = words.DRAWN if words.is_packed(group[0]) else ()
             extra = [
                 words.option(path, own[path])
                 for path in own
-                if path not in same and path != "pool" and not path.startswith("fabric.")
+                if path not in same and path not in said and path != "pool" and not path.startswith("fabric.")
             ]
             if len({value.get("pool") for value in values}) > 1:
-                extra.append(", ".join(sorted({str(row["folder"]) for cell in group for row in cell.rows})))
+                extra.append(", ".join(_folders(group)))
         name = (*title, *extra)
         number = 1 + sum(other[: len(name)] == name for other in made)
         made.append(name if number == 1 else (*name, f"environment {number}"))

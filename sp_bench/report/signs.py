@@ -7,9 +7,9 @@ from statistics import median
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.documents import is_packed
 from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
 from sp_bench.report.settings import Place, Setting
+from sp_bench.report.words import is_packed
 
 RIVALS = ("ring", "all_gather", "usp")
 

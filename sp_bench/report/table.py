@@ -127,8 +127,7 @@ def _packed_table(packs: documents.Packs) -> SettingTable:
     for title, cells in packs.distributions.items():
         first = next((cell for cell in cells if cell.ok), None)
         lines = [_packed_line(packs, cell, first) if cell.ok else _failed(cell, PACKED_HEADS) for cell in cells]
-        named = [replace(line, texts=(packs.name(line.cell), *line.texts[1:])) for line in lines]
-        groups.append(Group(title, tuple(named)))
+        groups.append(Group(title, tuple(lines)))
     return replace(_without_empty(packs.setting, groups, PACKED_HEADS), caption=PACKED_CAPTION)
 
 

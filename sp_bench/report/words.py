@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import whole
+from sp_bench.report.formats import counted, whole
 from sp_bench.report.series import option_words
 from sp_bench.rows.names import short_name
 
@@ -55,6 +55,10 @@ MODELS = {"qwen3_4b": "Qwen3-4B", "llama3_8b": "Llama-3-8B", "qwen2_5_7b": "Qwen
 VARIANTS = {"allgather": "all-gather", "alltoall": "all-to-all", "a2a": "all-to-all", "p2p": "ring", "usp": "USP",
             "ulysses": "Ulysses", "all_gather": "all-gather", "a2a+p2p": "USP"}  # fmt: skip
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+PACKING = "workload.packing"
+# what a distribution has beside its name
+DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # what `drawn` says
+LENGTHS = (*DRAWN[1:], "workload.document_lens")
 FLAGS = {
     "short_window": "timed for less than 0.2 s",
     "clock_mismatch": "clocks that disagree by over 2%",
@@ -172,12 +176,39 @@ def workload(cell: Cell) -> str:
     return WORKLOADS.get((asked["workload"], asked["pass_kind"]), f"{asked['workload']} {asked['pass_kind']}")
 
 
+def is_packed(cell: Cell) -> bool:
+    return cell.asked["packing"] not in (None, "none")
+
+
+def packed(cell: Cell) -> str:
+    """packed documents: lognormal, median 4,096, sigma 1; or nothing."""
+    return f"packed documents: {drawn(cell)}" if is_packed(cell) else ""
+
+
+def distribution(cell: Cell) -> str:
+    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
+    known = next((row for row in cell.rows if row["num_documents"] is not None), None)
+    if known is None or not is_packed(cell):
+        return drawn(cell)
+    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
+    return f"{drawn(cell)}: {number_of}, the longest has {longest} tokens"
+
+
+def drawn(cell: Cell) -> str:
+    """lognormal, median 4,096, sigma 1."""
+    if not is_packed(cell):
+        return "one document"
+    length, sigma, _ = (cell.options.get(path) for path in LENGTHS)
+    told = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
+    return told or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
+
+
 ISOLATION = {"group": "warm processes", "trial": "fresh processes"}
 
 
 def option(path: str, value: Any) -> str:
     """What tells two settings apart."""
-    if (path, value) == ("workload.packing", "none"):
+    if (path, value) == (PACKING, "none"):
         return "not packed"
     return ISOLATION.get(value, str(value)) if path == "isolation" else option_words(path, value)
 
@@ -210,6 +241,9 @@ def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
         words.append("optimizer offloaded")
     data = (asked["dp_replicate_size"], asked["dp_shard_size"])
     words.append(f"data parallel {data[0]} x {data[1]}" if data not in ((1, 1), (None, None)) else "")
+    words.append(packed(cell))
+    if share := cell.options.get("workload.masked_label_share"):
+        words.append("half of the labels masked" if share == 0.5 else f"{share:.0%} of the labels masked")
     words.append("CUDA graph" if cell.launch_note else "")
     words.append(str(asked["hardware"]).upper() if asked["hardware"] else "")
     return tuple(filter(None, words))

@@ -43,6 +43,16 @@ def test_a_file_of_document_lengths_is_read_once_and_the_trial_has_what_it_says(
     assert "the list of documents in gone.txt cannot be read" in err
 
 
+def test_a_plan_says_how_unevenly_each_layout_cuts_a_pack(plan):
+    lengths = "workload.document_lens='1500,1000,700,500,396'"
+    listed = ("workload.packing=file", lengths, "seq_len=4096", "kernel=math", "sp_size=2")
+    told = plan("method=ring,ulysses", "method.layout=contiguous", *listed)
+    pack = "pack of 4,096 tokens: 5 documents, 704 tokens in median, 1,504 at most; attention of the busiest of 2 ranks"
+    assert pack in told
+    assert "ulysses contiguous 1.00" in told
+    assert "ring document_zigzag 1.00" in plan("method=ring", "method.layout=zigzag,document_zigzag", *listed)
+
+
 def test_a_plan_shows_what_is_committed(finished):
     folder, arguments, _ = finished
     done = subprocess.run(

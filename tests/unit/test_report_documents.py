@@ -29,7 +29,7 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
         *(of("ring", "fixed", 10.0, model_flops=1e9), of("ulysses", "fixed", 6.0, model_flops=1e9)),
         of("all_gather", "fixed", 0.0, status="oom"),
     ]
-    (table,) = [t for t in tables(settings(cells_of(rows))) if "packed documents" in t.setting.title]
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
     packed, one = table.groups
     assert (packed.title, one.title) == (
         "all of 128 tokens: 8 documents, the longest has 128 tokens",
@@ -44,12 +44,35 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
     assert shown[2]["ms"] == "out of memory"
 
 
-def test_where_kernels_differ_each_line_names_its_own_also_what_failed():
+def test_each_kernel_is_a_group_of_its_own():
     rows = [of("ring", "fixed", 10.0, kernel="math"), of("ring", "fixed", 0.0, kernel="cpu_flash", status="oom")]
-    (table,) = [t for t in tables(settings(cells_of(rows))) if "packed documents" in t.setting.title]
-    names = [line.texts[0] for line in table.groups[0].lines]
-    assert len(set(names)) == 2
-    assert all(name.endswith(words.kernel(line.cell)) for name, line in zip(names, table.groups[0].lines, strict=True))
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
+    assert len(table.groups) == 2
+    assert all(group.title.endswith(words.kernel(group.lines[0].cell)) for group in table.groups)
+    assert [line.ratio for group in table.groups for line in group.lines] == [None, None]
+
+
+def test_beside_packs_what_is_not_packed_says_so():
+    titles = [s.title for s in settings(cells_of([of("ring", "none", 40.0), of("ring", "fixed", 10.0)]))]
+    assert [title.endswith(", one document") for title in titles] == ["packed" not in title for title in titles]
+    (alone,) = settings(cells_of([of("ring", "none", 40.0)]))
+    assert "document" not in alone.title
+
+
+def test_work_is_the_same_for_a_method_that_was_not_measured_on_one_document():
+    rows = [of("ring", "none", 40.0, model_flops=8e9), of("ulysses", "fixed", 6.0, model_flops=1e9, kernel="math")]
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
+    shown = dict(zip(table.heads, table.groups[0].lines[0].texts, strict=True))
+    assert shown["work, of one document's"] == "0.125"
+
+
+def test_a_setting_says_what_is_packed_and_that_labels_are_masked():
+    workload = {"name": "train_step", "packing": "lognormal", "document_len": 4096, "document_sigma": 1.0}
+    config = {"hardware": {"name": "cpu", "device": "cpu"}, "workload": workload | {"masked_label_share": 0.5}}
+    step = row(workload="train_step", pass_kind="step", packing="lognormal", config=json.dumps(config))
+    (setting,) = settings(cells_of([step]))
+    assert "packed documents: lognormal, median 4,096, sigma 1" in setting.parts
+    assert "half of the labels masked" in setting.parts
 
 
 def test_nothing_packed_is_no_such_table():

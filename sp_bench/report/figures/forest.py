@@ -9,12 +9,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from sp_bench.report import words
-from sp_bench.report.documents import drawn, is_packed
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens, wrapped
 from sp_bench.report.ratios import decimals
 from sp_bench.report.settings import Setting
 from sp_bench.report.signs import RIVALS, Sign, counts, signs
+from sp_bench.report.words import drawn, is_packed
 
 MOST_LINES = 44  # of one figure: those with intervals and of large places go first
 
@@ -49,13 +49,14 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
             low, high = (paired.interval.low, paired.interval.high) if paired else (None, None)
             data.append({"place": label, "method": words.method(sign.rival), "over": words.method(sign.ulysses),
                          "ratio": sign.ratio, "low": low, "high": high})  # fmt: skip
-    lead = [next(iter(rivals.values())).ratio for _, rivals in reversed(ordered)]
+    numbers = [[sign.ratio for sign in rivals.values()] for _, rivals in reversed(ordered)]
     shown = [v for line in data for v in (line["ratio"], line["low"], line["high"]) if v is not None]
     low, high = min(*shown, 1 - smallest), max(*shown, 1 + smallest)
-    _ratio_axis(axis, low, high, look)
-    for place, ratio in enumerate(lead):
-        axis.annotate(f"{ratio:.{decimals(ratio)}f}", (1, place), (-1, 0), xycoords=("axes fraction", "data"),
-                      textcoords="offset points", ha="right", va="center", fontsize=6.5)  # fmt: skip
+    _ratio_axis(axis, low, high, max(map(len, numbers)), look)
+    for place, ratios in enumerate(numbers):
+        text = " / ".join(f"{ratio:.{decimals(ratio)}f}" for ratio in ratios)
+        axis.annotate(text, (1, place), (-1, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
+                      ha="right", va="center", fontsize=6.5)  # fmt: skip
     axis.set_yticks(range(len(ordered)), labels, fontsize=6.5)
     axis.set_ylim(-0.7, len(ordered) - 0.3)
     axis.grid(axis="y", visible=False)
@@ -70,15 +71,16 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     told = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
     caption = (
         "Step times over that of Ulysses, each method's fastest variant on one kernel. Lines: intervals of paired "
-        "ratios. Numbers: the upper mark of a line."
+        "ratios. Numbers: of a line's marks, the upper one first."
     )
     return [Plot("ratios", "", figure, "".join([caption, *told]), pd.DataFrame(data))]
 
 
-def _ratio_axis(axis: Axes, low: float, high: float, look: Look) -> None:
-    """Logarithmic, so that twice and half are as far from 1; room for the numbers at its right."""
+def _ratio_axis(axis: Axes, low: float, high: float, numbers: int, look: Look) -> None:
+    """Logarithmic, so that twice and half are as far from 1; room for so many numbers at its right."""
     axis.set_xscale("log")
-    axis.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** (0.16 if look.column == 2 else 0.3))
+    room = (0.05 + 0.1 * numbers) * (1 if look.column == 2 else 2)
+    axis.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** room)
     steps = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 1, 1.02, 1.05, 1.1, 1.2, 1.3, 1.5, 1.7, 2, 2.5, 3, 4, 6)
     wide = [t for t in steps if low / 1.01 <= t <= high * 1.01]
     kept: list[float] = [1]

@@ -30,6 +30,7 @@ MOST_PANELS = 12  # of one figure; the table has what is left out
 FEW = 3  # lengths that make a line
 MOST_DOTTED = 8  # panels of dots
 MOST_DOTS = 9  # lines of a panel of dots
+LEAST_SPREAD = 0.1  # of an axis of dots, over its largest value: less would make nothing look like much
 ROW_IN, PANEL_IN = 0.17, 1.75
 OTHER = (
     {"marker": "|", "ms": 6, "mew": 1.3},
@@ -175,11 +176,13 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
         alone = list({c.cell_id: c for c in panel.roofs.values()}.values())
         rows = [*cells, *(c for c in alone if main(c) is not None)]
         values = [v for c in rows for _, read in marks if (v := read(c)) is not None]
+        values += [bound for c in rows for bound in interval(c) or ()]
         if panel.limit is not None:
             values.append(panel.limit)
         low, high = min(values), max(values)
-        begin = 0.0 if low < 0.6 * high else low - 0.35 * (high - low) - 0.01 * high
-        axis.set_xlim(begin, high + 0.22 * (high - begin))
+        spread = max(high - low, LEAST_SPREAD * high)
+        begin = 0.0 if low < 0.6 * high else low - 0.35 * spread
+        axis.set_xlim(begin, high + 0.22 * (max(high, low + spread) - begin))
         for place, cell in enumerate(reversed(rows)):
             if (bounds := interval(cell)) is not None:
                 axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
