@@ -1,0 +1,666 @@
+"""The results of README.md and the measured tables of docs/PACKING.md, held to the committed rows.
+
+Each function computes the numbers of one line of README.md with the report's own code and yields the words that the
+line must have. A number of an answer that nobody yields fails too. The commits of a line are not checked: rows that
+were measured in a copy of the tree name another one.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from statistics import mean, median, quantiles
+from typing import Any
+
+import pytest
+
+import sp_bench
+from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
+from sp_bench.config.documents import documents
+from sp_bench.report import read, settings
+from sp_bench.report.cells import Cell
+from sp_bench.report.fabric_model import bandwidths
+from sp_bench.report.formats import GIB, number, whole
+from sp_bench.report.ratios import ranked, ratio_of_medians
+from sp_bench.report.settings import TIE, Difference, Place
+from sp_bench.report.signs import Count, counts
+
+ROOT = Path(__file__).parents[2]
+LONG, SHORT = {"seq_len": 131072}, {"seq_len": 32768}
+FA4, FA2, CUDNN = {"kernel": "flash_attn_4"}, {"kernel": "flash_attn"}, {"kernel": "cudnn"}
+PACKS = "h200x2_packed_2"
+AROUND_4096, FEW_LONG = ({"packing": "lognormal", "document_len": length} for length in (4096, 1024))
+STEPS = (("ulysses", "contiguous"), ("ring", "document_zigzag"), ("ring", "zigzag"), ("all_gather", "zigzag"))
+QUANTITY = re.compile(r"\d[\d,.]*(?:x|%| ms| s | GiB| MFU| TFLOP| times)|\d\.\d|\[\d")
+
+# Lines and numbers that no row gives, and why.
+NOT_OF_ROWS = {
+    "Who computes packed documents right": "verdicts without a number; their table in PACKING.md is written from rows",
+}
+BY_HAND = {
+    "4.0.0b30": "rows have 4.0.0b29 and 4.0.0b36 only; the sources of FlashAttention-4 say which release was the first",
+}
+
+Words = Callable[[], Iterable[str]]
+LINES: dict[str, Words] = {}  # how a line begins -> what it must say
+
+
+def line(start: str) -> Callable[[Words], Words]:
+    def add(said: Words) -> Words:
+        LINES[start] = said
+        return said
+
+    return add
+
+
+# Cells of committed rows.
+
+
+@cache
+def campaign(name: str) -> Sequence[Cell]:
+    return read([ROOT / "results" / name])
+
+
+def is_asked(cell: Cell, asked: dict[str, Any]) -> bool:
+    """By the names of columns, and of options that have no column."""
+    known = {path.rpartition(".")[2]: value for path, value in cell.options.items()} | dict(cell.asked)
+    return all(known[name] == value for name, value in asked.items())
+
+
+def cell(name: str, method: str, **asked: Any) -> Cell:
+    """The one measured cell of a campaign of which all this was asked."""
+    found = [each for each in campaign(name) if each.ok and is_asked(each, {"method": method, **asked})]
+    assert len(found) == 1, f"{name} has {len(found)} measured cells of {method} with {asked}"
+    return found[0]
+
+
+def pair(name: str, slow: str, fast: str, **asked: Any) -> Difference:
+    """Of two methods of one campaign."""
+    return Difference(cell(name, fast, **asked), cell(name, slow, **asked))
+
+
+def cells_of(pairs: Iterable[Difference]) -> list[Cell]:
+    return [each for pair in pairs for each in (pair.fast, pair.slow)]
+
+
+def places(name: str, **asked: Any) -> list[Place]:
+    return [each for setting in settings(campaign(name)) for each in setting.places if is_asked(each.first, asked)]
+
+
+@cache
+def every_cell() -> Sequence[Cell]:
+    return read(sorted((ROOT / "results").iterdir()))
+
+
+@cache
+def over_campaigns() -> list[Count]:
+    return counts(settings(every_cell()))
+
+
+def ring_over_ulysses(**asked: Any) -> Count:
+    asked |= {"workload": "attention", "pass_kind": "forward_backward", "fabric": "nvlink", "num_kv_heads": 8}
+    (found,) = [each for each in over_campaigns() if each.rival == "ring" and is_asked(each.first, asked)]
+    return found
+
+
+def packs_of_one_gpu(name: str) -> list[Cell]:
+    """The last one is a single document."""
+    packings = (FEW_LONG, AROUND_4096, {"packing": "fixed"}, {"packing": "none"})
+    return [cell(name, "single", **packing) for packing in packings]
+
+
+@cache
+def imbalances(ranks: int, seq_len: int, median_len: int, sigma: float) -> list[float]:
+    """Of zigzag, over the packs of seeds 0 to 999: the pairs of the rank that has most, over the mean."""
+    found = []
+    for seed in range(1000):
+        lengths = documents("lognormal", seq_len, median_len, sigma, seed, ())
+        pairs = causal_pairs_of_ranks(SequenceLayout("zigzag", ranks), lengths)
+        found.append(max(pairs) / mean(pairs))
+    return found
+
+
+def share_as_even(ranks: int, median_len: int, sigma: float, imbalance: float) -> float:
+    packs = imbalances(ranks, 131072, median_len, sigma)
+    return sum(each <= imbalance for each in packs) / len(packs)
+
+
+def of_one(pack: Cell, one: Cell) -> tuple[float, float]:
+    """Model FLOPs and step time of a pack, of those of one document."""
+    work = (pack.middle("model_flops") or 0) / (one.middle("model_flops") or 1)
+    return work, ratio_of_medians(pack, one)
+
+
+# Numbers as README.md writes them.
+
+
+def ratio(slow: Cell, fast: Cell) -> str:
+    """1.15x [1.14, 1.16]; without brackets where fewer than 6 replicates pair."""
+    return Difference(fast, slow).words
+
+
+def span(values: Iterable[float], digits: int = 2) -> str:
+    first, *_, last = (f"{value:.{digits}f}x" for value in sorted(values))
+    return first if first == last else f"{first} to {last}"
+
+
+def within(*cells: Cell) -> str:
+    times = [each.median_step_ms or 0 for each in cells]
+    return f"within {math.ceil(100 * (max(times) / min(times) - 1))}%"
+
+
+def lead(over_ulysses: Count) -> str:
+    low, *_, high = sorted(over_ulysses.ratios.values())
+    return f"{100 * low - 100:.0f} to {100 * high - 100:.0f}%"
+
+
+def ms(cell: Cell) -> str:
+    return whole(cell.median_step_ms)
+
+
+def gib(cell: Cell) -> str:
+    return f"{(cell.median_memory_bytes or 0) / GIB:.1f}"
+
+
+def shared(texts: Iterable[str]) -> str:
+    different = sorted(set(texts))
+    assert len(different) == 1, f"README.md has one of {different} for all"
+    return different[0]
+
+
+def replicates(*cells: Cell) -> str:
+    numbers = [len(each.step_ms) for each in cells]
+    low, high = min(numbers), max(numbers)
+    return f"{low} to {high} replicates" if low < high else "one replicate" if low == 1 else f"{low} replicates"
+
+
+# The lines.
+
+
+@line("What it says, for causal attention on H200s of one host")
+def summary() -> Iterator[str]:
+    yield f"on 4 Ulysses is {lead(ring_over_ulysses(sp_size=4, **LONG, **FA4))} faster"
+
+    def fastest(name: str) -> dict[tuple[int, str, int], str]:
+        """(KV heads, fabric, length) -> the faster of the two."""
+        found = {}
+        for place in places(name):
+            asked, ulysses, ring = place.first.asked, place.of_kind("ulysses"), place.of_kind("ring")
+            if ulysses and ring and asked["fabric"] != "nvlink":
+                key = (asked["num_kv_heads"], asked["fabric"], asked["seq_len"])
+                found[key] = "ring" if ratio_of_medians(ulysses, ring) > 1 else "Ulysses"
+        return found
+
+    assert [key for key, name in fastest("h200x2_fabrics").items() if name == "Ulysses"] == [(32, "socket", 131072)]
+    yield "on 2 GPUs, the ring is the faster of the two, except with 32/32 heads over TCP sockets"
+    first, second = fastest("h200x4_fabrics"), fastest("h200x4_fabrics_2")
+    both = {key: {name, second.get(key, name)} for key, name in first.items()}
+    assert {key for key, names in both.items() if names == {"ring"}} == {
+        *((8, channels, seq_len) for channels in ("channels_1", "channels_2") for seq_len in (32768, 131072)),
+        (8, "shm", 131072),
+    }
+    yield "it is with 32/8 heads on 1 or 2 NCCL channels, and at 131,072 tokens through host memory"
+    assert [key for key, names in both.items() if len(names) == 2] == [(8, "socket", 131072)]
+    yield "at 131,072 tokens over TCP sockets campaigns differ. In all other cases Ulysses is"
+
+
+@line("NVLink, 2 GPUs, 131,072 tokens")
+def two_gpus() -> Iterator[str]:
+    name = "h200x2_headline"
+    alone, ulysses = cell(name, "single"), cell(name, "ulysses", head_chunks=1)
+    ring = cell(name, "ring", exchange="copy_engines")  # its fastest variant
+    cells = [ulysses, ring, cell(name, "all_gather")]
+    yield f"Ulysses, the zigzag ring and the all-gather are {within(*cells)}"
+    shares = sorted(Difference(each, alone).ratio for each in cells)
+    yield f"Each reaches {shares[0]:.2f} to {shares[-1]:.2f} of the speed of the kernel alone"
+    yield f"FlashAttention-4, {replicates(*cells, alone)}"
+    cudnn = [1 / each for each in ring_over_ulysses(sp_size=2, **LONG, **CUDNN).ratios.values()]
+    yield f"On cuDNN the ring is {span(cudnn, 3)} as fast as Ulysses in {len(cudnn)} campaigns"
+
+
+@line("A whole training step, 2 GPUs")
+def training_step() -> Iterator[str]:
+    def three(name: str, **asked: Any) -> list[Cell]:
+        return [cell(name, method, **asked) for method in ("ulysses", "ring", "all_gather")]
+
+    short, long = (three("h200x2_train_step", seq_len=seq_len, **FA4) for seq_len in (16384, 32768))
+    yield f"A tie {shared([within(*short), within(*long)])}"
+    yield f"the ring is ahead of Ulysses by {ratio(*short[:2])} at 16,384 tokens and by {ratio(*long[:2])} at 32,768"
+    yield f"{replicates(*short, *long)}, a56c161"
+    ulysses, ring, gather = compiled = three("h200x2_step_methods_2")
+    yield f"the ring is ahead of Ulysses by {ratio(ulysses, ring)} and of the all-gather by {ratio(gather, ring)}"
+    yield f"at 32,768 tokens and {shared(f'{each.mfu:.2f}' for each in compiled)} MFU"
+    longer = three("h200x2_step_methods", seq_len=65536, activation_checkpointing="selective")
+    yield f"at 65,536 the three are {within(*longer)}, at {longer[0].mfu:.2f} MFU"
+    yield f"compiled at 32,768 tokens {len(ring.step_ms)}, c41ca99, and at 65,536 {replicates(*longer)}"
+    fitted = [[cell("h200x2_fit", m, seq_len=n) for m in ("ulysses", "ring")] for n in (32768, 65536, 98304, 131072)]
+    yield f"Ulysses and the ring are {shared(within(*each) for each in fitted)} up to 131,072 tokens"
+    yield f"at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
+
+
+@line("Our step and Hugging Face's, 2 GPUs, 32,768 tokens")
+def hugging_face() -> Iterator[str]:
+    name = "h200x2_step_options"
+    theirs, alike = cell(name, "deepspeed_ulysses_hf"), cell(name, "ulysses", **FA2)
+    ours = cell(name, "ulysses", activation_checkpointing="selective_mlp")
+    yield f"Ours, by {ratio(theirs, ours)} over `hf_deepspeed` at its published settings"
+    yield f"{ms(ours)} against {ms(theirs)} ms"
+    yield f"On its kernel and recomputing all, ours is {ratio(theirs, alike)} as fast"
+    yield f"Ulysses, {replicates(ours, theirs, alike)}"
+    best, kept = cell("h200x2_theirs_best", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_2", "ulysses")
+    yield f"By {ratio(best, kept)} over its best"
+    yield f"it takes {ms(best)} ms, where ours takes {ms(kept)} with attention kept"
+    yield f"its best one, beside {len(kept.step_ms)} of ours"
+
+
+@line("Engines where nothing is sent, 1 GPU, 16,384 tokens")
+def engines() -> Iterator[str]:
+    name = "h200x1_engines"
+    ours = cell(name, "single", engine="fsdp2", model_code="compiled")
+    megatron, theirs = (cell(name, "single", engine=engine, **CUDNN) for engine in ("megatron", "hf_deepspeed"))
+    yield f"Ours, by {ratio(megatron, ours)} over Megatron and by {ratio(theirs, ours)} over `hf_deepspeed`"
+    yield f"{ms(ours)} against {ms(megatron)} and {ms(theirs)} ms"
+    not_recomputed = {"engine": "megatron", "activation_checkpointing": "none"}
+    assert [each.statuses for each in campaign(name) if is_asked(each, not_recomputed)] == [["oom"]]
+    yield "Megatron without that runs out of memory"
+    recomputed = {"model_code": "compiled", "activation_checkpointing": "full", "seq_len": 16384}
+    last = cell("h200x1_step_options", "single", **recomputed)
+    yield f"Compiled and with whole layers recomputed ours takes {ms(last)} ms"
+    yield f"{replicates(ours, megatron, theirs)}, f34d27a; the last {len(last.step_ms)}"
+
+
+@line("A slower fabric, 2 GPUs")
+def slower_fabrics() -> Iterator[str]:
+    name, fabrics = "h200x2_fabrics", ("channels_1", "channels_2", "shm")
+    slow = [place for fabric in fabrics for place in places(name, fabric=fabric)]
+    rings, ulysses = ([p.of_kind(method) or p.leader for p in slow] for method in ("ring", "ulysses"))
+    first = [ring for ring, place in zip(rings, slow, strict=True) if ratio_of_medians(ring, place.leader) < 1.01]
+    known = bandwidths(campaign(name)).items()
+    rates = [found.bytes_per_s / GIB for key, found in known if {*key} & {*fabrics} and "send_recv" in key]
+    cells = f"{len(first)} of {len(slow)} cells with {min(rates):.0f} to {max(rates):.0f} GiB/s from point to point"
+    yield f"It is the fastest, or within 1% of it, in {cells}"
+    assert {each.asked["head_chunks"] for each in ulysses} == {4}
+    yield f"{span(map(ratio_of_medians, ulysses, rings))} as fast as Ulysses in 4 chunks of heads"
+    sockets = [place.leader.series.split()[0] for place in places(name, fabric="socket")]
+    assert shared(sockets) == "all_gather"
+    yield "Over TCP sockets the all-gather in groups of heads leads or ties"
+    yield replicates(*rings, *ulysses)
+
+
+@line("NVLink, 4 GPUs, 131,072 tokens")
+def four_gpus() -> Iterator[str]:
+    fastest, cudnn = (ring_over_ulysses(sp_size=4, **LONG, **kernel) for kernel in (FA4, CUDNN))
+    yield f"Ulysses, by {lead(fastest)} over the ring"
+    campaigns, numbers = fastest.tally.rsplit(", ", 1)
+    yield f"in {campaigns} ({numbers}), on FlashAttention-4"
+    yield f"On cuDNN they tie ({span(cudnn.ratios.values(), 3)} in {len(cudnn.ratios)} campaigns)"
+
+
+@line("NVLink, 4 GPUs, 8,192 tokens a GPU")
+def short_shards() -> Iterator[str]:
+    asked = {"workload": "attention", "pass_kind": "forward_backward", "fabric": "nvlink", "sp_size": 4, **SHORT}
+    names = [folder.name for folder in (ROOT / "results").glob("h200x4_*")]
+    found = [(name, place) for name in names for place in places(name, **asked)]
+    others = [Difference(place.leader, other) for _, place in found for other in place.own[1:]]
+    assert {each.fast.asked["method"] for each in others} == {"ulysses"}
+    yield f"It is {span(each.ratio for each in others)} as fast as the others in the zigzag layout"
+    (place,) = places("h200x4_rivals", **asked, **FA4)
+    yield f"over the ring {ratio(place.own[1], place.leader)} on FlashAttention-4"
+    yield f"{len({name for name, _ in found})} campaigns of {replicates(*cells_of(others))}"
+
+
+@line("Contiguous or zigzag shards")
+def layouts() -> Iterator[str]:
+    def longer(sp_size: int) -> str:
+        asked = {"sp_size": sp_size, "pass_kind": "forward_backward", "num_kv_heads": 8, **LONG, **FA4}
+        cells = [
+            [cell("h200x4_attention", method, layout=layout, **asked) for layout in ("contiguous", "zigzag")]
+            for method in ("ring", "all_gather")
+        ]
+        return span((ratio_of_medians(*each) for each in cells), 1)
+
+    yield f"With contiguous shards the ring and the all-gather take {longer(2)} as long on 2 GPUs and {longer(4)} on 4"
+
+
+@line("DeepSpeed's Ulysses, ring-flash-attn")
+def libraries() -> Iterator[str]:
+    ours, theirs = "ulysses", "deepspeed_ulysses"
+    long, short = (
+        [pair("h200x2_same_kernel", theirs, ours, **kernel, **length) for kernel in (FA4, CUDNN)]
+        for length in (LONG, SHORT)
+    )
+    yield f"DeepSpeed's Ulysses is {shared(within(each.fast, each.slow) for each in long)} of ours at 131,072 tokens"
+    yield f"and {' and '.join(f'{100 * each.ratio - 100:.1f}' for each in short)}% behind at 32,768"
+    yield f"2 GPUs, {replicates(*cells_of(long + short))}"
+    older = [
+        pair("h200x2_rivals", *methods, **FA2, **length)
+        for methods in ((theirs, ours), ("ring_flash_attn", "ring"))
+        for length in (LONG, SHORT)
+    ]
+    most = max(abs(each.ratio - 1) for each in older)
+    yield f"On FlashAttention-2 both libraries are within {100 * most:.1f}%"
+    yield f"FlashAttention-2: {replicates(*cells_of(older))}"
+    rings = {
+        name: [pair(name, "ring_flash_attn", "ring", **FA2, **length) for length in (LONG, SHORT)]
+        for name in ("h200x4_rivals", "h200x4_rivals_2", "h200x4_libraries")
+    }
+    third = rings.pop("h200x4_libraries")
+    settled = [each for of_campaign in rings.values() for each in of_campaign]
+    yield f"takes {span((each.ratio for each in settled), 3)} as long as our ring in two campaigns of"
+    yield f"campaigns of {replicates(*cells_of(settled))}"
+    yield f"a third, of {replicates(*cells_of(third))} with doubtful times, has {third[1].words} once"
+    assert "window_disagrees" in third[1].slow.flags
+    on_both = (cell("h200x2_rivals", ours, **kernel, **LONG) for kernel in (FA2, FA4))
+    yield f"With Ulysses FlashAttention-2 takes {ratio(*on_both)} as long as FlashAttention-4"
+
+
+@line("TransformerEngine's context parallelism, 2 GPUs")
+def transformer_engine() -> Iterator[str]:
+    def over(variant: str, method: str, kernel: dict[str, str]) -> Difference:
+        asked = {**kernel, **LONG}
+        theirs = cell("h200x2_transformer_engine", "transformer_engine", variant=variant, **asked)
+        return Difference(cell("h200x2_transformer_engine", method, **asked), theirs)
+
+    rings = [over("p2p", "ring", kernel) for kernel in (FA4, CUDNN)]
+    yield f"`p2p` is {shared(within(each.fast, each.slow) for each in rings)} of our ring on FlashAttention-4 and on"
+    gathers = [over("all_gather", "all_gather", kernel) for kernel in (FA4, CUDNN)]
+    yield f"Its all-gather takes {' and '.join(f'{each.ratio:.2f}x' for each in gathers)} as long as ours"
+    packages = dict(rings[0].slow.asked["environment"]["packages"])
+    count = replicates(*cells_of(rings + gathers))
+    yield f"{packages['transformer-engine']}, FlashAttention-4 {packages['flash-attn-4']}, {count}"
+
+
+@line("Longer sequences in less memory, 2 GPUs, 65,536 tokens")
+def offloaded_checkpoints() -> Iterator[str]:
+    kept = {"activation_checkpointing": "selective", "seq_len": 65536}
+    here, on_host = (cell(name, "ulysses", **kept) for name in ("h200x2_step_methods", "h200x2_step_memory"))
+    assert here.options["workload.checkpoint_offload"] < on_host.options["workload.checkpoint_offload"]
+    yield f"Offload checkpoints for {ratio(on_host, here)} the time"
+    yield f"the peak falls from {gib(here)} to {gib(on_host)} GiB a GPU"
+    yield replicates(here, on_host)
+
+
+@line("The longest step that one GPU has taken")
+def longest_step() -> Iterator[str]:
+    step = cell("h200x1_long", "single")
+    yield f"{whole(step.asked['seq_len'])} tokens of Qwen3-4B on one H200"
+    yield f"in {whole((step.median_step_ms or 0) / 1e3)} s at {step.mfu:.2f} MFU, with {gib(step)} GiB"
+
+
+@line("Kernels alone, 1 GPU, 32,768 tokens")
+def kernels() -> Iterator[str]:
+    cells = [
+        cell("h200_kernels_2", "single", kernel=kernel, pass_kind="forward_backward")
+        for kernel in ("flash_attn_3", "flash_attn_4", "cudnn")
+    ]
+    third, fourth, cudnn = (whole(each.attention_tflops(each.median_step_ms or 0)) for each in cells)
+    assert Difference(cells[1], cells[0]).outcome == TIE
+    yield f"{third} and {fourth} TFLOP/s forward and backward, and cuDNN has {cudnn}"
+    yield replicates(*cells)
+
+
+@line("Packed documents, 2 GPUs, 131,072 tokens")
+def packs() -> Iterator[str]:
+    ulysses = cell(PACKS, "ulysses", head_chunks=4, **AROUND_4096)
+    cut = cell(PACKS, "ring", layout="document_zigzag", **AROUND_4096, **FA4)
+    ring, gather = (cell(PACKS, method, layout="zigzag", **AROUND_4096, **FA4) for method in ("ring", "all_gather"))
+    drawn = ulysses.asked["num_documents"], whole(ulysses.asked["document_len"])
+    yield "a pack of {} documents (lognormal, median {})".format(*drawn)
+    assert ranked([each for each in campaign(PACKS) if is_asked(each, AROUND_4096 | FA4)])[0] is ulysses
+    yield "Ulysses in 4 chunks is the fastest"
+    yield f"zigzag ring takes {ratio(ring, ulysses)} and the zigzag all-gather {ratio(gather, ulysses)} as long"
+    yield f"one of their ranks has {ring.asked['flops_imbalance']:.2f} of the mean work"
+    yield f"has even work and takes {ratio(cut, ulysses)}"
+    few_long = cell(PACKS, "ulysses", **FEW_LONG, **FA4), cell(PACKS, "ring", layout="zigzag", **FEW_LONG, **FA4)
+    yield f"zigzag is nearly even ({few_long[1].asked['flops_imbalance']:.2f})"
+    yield f"the zigzag ring leads, and Ulysses in one exchange takes {ratio(*few_long)}"
+    as_even = share_as_even(2, 1024, 2.0, few_long[1].asked["flops_imbalance"])
+    yield f"{as_even:.0%} of packs drawn alike are as even"
+    yield f"FlashAttention-4, {replicates(ulysses, cut, ring, gather, *few_long)}"
+
+
+@line("Libraries on packed documents, 2 GPUs")
+def libraries_on_packs() -> Iterator[str]:
+    ulysses = cell(PACKS, "ulysses", **AROUND_4096, **FA2)
+    methods = ("transformer_engine", "ring_flash_attn", "ring_flash_attn_llama3")
+    theirs, *two = (cell(PACKS, method, **AROUND_4096) for method in methods)
+    yield f"TransformerEngine's ring takes {ratio(theirs, ulysses)} as long"
+    assert Difference(theirs, cell(PACKS, "ring", **AROUND_4096, **FA2)).outcome == TIE
+    yield "ties with our ring that cuts each document"
+    assert "host_bound" in theirs.flags
+    yield f"ring-flash-attn's ring takes {ratio(two[0], ulysses)}, its `llama3` {ratio(two[1], ulysses)}"
+    yield f"FlashAttention-2, 131,072 tokens, {replicates(ulysses, theirs, *two)}"
+
+
+@line("Training step on packed documents, Qwen3-4B, 2 GPUs, 65,536 tokens")
+def packed_step() -> Iterator[str]:
+    steps = [cell("h200x2_packed_step", method, layout=layout) for method, layout in STEPS]
+    ulysses, *others = steps
+    cut, ring, gather = (f"{ratio_of_medians(each, ulysses):.3f}x" for each in others)
+    yield f"Methods lie {within(*steps)}"
+    yield f"Ulysses takes {ms(ulysses)} ms and {gib(ulysses)} GiB, the others {shared(map(gib, others))} GiB"
+    yield f"The ring that cuts each document takes {cut} as long"
+    yield f"the zigzag ring {ring}, the zigzag all-gather {gather}"
+    yield f"{ulysses.asked['num_documents']} documents, {replicates(*steps)}"
+
+
+@line("Packed documents, 1 GPU, 131,072 tokens")
+def kernel_on_packs() -> Iterator[str]:
+    few_long, around, short, one = cells = packs_of_one_gpu("h200_packed")
+    more = [100 * time / work - 100 for work, time in (of_one(pack, one) for pack in (few_long, around, short))]
+    yield f"Packs of {around.asked['num_documents']} to {few_long.asked['num_documents']} uneven documents"
+    yield f"take {more[0]:.0f} to {more[1]:.0f}% more time than their share of the work"
+    yield f"{short.asked['num_documents']} short ones {more[2]:.0f}%"
+    yield f"FlashAttention-4 alone, {replicates(*cells)}"
+
+
+@line("2,048 tokens a GPU")
+def replayed() -> Iterator[str]:
+    cells = [each for place in places("h200x2_latency", seq_len=4096) for each in place.cells]
+    graphs = {(each.series, each.asked["kernel"]): each for each in cells if each.launch_note}
+    slower = [Difference(graphs[each.series, each.asked["kernel"]], each) for each in cells if not each.launch_note]
+    low, *_, high = sorted(each.ratio for each in slower)
+    yield f"A step launched call by call takes {low:.1f} to {high:.1f} times as long"
+    ulysses = next(each for each in slower if is_asked(each.fast, {"method": "ulysses", **FA4}))
+    yield f"Ulysses on FlashAttention-4 takes {ulysses.words}"
+    yield replicates(*cells)
+
+
+@line("- Checked first.")
+def unsampled() -> Iterator[str]:
+    yield f"{sum(each.num_unsampled for each in every_cell())} committed rows are older than the check"
+
+
+# What is said, and whether it is what the rows give.
+
+
+def readme() -> list[str]:
+    """Its paragraphs; no word is bold."""
+    return (ROOT / "README.md").read_text("utf-8").replace("**", "").split("\n\n")
+
+
+def results() -> dict[str, str]:
+    """Where -> the line of the table of results."""
+    (table,) = (paragraph for paragraph in readme() if paragraph.startswith("| where | answer | evidence |"))
+    return {text.split(" | ")[0].removeprefix("| "): text for text in table.splitlines()[2:]}
+
+
+def passage(start: str) -> str:
+    """The line of the results, or the paragraph, that begins so."""
+    found = [text for text in [*results().values(), *readme()] if text.removeprefix("| ").startswith(start)]
+    assert len(found) == 1, f"README.md has {len(found)} passages that begin with {start!r}"
+    return " ".join(found[0].split())
+
+
+@pytest.mark.parametrize("start", LINES)
+def test_a_line_of_readme_says_what_the_rows_give(start):
+    text, given = passage(start), [*LINES[start]()]
+    missing = [said for said in given if said.casefold() not in text.casefold()]
+    assert not missing, f"README.md, {start!r}: the rows give {missing}, the text says {text!r}"
+    if text in results().values():
+        answer = text.split(" | ")[1]
+        for said in (*given, *BY_HAND):
+            answer = re.sub(re.escape(said), "", answer, flags=re.IGNORECASE)
+        assert not QUANTITY.search(answer), f"README.md, {start!r}: no row was asked about the numbers in {answer!r}"
+
+
+def test_each_line_of_the_results_is_asked_of_the_rows_or_named_with_the_reason():
+    named = (*LINES, *NOT_OF_ROWS)
+    assert [where for where in results() if not where.startswith(named)] == []
+    text = " ".join(readme())
+    assert [said for said in (*NOT_OF_ROWS, *BY_HAND) if said not in text] == []
+
+
+# The tables of docs/PACKING.md under "What was measured".
+
+NAMES = {
+    ("ulysses", "contiguous"): "Ulysses",
+    ("ring", "document_zigzag"): "document_zigzag ring",
+    ("ring", "zigzag"): "zigzag ring",
+    ("all_gather", "zigzag"): "zigzag all-gather",
+    ("transformer_engine", "document_zigzag"): "TransformerEngine, `p2p`, document_zigzag",
+    ("ring_flash_attn", "document_zigzag"): "ring-flash-attn, document_zigzag",
+    ("ring_flash_attn_llama3", "contiguous"): "ring-flash-attn, `llama3`, 1 KV head at a time",
+}
+DRAWN = {(131072, 4096, 1.0): (2, 4, 8), (131072, 1024, 2.0): (2, 4, 8), (65536, 4096, 1.0): (2,)}
+
+
+def packing() -> str:
+    return (ROOT / "docs/PACKING.md").read_text("utf-8")
+
+
+def table(heads: str) -> list[list[str]]:
+    """The columns of each line of the one table whose head begins so."""
+    (found,) = (paragraph for paragraph in packing().split("\n\n") if paragraph.startswith(heads))
+    return [[column.strip() for column in text.split("|")[1:-1]] for text in found.splitlines()[2:]]
+
+
+def of_packs(kernel: dict[str, str], packs: Iterable[dict[str, Any]]) -> Iterator[tuple[Cell, list[str]]]:
+    """Each cell and its name, time, ratio and imbalance, the fastest of a pack first."""
+    for pack in packs:
+        first, *others = ranked([each for each in campaign(PACKS) if is_asked(each, pack | kernel)])
+        for each in (first, *others):
+            asked, of_one_document = each.asked, pack["packing"] == "none"
+            chunks = f", {asked['head_chunks']} chunks" if (asked["head_chunks"] or 1) > 1 else ""
+            fastest = "1" if of_one_document else "1, the fastest"
+            yield (
+                each,
+                [
+                    f"{NAMES[asked['method'], asked['layout']]}{chunks}",
+                    number(each.median_step_ms),
+                    fastest if each is first else Difference(first, each).words,
+                    f"{asked['flops_imbalance'] or 1:.2f}",  # null for one document, of which each rank has as much
+                ],
+            )
+
+
+def test_packing_says_what_the_rows_give_of_methods_on_2_gpus():
+    raw = sp_bench.load([ROOT / "results" / PACKS]).set_index("trial_id").compute_only_rank_ms  # reports leave it out
+    lines = []
+    packs = (AROUND_4096, FEW_LONG, {"packing": "fixed"}, {"packing": "none"})
+    for each, told in of_packs(FA4, packs):
+        if (exposed := each.middle("exposed_comm_ms")) is None:
+            told += ["not measured", "not measured"]
+        else:
+            of_ranks = zip(*(raw[row["trial_id"]] for row in each.measured), strict=True)
+            told += [", ".join(f"{median(of_rank):.1f}" for of_rank in of_ranks), f"{exposed:.1f}"]
+        lines.append([*told, gib(each)])
+    said = table("| documents | work | method |")
+    assert [each[2:] for each in said] == lines
+    one = cell(PACKS, "ulysses", packing="none")
+    shares = [of_one(cell(PACKS, "ulysses", head_chunks=1, **pack, **FA4), one)[0] for pack in packs]
+    assert [each[1] for each in said if each[1]] == [f"{share:.3f}".replace("1.000", "1") for share in shares]
+    theirs = [[*told, gib(each)] for each, told in of_packs(FA2, (AROUND_4096, FEW_LONG))]
+    assert [each[1:] for each in table("| documents | method | ms a step |")] == theirs
+
+
+def test_packing_says_how_typical_its_packs_are():
+    measured = {(each.asked["seq_len"], each.asked["document_len"]): f"{each.asked['flops_imbalance']:.2f}"
+                for name in (PACKS, "h200x2_packed_step") for each in campaign(name)
+                if is_asked(each, {"packing": "lognormal", "layout": "zigzag"})}  # fmt: skip
+    lines = []
+    for drawn, sizes in DRAWN.items():
+        for ranks in sizes:
+            packs = imbalances(ranks, *drawn)
+            low, *_, high = quantiles(packs, n=20, method="inclusive")
+            lines.append([str(ranks), measured[drawn[:2]] if ranks == 2 else "", f"{median(packs):.2f}",
+                          f"{low:.2f} to {high:.2f}"])  # fmt: skip
+    assert [each[1:] for each in table("| documents | ranks | the measured pack |")] == lines
+
+
+def test_packing_says_what_the_rows_give_of_a_training_step():
+    steps = [cell("h200x2_packed_step", method, layout=layout) for method, layout in STEPS]
+
+    def of_ranks(step: Cell, part: str) -> str:
+        times = zip(*([rank[part] for rank in row["kernel_ms"]] for row in step.measured), strict=True)
+        return ", ".join(f"{median(of_rank):.0f}" for of_rank in times)
+
+    assert table("| method | ms a step | ratio | imbalance | MFU |") == [
+        [
+            NAMES[step.asked["method"], step.asked["layout"]],
+            ms(step),
+            "1" if step is steps[0] else f"{ratio_of_medians(step, steps[0]):.3f}x",
+            f"{step.asked['flops_imbalance']:.2f}",
+            f"{step.mfu:.3f}",
+            of_ranks(step, "attention"),
+            of_ranks(step, "exposed_messages"),
+            gib(step),
+        ]
+        for step in steps
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "heads"),
+    [("h100_packed", "| documents | longest | ms a step |"), ("h200_packed", "| documents | ms a step | TFLOP/s |")],
+)
+def test_packing_says_what_the_rows_give_of_kernels_on_1_gpu(name, heads):
+    few_long, around, short, one = packs_of_one_gpu(name)
+    digits = 0 if name == "h100_packed" else 1
+
+    def columns(pack: Cell) -> list[str]:
+        times = ", ".join(f"{each:,.{digits if pack is one else 1}f}" for each in pack.step_ms.values())
+        rate = whole(pack.attention_tflops(pack.median_step_ms or 0))
+        longest = whole(pack.asked["longest_document"] or pack.asked["seq_len"])
+        beside = [longest, times] if name == "h100_packed" else [times, rate]
+        return [*beside, *(f"{share:.3f}".replace("1.000", "1") for share in of_one(pack, one))]
+
+    assert [each[1:] for each in table(heads)] == [columns(pack) for pack in (one, few_long, around, short)]
+
+
+def test_packing_says_in_words_what_the_rows_give():
+    text = " ".join(packing().split())
+    cut = cell(PACKS, "ring", layout="document_zigzag", **AROUND_4096, **FA2)
+    methods = ("transformer_engine", "ring_flash_attn")
+    engine, ring = (ratio(cell(PACKS, method, **AROUND_4096), cut) for method in methods)
+    assert f"Beside our ring in the same layout it takes {engine}, which is a tie" in text
+    assert f"sends twice as much as ours: {ring} of our ring's time" in text
+    layouts = [[cell(PACKS, "ring", layout=layout, **pack, **FA4) for layout in ("zigzag", "document_zigzag")]
+               for pack in (AROUND_4096, FEW_LONG)]  # fmt: skip
+    assert f"It is {ratio(*layouts[0])} as fast as the zigzag ring where zigzag's work is uneven" in text
+    assert f"It takes {ratio(*reversed(layouts[1]))} as long where that is nearly even" in text
+    even = layouts[1][0].asked["flops_imbalance"]
+    assert f"{share_as_even(2, 1024, 2.0, even):.0%} of such packs are as even" in text
+
+    unpacked = cell("h200x2_step_methods", "ulysses", seq_len=65536, activation_checkpointing="selective")
+    assert f"The same tokens as one document take {ms(unpacked)} ms with Ulysses" in text
+    steps = [cell("h200x2_packed_step", method, layout=layout) for method, layout in STEPS]
+    spread = max(max(step.step_ms.values()) / min(step.step_ms.values()) - 1 for step in steps)
+    assert f"which differ by at most {math.ceil(1e3 * spread) / 10}%" in text
+    shares = [
+        100 * median(row["kernel_ms"][rank]["attention"] for row in step.measured) / (step.median_step_ms or 1)
+        for step in steps
+        for rank in range(2)
+    ]
+    assert f"which is now {min(shares):.0f} to {max(shares):.0f}% of a step" in text
+
+    def beyond_work(name: str) -> list[float]:
+        *packs, one = packs_of_one_gpu(name)
+        return [100 * time / work - 100 for work, time in (of_one(pack, one) for pack in packs)]
+
+    few_long, around, short = beyond_work("h100_packed")
+    assert f"to within {math.ceil(max(few_long, around))}% for the two uneven packs" in text
+    assert f"to within {short:.0f}% for 32 short documents" in text
+    assert f"32 short documents take {beyond_work('h200_packed')[-1]:.0f}% more time than work" in text
+    assert f"FlashAttention-2 on the H100 takes {short:.0f}% more" in text
