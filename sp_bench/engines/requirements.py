@@ -94,10 +94,12 @@ def _reason(config: TrialConfig) -> str | None:
             f"workload.mlp_tile_tokens={tile}: engine {name} computes an MLP without tiles; leave it out, or use "
             "engine=fsdp2 or hf_deepspeed"
         )
-    if config.workload.checkpoint_offload and name not in ("fsdp2", "trl_sft"):
+    if config.workload.checkpoint_offload and name != "fsdp2":
+        # TRL has `activation_offloading`. The tensors that it brings back are plain ones, and under ZeRO-3 the backward
+        # of TRL's loss asks the head's weight among them for what DeepSpeed keeps in a parameter (1.16).
         return (
             f"workload.checkpoint_offload=true: engine {name} keeps its checkpoints on the device; use false, or "
-            "engine=fsdp2 or trl_sft"
+            "engine=fsdp2"
         )
     if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):
         return (
@@ -249,11 +251,6 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
         return reason
     if config.kernel.name not in ATTENTION:
         return f"engine {name} runs no kernel={config.kernel.name}; use one of {', '.join(ATTENTION)}"
-    if config.workload.checkpoint_offload and config.hardware.device == "cpu":
-        return (
-            "workload.checkpoint_offload=true: TRL's activation offloading is from an accelerator to the host; use "
-            "false, GPUs, or engine=fsdp2"
-        )
     return _model_code_reason(config) or _model_reason(config)
 
 

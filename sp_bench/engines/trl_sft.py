@@ -53,7 +53,6 @@ def stack(config: TrialConfig) -> Stack:
         "padding_free": packed and config.sp_size == 1,
         "pad_to_multiple_of": config.sp_size,
         "loss_type": "nll",
-        "activation_offloading": config.workload.checkpoint_offload,
     }
     return Stack(
         SFTTrainer, SFTConfig, partial(dataset, config), _token_losses, own, {"processing_class": _tokenizer()}

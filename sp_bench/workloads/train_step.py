@@ -94,7 +94,7 @@ def _pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
     Raises:
         Incorrect: the layers' inputs would not fit it, so they stayed on the device.
     """
-    if not config.workload.checkpoint_offload or config.engine.name != "fsdp2":  # TRL's is its own
+    if not config.workload.checkpoint_offload:
         return None
     if memory.num_bytes < (needed := offloaded_inputs_bytes(config)):
         raise Incorrect(

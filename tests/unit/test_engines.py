@@ -153,12 +153,8 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
             "without tiles; leave it out, or use engine=fsdp2 or hf_",
         ),
         ("hf_trainer", {"workload__loss_tile_tokens": 64}, "no choice of its loss's tiles; .*=fsdp2 or hf_deepspeed"),
-        ("hf_deepspeed", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2 or trl_sft"),
-        (
-            "trl_sft",
-            OFFLOADED | {"fabric": "gloo", "hardware": "cpu", "dtype": "float32"},
-            "TRL's activation offloading is from an accelerator to the host",
-        ),
+        ("hf_deepspeed", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2"),
+        ("trl_sft", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2"),
         (
             "hf_deepspeed",
             {"workload__model_code": "liger", "fabric": "gloo", "hardware": "cpu"},
@@ -246,8 +242,6 @@ def test_hugging_faces_stacks_run_at_their_best(make, monkeypatch, name):
     best = FIT | FULL | {"kernel": "cudnn", "workload__model_code": "liger", "workload__mlp_tile_tokens": 64}
     if name == "hf_deepspeed":
         best["workload__loss_tile_tokens"] = 64
-    if name == "trl_sft":
-        best["workload__checkpoint_offload"] = True
     assert requirements.unsupported_reason(make(name, **best)) is None
 
 
