@@ -111,15 +111,16 @@ class TiledLoss:
         inputs = {name: batch[name] for name in ("input_ids", "position_ids") if name in batch}
         hidden = self.model.model(**inputs).last_hidden_state  # [B,s,h]
         scale, weight, losses = self._scale(labels), self.model.lm_head.weight, []
+        tile_tokens = self.config.workload.loss_tile_tokens
+        assert tile_tokens is not None
 
         def loss_of(head: Any, x: Tensor, y: Tensor) -> Tensor:
-            # x [t,h], y [t]
+            # x [t,h], y [t], of the tokens of all sequences
+            zero3.require_tile("loss_tile_tokens", tile_tokens, 1, x)
             each = cross_entropy.of_tokens(head(x)[None], y[None])
             losses.append(each.detach())
             return each.sum() * scale
 
-        tile_tokens = self.config.workload.loss_tile_tokens
-        assert tile_tokens is not None
         tiles = zero3.num_tiles(labels.numel(), tile_tokens)
         # A tied head's gradient waits for the embedding's: it may be reduced once.
         reduced_here = [] if self.config.model.tie_embeddings else [weight]

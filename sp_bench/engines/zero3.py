@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure import ledger
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import _deepspeed
 from sp_bench.training import train
 from sp_bench.training.model import fill
@@ -138,15 +139,34 @@ def num_tiles(num_tokens: int, tile_tokens: int) -> int:
     return -(-num_tokens // tile_tokens)
 
 
+def require_tile(option: str, asked: int, num_sequences: int, tile: Tensor) -> None:
+    """
+    tile: the hidden states [...,h] that a tiled function of DeepSpeed computes at a time.
+
+    Raises:
+        Incorrect: it has more than `asked` tokens of each sequence. Products and losses would be the same.
+    """
+    if (tokens := tile[..., 0].numel()) > num_sequences * asked:
+        raise Incorrect(
+            f"workload.{option}={asked}: DeepSpeed computed {tokens:,} tokens at a time, of {num_sequences} sequences; "
+            "leave it out, or use engine=fsdp2"
+        )
+
+
 def tile_mlp(mlp: nn.Module, tile_tokens: int) -> None:
     """Make the MLP of a Hugging Face layer, x [B,s,h] -> [B,s,h], compute `tile_tokens` of the s tokens at a time, by
-    DeepSpeed's `TiledMLP`. Its backward runs each tile's forward once more."""
+    DeepSpeed's `TiledMLP`. Its backward runs each tile's forward once more. Where it computes more tokens at a time,
+    the forward raises Incorrect."""
     from deepspeed.runtime.sequence_parallel.ulysses_sp import TiledMLP  # pyright: ignore[reportMissingImports]
 
     forward, weights = mlp.forward, list(mlp.parameters())
 
     def tiled(x: Tensor) -> Tensor:
-        return TiledMLP.apply(lambda _, tile: forward(tile), mlp, x, num_tiles(x.shape[1], tile_tokens), weights)
+        def of_tile(_: nn.Module, tile: Tensor) -> Tensor:  # [B,t,h] in the forward, [B*t,h] in the backward
+            require_tile("mlp_tile_tokens", tile_tokens, x.shape[0], tile)
+            return forward(tile)
+
+        return TiledMLP.apply(of_tile, mlp, x, num_tiles(x.shape[1], tile_tokens), weights)
 
     mlp.forward = tiled
 
