@@ -11,12 +11,14 @@ from math import prod
 
 from sp_bench.config.trial import ELEMENT_BYTES, ModelConfig, TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
-from sp_bench.costs.work import ExpectedWork, KernelCalls
+from sp_bench.costs.work import NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 
 OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
 ZERO_3 = ("deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")  # engines on DeepSpeed's ZeRO-3
 FSDP2 = ("fsdp2", "hf_fsdp2")  # engines on torch's FSDP2
 HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines that train a model of transformers
+# What is compiled has no final norm.
+REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
 
@@ -160,6 +162,15 @@ def updated_elements(config: TrialConfig) -> int:
     return root + config.model.num_layers * block
 
 
+def _updated_by(config: TrialConfig) -> str:
+    """The class of the optimizer and the device on which it updates, for engines that train with torch's or
+    DeepSpeed's."""
+    offload = config.engine.optimizer_offload
+    if offload is not None:
+        return {"deepspeed_cpu_adam": "DeepSpeedCPUAdam", "torch_adamw": "AdamW"}[offload] + " on cpu"
+    return f"{'AdamW' if config.workload.optimizer == 'adamw' else 'SGD'} on {config.hardware.device}"
+
+
 def expected_work(
     config: TrialConfig, padded_seq_len: int, calls: KernelCalls | None, *, products: bool
 ) -> ExpectedWork:
@@ -175,6 +186,8 @@ def expected_work(
     expected = ExpectedWork(
         matmul_flops={config.dtype: matmul_flops(config, padded_seq_len)} if products else None,
         updated_elements=updated_elements(config),
+        replaced_ops=REPLACED_OPS.get(config.workload.model_code or "eager", ()),
+        updated_by=_updated_by(config),
     )
     if calls is None or engine in HUGGING_FACE:
         return expected

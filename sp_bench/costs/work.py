@@ -11,6 +11,9 @@ from typing import NamedTuple
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops, replicated_kv_heads
 
+# What torch runs of an MLP and of a norm that no other code has replaced. Products and messages are the same.
+SWIGLU_OP, NORM_OP = "aten::silu", "aten::rsqrt"
+
 
 class KernelCalls(NamedTuple):
     """How often one rank calls the attention kernel."""
@@ -27,6 +30,8 @@ class ExpectedWork:
     attention_flops: int | None = None  # of all ranks
     kernel_calls: KernelCalls | None = None  # of this rank
     updated_elements: int | None = None  # parameters that the optimizers of all ranks update, copies counted
+    replaced_ops: tuple[str, ...] = ()  # of torch, in whose place the trial's model code has its own
+    updated_by: str | None = None  # the class of the optimizer, and where it updates: AdamW on cuda
 
     @property
     def columns(self) -> Mapping[str, float | int | None]:

@@ -17,13 +17,14 @@ from torch.utils.flop_counter import flop_registry
 
 from sp_bench.config.documents import causal_pairs
 from sp_bench.costs.attention import FLASH_BACKWARD
-from sp_bench.costs.work import ExpectedWork, KernelCalls
+from sp_bench.costs.work import NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
 from sp_bench.measure.incorrect import Incorrect
 
 aten = torch.ops.aten
 # matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
 PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.addmm_: 1, aten.baddbmm: 1, aten.baddbmm_: 1}
+EAGER_OPS = (SWIGLU_OP, NORM_OP)
 PRODUCT_NAMES = {f"aten::{op.__name__}" for op in PRODUCTS}
 
 
@@ -37,7 +38,9 @@ class Work:
     attention_dtypes: set[str] = field(default_factory=set)  # of q, k and v in these calls
     kernel_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, inside the kernel
     other_ops: Counter[str] = field(default_factory=Counter)  # the same outside it, of ops that look like attention
+    eager_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, of EAGER_OPS
     updated_elements: int = 0  # of the parameters that the optimizer updates on this rank
+    updated_by: set[str] = field(default_factory=set)  # the optimizers' classes and the devices of what they update
     _in_kernel: bool = False
 
     def see(self, op: Any, args: Sequence[Any]) -> None:
@@ -47,6 +50,8 @@ class Work:
             self.kernel_ops[name] += 1
         elif re.search(LOOKS_LIKE_ATTENTION, name):
             self.other_ops[name] += 1
+        elif name in EAGER_OPS:
+            self.eager_ops[name] += 1
         elif (first := PRODUCTS.get(op.overloadpacket)) is not None:
             self._multiply(*args[first : first + 2])
 
@@ -87,6 +92,7 @@ class Work:
                 if parameter.grad is not None:
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     self.updated_elements += local.numel()
+                    self.updated_by.add(f"{type(optimizer).__name__} on {local.device.type}")
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -112,6 +118,7 @@ def columns(dtype: str, counted: Sequence[Work], expected: Sequence[ExpectedWork
         if flops != first.attention_flops:
             raise Incorrect(f"FLOPs of attention: counted {flops:,} on all ranks, predicted {first.attention_flops:,}")
         found["counted_attention_flops"] = float(flops)
+    _require_code(counted, first)
     if first.updated_elements is not None:
         updated = sum(work.updated_elements for work in counted)
         if updated != first.updated_elements:
@@ -129,6 +136,19 @@ def _require_products(counted: Mapping[str, int], expected: Mapping[str, int]) -
             f"in {name} counted {counted.get(name, 0):,}, predicted {expected.get(name, 0):,}" for name in wrong
         )
         raise Incorrect(f"FLOPs of matrix products outside attention, on all ranks: {each}")
+
+
+def _require_code(counted: Sequence[Work], expected: ExpectedWork) -> None:
+    """
+    Raises:
+        Incorrect: a rank ran what the trial's model code replaces, or another optimizer, or one on another device.
+    """
+    if again := {op: n for work in counted for op, n in work.eager_ops.items() if op in expected.replaced_ops}:
+        replaced = " and ".join(expected.replaced_ops)
+        raise Incorrect(f"workload.model_code replaces {replaced}, and in one step a rank ran {shown(again)}")
+    others = {by for work in counted for by in work.updated_by} - {expected.updated_by}
+    if expected.updated_by is not None and others:
+        raise Incorrect(f"{expected.updated_by} was to update the parameters, and {', '.join(sorted(others))} did")
 
 
 def _require_calls(rank: int, dtype: str, work: Work, expected: KernelCalls | None) -> None:

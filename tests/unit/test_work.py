@@ -86,8 +86,26 @@ def test_what_the_optimizer_updates_is_counted(optimizer: type[torch.optim.Optim
     with Ledger() as book:
         own.step()
     assert book.work.updated_elements == 3 * 5 + 5
+    assert book.work.updated_by == {f"{optimizer.__name__} on cpu"}
     own.step()
     assert book.work.updated_elements == 3 * 5 + 5  # the hook went with the ledger
+
+
+def test_what_an_optimizer_updates_has_a_device() -> None:
+    """A device of torch without data stands in for a GPU."""
+    model = nn.Linear(3, 5, device="meta")
+    model(torch.ones(1, 3, device="meta")).sum().backward()
+    own = torch.optim.SGD(model.parameters())
+    with Ledger() as book:
+        own.step()
+    assert book.work.updated_by == {"SGD on meta"}
+
+
+def test_an_mlp_and_a_norm_that_torch_runs_call_by_call_are_seen() -> None:
+    """Where other code has replaced them, they are not to be seen."""
+    with Ledger() as book:
+        nn.RMSNorm(4)(nn.functional.silu(torch.ones(2, 4)))
+    assert book.work.eager_ops == {"aten::silu": 1, "aten::rsqrt": 1}
 
 
 RIGHT = Work(
@@ -95,9 +113,11 @@ RIGHT = Work(
     calls=Counter(forward=2, backward=3),
     attention_flops=50,
     attention_dtypes={"bfloat16"},
+    eager_ops=Counter({"aten::rsqrt": 5}),
     updated_elements=11,
+    updated_by={"AdamW on cpu"},
 )
-EXPECTED = ExpectedWork({"bfloat16": 120}, 100, KernelCalls(2, 3), 22)
+EXPECTED = ExpectedWork({"bfloat16": 120}, 100, KernelCalls(2, 3), 22, ("aten::silu",), "AdamW on cpu")
 
 
 def test_what_was_counted_is_the_sum_over_the_ranks() -> None:
@@ -121,6 +141,11 @@ def test_what_was_counted_is_the_sum_over_the_ranks() -> None:
         ({"attention_dtypes": {"float32"}}, r"rank 1 called the attention kernel in float32, not in dtype=bfloat16$"),
         ({"other_ops": Counter(fmha=2)}, r"rank 1 computed attention outside the kernel: 2 x fmha$"),
         ({"updated_elements": 0}, r"updated 11 elements on all ranks, predicted 22$"),
+        ({"updated_by": {"AdamW on cuda"}}, r"^AdamW on cpu was to update the parameters, and AdamW on cuda did$"),
+        (
+            {"eager_ops": Counter({"aten::silu": 2, "aten::rsqrt": 5})},
+            r"^workload.model_code replaces aten::silu, and in one step a rank ran 2 x aten::silu$",
+        ),
     ],
 )
 def test_other_work_than_expected_is_incorrect_and_said_in_numbers(wrong: dict, reason: str) -> None:
