@@ -8,6 +8,7 @@ sequence; P ranks share a sequence; s = S'/P local tokens.
 """
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,6 +32,7 @@ from sp_bench.engines import zero3
 from sp_bench.engines.requirements import ATTENTION
 from sp_bench.kernels import REFERENCE
 from sp_bench.measure import ledger
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.train import StepResult
@@ -109,12 +111,28 @@ def build(config: TrialConfig, seq_len: int) -> Any:
 
 def _apply_liger(built: nn.Module) -> None:
     """Liger's RMSNorm, rotary embedding and SwiGLU, by its own patch of a model. Its fused loss is left out: under
-    ZeRO-3 it reads the head without gathering it, and finds no elements."""
+    ZeRO-3 it reads the head without gathering it, and finds no elements.
+
+    Raises:
+        Incorrect: the rotation is transformers' still. Of norms and SwiGLU the counted step tells.
+    """
     from liger_kernel.transformers import (  # pyright: ignore[reportMissingImports]
         _apply_liger_kernel_to_instance,
     )
 
+    theirs = _modeling(built)
+    rotation = theirs.apply_rotary_pos_emb
     _apply_liger_kernel_to_instance(built, fused_linear_cross_entropy=False)  # pyright: ignore[reportArgumentType]
+    if theirs.apply_rotary_pos_emb is rotation:
+        raise Incorrect(
+            f"workload.model_code=liger: Liger left the rotation of {theirs.__name__} as it was; use model_code=eager"
+        )
+
+
+def _modeling(kind: Any) -> Any:
+    """The file at transformers of a model, or of the model of a config."""
+    model_type = getattr(kind, "config", kind).model_type
+    return importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
 
 
 @contextmanager
@@ -123,8 +141,7 @@ def _classes_restored(config: TrialConfig) -> Iterator[None]:
     if config.workload.model_code != "liger":
         yield
         return
-    kind = model_config(config.model, 1).model_type
-    module = importlib.import_module(f"transformers.models.{kind}.modeling_{kind}")
+    module = _modeling(model_config(config.model, 1))
     before = dict(vars(module))
     try:
         yield
@@ -150,15 +167,16 @@ def checkpointing_options() -> dict[str, Any]:
 def attention_registry(config: TrialConfig) -> Iterator[None]:
     """Restores what `register_with_transformers` changes: transformers' attention function, and DeepSpeed's process
     groups of the sequences with their names. Inside, torch's sdpa uses its math backend if the kernel is `math`; of the
-    other kernels it picks one itself, and the kernels that ran are checked. With `workload.fit` it is `_unattended`.
+    other kernels it picks one itself, and the kernels that ran are checked. With `workload.fit` it is `Unattended`.
     What Liger replaces is restored too."""
     from deepspeed.sequence import layer  # pyright: ignore[reportMissingImports]
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
     attention, named_groups = ALL_ATTENTION_FUNCTIONS[name], dict(layer._all_to_all_groups)
+    unattended = Unattended(attention, config.model.num_layers)
     if config.workload.fit:
-        ALL_ATTENTION_FUNCTIONS[name] = _unattended(attention, config.model.num_layers - 1)
+        ALL_ATTENTION_FUNCTIONS[name] = unattended
     try:
         with (
             sdpa_kernel(SDPBackend.MATH) if config.kernel.name == REFERENCE else nullcontext(),
@@ -166,6 +184,8 @@ def attention_registry(config: TrialConfig) -> Iterator[None]:
             _classes_restored(config),
         ):
             yield
+        if config.workload.fit:
+            unattended.require_left_out()
     finally:
         ALL_ATTENTION_FUNCTIONS[name] = attention
         layer._all_to_all_groups.clear()
@@ -210,7 +230,7 @@ def _math_as_flash_attn() -> Iterator[None]:
         utils.lazy_import_flash_attention = real
 
 
-def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[..., Any]:
+class Unattended:
     """transformers' `attention` without its arithmetic in all layers but the last: such a layer keeps q, k, v, the
     output and its LSE for its backward, and allocates all three gradients.
 
@@ -218,15 +238,31 @@ def _unattended(attention: Callable[..., Any], last_layer: int) -> Callable[...,
     and finds the last one by counting calls. Recomputation goes from the last layer to the first, so it skips another
     one there, and torch refuses it: "a different number of tensors was saved" (DeepSpeed 0.19.8).
     """
-    idle = differentiable(NoKernel(torch.zeros), causal=True, scale=1.0)
 
-    def attend(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Any]:
-        if module.layer_idx == last_layer:
-            return attention(module, q, k, v, *args, **kwargs)
+    def __init__(self, attention: Callable[..., Any], num_layers: int) -> None:
+        self._attention, self._num_layers = attention, num_layers
+        self._idle = differentiable(NoKernel(torch.zeros), causal=True, scale=1.0)
+        self._calls = {"computed": 0, "left out": 0}
+
+    def __call__(self, module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if module.layer_idx == self._num_layers - 1:
+            self._calls["computed"] += 1
+            return self._attention(module, q, k, v, *args, **kwargs)
+        self._calls["left out"] += 1
         # [B,H,S,D] -> [B,S,H,D], which is also what transformers wants back
-        return idle(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
+        return self._idle(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)), None
 
-    return attend
+    def require_left_out(self) -> None:
+        """
+        Raises:
+            Incorrect: what trained had another attention, or not this one in all layers.
+        """
+        computed, left_out = self._calls.values()
+        if not computed or left_out != (self._num_layers - 1) * computed:
+            raise Incorrect(
+                f"workload.fit=true: of {self._num_layers} layers the last computed its attention {computed} times, "
+                f"and the others left it out {left_out} times: the model has another attention; use fit=false"
+            )
 
 
 def _destroy_groups(config: TrialConfig) -> None:
@@ -258,11 +294,27 @@ def accelerate_restored() -> Iterator[None]:
 
 def tell_the_ledger(config: TrialConfig) -> None:
     """Wrap the registered attention, so that the ledger counts its collectives as attention. In the backward the ledger
-    attributes all-to-alls to attention by itself."""
+    attributes all-to-alls to attention by itself.
+
+    Raises:
+        Incorrect: DeepSpeed or Accelerate has registered it for other lengths than `engine.variable_seq_len` says.
+    """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # pyright: ignore[reportMissingImports]
 
     name = ATTENTION[config.kernel.name]
     registered = ALL_ATTENTION_FUNCTIONS[name]
+    asked = bool(config.engine.variable_seq_len)
+    # The function that is registered has DeepSpeed's module in its closure. Nothing that it computes or sends differs.
+    ran = [
+        each.seq_length_is_variable
+        for each in inspect.getclosurevars(registered).nonlocals.values()
+        if hasattr(each, "seq_length_is_variable")
+    ]
+    if ran != [asked]:
+        raise Incorrect(
+            f"engine.variable_seq_len={asked}: the attention that was registered has seq_length_is_variable={ran}; use "
+            f"engine.variable_seq_len={not asked}"
+        )
 
     def attend(*args: Any, **kwargs: Any) -> Any:
         with ledger.attention():
