@@ -62,8 +62,8 @@ class Kernel(Attention, Protocol):
     - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. There are
       then as many queries as keys, of one sequence (B = 1). A query sees the keys of its own document: all of them, or
       with `causal` those up to its own place;
-    - `OPS`: operations of torch that compute it -> how often a forward and a backward call each, where there are no
-      CUDA kernels to count.
+    - `OPS`: operations of torch that compute it -> how often a forward and a backward call each. They say what ran
+      where no CUDA kernels are counted: on a CPU, and where a single step is timed.
     """
 
     # patterns of the CUDA kernel that each call launches once: forward, backward; None: plain operations of torch

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 CUDA_KERNELS = (r"cudnn.*sdpa.*fprop", r"cudnn.*sdpa.*bprop")
 CUDA_HELPERS = r"^(void )?cudnn"
+OPS = {
+    "aten::_scaled_dot_product_cudnn_attention": (1, 0),
+    "aten::_scaled_dot_product_cudnn_attention_backward": (0, 1),
+}
 
 
 @cache

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 CUDA_KERNELS = (r"pytorch_flash::flash_fwd_(splitkv_)?kernel", r"pytorch_flash::flash_bwd_dq_dk_dv")
 CUDA_HELPERS = r"pytorch_flash::"  # rowsum(dO * O), conversion of dQ; combination of a forward that is split over keys
+OPS = {
+    "aten::_scaled_dot_product_flash_attention": (1, 0),
+    "aten::_scaled_dot_product_flash_attention_backward": (0, 1),
+}
 
 
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:

@@ -1,7 +1,7 @@
 """Which kernels of attention a step launched, and how often: each call of the trial's kernel must launch its own.
 
-On CUDA the profiler says what was launched. Elsewhere, and for a kernel without CUDA kernels of its own, the operations
-of torch inside the kernel do.
+On CUDA the profiler says what was launched. Elsewhere, where a single step is timed, which is not profiled, and for a
+kernel without CUDA kernels of its own, the operations of torch inside the kernel do.
 """
 
 import re
@@ -30,9 +30,8 @@ def columns(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[st
         if config.workload.name == "collective":
             continue
         calls = m.expected.kernel_calls is not None
-        ops = _require_ops(rank, name, m.work) if calls else _require_no_other_ops(rank, name, m.work)
         if m.cuda_kernels is None or kernels.get(name).CUDA_KERNELS is None:
-            total.update(ops)
+            total.update(_require_ops(rank, name, m.work) if calls else _require_no_other_ops(rank, name, m.work))
         elif calls:
             total.update(_require_launches(rank, name, m.cuda_kernels, m.work, m.profiled_steps))
         else:
@@ -114,10 +113,12 @@ def _require_no_other_ops(rank: int, name: str, work: Work) -> Launches:
     """The operations that look like attention where nobody knows how often a library calls the kernel.
 
     Raises:
-        Incorrect: the kernel declares its operations, and one of these is none of them.
+        Incorrect: the kernel declares its operations, and one of these is none of them, or another kernel's.
     """
     declared = getattr(kernels.get(name), "OPS", None)
-    if declared is not None and (others := {op: n for op, n in work.other_ops.items() if op not in declared}):
+    of_others = {op for other in kernels.NAMES if other != name for op in getattr(kernels.get(other), "OPS", ())}
+    ran = work.other_ops.items()
+    if others := {op: n for op, n in ran if (op in of_others if declared is None else op not in declared)}:
         raise Incorrect(f"kernel {name} was asked for, and rank {rank} ran {shown(others)}")
     return work.other_ops
 

@@ -172,6 +172,33 @@ def test_without_a_gpu_a_library_may_run_no_other_attention_than_the_kernels() -
         assemble(on_math, [measurement(300), measurement(300, work=work)])
 
 
+CUDNN_OP, FLASH_OP = (f"aten::_scaled_dot_product_{name}_attention" for name in ("cudnn", "flash"))
+
+
+@pytest.mark.parametrize("name", ["cudnn", "flash_attn"])
+def test_in_a_single_step_on_a_gpu_torchs_sdpa_may_pick_no_other_kernel(name: str) -> None:
+    """It has no profile. Of flash-attn's own operations nothing is declared."""
+    config, own = replace(CONFIG, kernel=KernelConfig(name)), {"cudnn": CUDNN_OP, "flash_attn": "flash_attn::_forward"}
+    right = Work(
+        other_ops=Counter(
+            {own[name]: 4, "flash_attn::_backward" if name == "flash_attn" else f"{CUDNN_OP}_backward": 2}
+        )
+    )
+    assert assemble(config, [measurement(300, work=right)] * 2)["kernel_launches"][own[name]] == 8
+    other = replace(right, other_ops=right.other_ops + Counter({FLASH_OP: 1}))
+    with pytest.raises(Incorrect, match=rf"kernel {name} was asked for, and rank 1 ran .*1 x {FLASH_OP}"):
+        assemble(config, [measurement(300, work=right), measurement(300, work=other)])
+
+
+def test_in_a_single_step_on_a_gpu_each_call_of_our_kernel_is_its_own() -> None:
+    fields = called(2, 3)
+    right = replace(fields["work"], kernel_ops=Counter({CUDNN_OP: 2, f"{CUDNN_OP}_backward": 3}))
+    assert assemble(CONFIG, [measurement(300, **fields | {"work": right})] * 2)["kernel_launches"][CUDNN_OP] == 4
+    fallback = replace(right, kernel_ops=right.kernel_ops - Counter({CUDNN_OP: 1}) + Counter({FLASH_OP: 1}))
+    with pytest.raises(Incorrect, match=rf"what ran: 1 x {CUDNN_OP}, 3 x {CUDNN_OP}_backward, 1 x {FLASH_OP}"):
+        assemble(CONFIG, [measurement(300, **fields | {"work": fallback})] * 2)
+
+
 def test_a_row_without_closed_forms_shows_that_nothing_was_counted() -> None:
     row = assemble(CONFIG, [measurement(300)] * 2)
     assert {row[name] for name in ("counted_matmul_flops", "counted_attention_flops", "counted_parameters")} == {None}
