@@ -17,6 +17,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import transformer_engine
 from sp_bench.training import train
 from sp_bench.training.cross_entropy import IGNORED
@@ -286,6 +288,19 @@ def _tagged(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return tagged
 
 
+def _counted(built: Any) -> list[int]:
+    """How often each layer of Megatron's model has run its forward, from now on."""
+    layers = built.decoder.layers
+    calls = [0] * len(layers)
+
+    def count(index: int, *_: Any) -> None:
+        calls[index] += 1
+
+    for index, layer in enumerate(layers):
+        layer.register_forward_pre_hook(partial(count, index))
+    return calls
+
+
 def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: Watch | None) -> "Training":
     """Megatron's data parallelism around the model, and its distributed optimizer."""
     from megatron.core.distributed import (  # pyright: ignore[reportMissingImports]
@@ -321,7 +336,7 @@ def _start(config: TrialConfig, built: nn.Module, device: torch.device, watch: W
         config_overrides={},  # one group: all parameters decay alike
         use_gloo_process_groups=False,
     )
-    return Training(config, model, optimizer, device, watch)
+    return Training(config, model, optimizer, device, watch, _counted(built))
 
 
 @dataclass(frozen=True)
@@ -333,6 +348,7 @@ class Training:
     optimizer: Any
     device: torch.device
     watch: Watch | None
+    layer_calls: list[int]  # of each layer's forward, in this step
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
@@ -347,6 +363,7 @@ class Training:
         parts.append(self._accumulate(batches[-1], num_valid_tokens))
         with ledger.phase("backward"):
             self.model.finish_grad_sync()
+        self._require_recomputed(len(batches))
         losses = torch.cat(parts)
         loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
@@ -356,6 +373,21 @@ class Training:
         with ledger.phase("optimizer"):
             _, norm, _ = self.optimizer.step()
         return StepResult(loss, torch.as_tensor(norm, device=self.device), losses)
+
+    def _require_recomputed(self, num_micro_batches: int) -> None:
+        """
+        Raises:
+            Incorrect: layers ran more or less often than `workload.activation_checkpointing` says. Neither bytes nor
+                products of this engine tell.
+        """
+        checkpointing = self.config.workload.activation_checkpointing
+        wanted = num_micro_batches * (2 if checkpointing == "full" else 1)
+        if any(calls != wanted for calls in self.layer_calls):
+            raise Incorrect(
+                f"workload.activation_checkpointing={checkpointing}: with {num_micro_batches} micro-batches each layer "
+                f"runs its forward {wanted} times, and they ran {self.layer_calls} times"
+            )
+        self.layer_calls[:] = [0] * len(self.layer_calls)
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
         """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats."""

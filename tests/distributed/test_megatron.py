@@ -19,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 from trials import ODD, TINY, TRAIN, job, trial
 
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.engines import megatron
 from sp_bench.hardware import package_versions
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.workloads import train_step
 
 ENGINE = EngineConfig("megatron")
@@ -81,6 +83,30 @@ def check_engine(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize(("backend", "world_size"), worlds(gloo=(1, 2)))
 def test_its_steps_are_those_of_our_decoder_on_one_process(backend: str, world_size: int) -> None:
     run(world_size, check_engine, world_size, backend=backend)
+
+
+def check_recomputation(rank: int) -> None:
+    """Megatron recomputes nothing, whatever it is told."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+    honest = megatron._transformer_config
+
+    def recomputing_nothing(config: TrialConfig) -> Any:
+        made = honest(config)
+        made.recompute_granularity = None
+        return made
+
+    config = trial(SINGLE, 1, engine=ENGINE, workload=replace(TRAIN, activation_checkpointing="full", micro_batches=2))
+    reason = r"activation_checkpointing=full: with 2 micro-batches .* forward 4 times, and they ran \[2, 2\] times"
+    with (
+        as_on_cuda(),
+        mock.patch.object(megatron, "_transformer_config", recomputing_nothing),
+        pytest.raises(Incorrect, match=reason),
+    ):
+        train_step.run(job(config))
+
+
+def test_layers_that_are_not_recomputed_are_noticed() -> None:
+    run(1, check_recomputation)
 
 
 def check_gpus(rank: int, world_size: int) -> None:
