@@ -10,4 +10,5 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source .ci/environment.sh
 
 prepare_environment test
+unset PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile the package anew
 exec "$PYTHON" -m pytest "$@"

@@ -14,6 +14,7 @@ from sp_bench.driver import overrides, sweep
 from sp_bench.driver.plan import cell_id
 from sp_bench.rows import store
 from sp_bench.rows.names import config_values
+from sp_bench.rows.packed import PACK
 from sp_bench.rows.store import RowName
 
 SHORTEST = 4  # characters of a trial_id that may stand for it
@@ -48,7 +49,13 @@ def find(trial: str, campaigns: Sequence[Path]) -> list[Found]:
         )
     if several := sorted({row.trial_id for _, row in found} - {found[0][1].trial_id}):
         raise ConfigError(f"{trial} begins several trial_ids: {found[0][1].trial_id}, {', '.join(several[:5])}")
-    return sorted(found, key=lambda each: ((each[0] / each[1].file_name).stat().st_mtime_ns, each[1].attempt))
+    return sorted(found, key=lambda each: (_written_at(*each), each[1].attempt))
+
+
+def _written_at(folder: Path, name: RowName) -> int:
+    """The time of the row's file, or of the pack that holds the row."""
+    path = folder / name.file_name
+    return (path if path.exists() else folder / PACK).stat().st_mtime_ns
 
 
 def _listed(campaigns: Sequence[Path]) -> str:

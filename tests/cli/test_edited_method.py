@@ -25,15 +25,15 @@ def sp_bench(checkout: Path, *arguments: str) -> str:
 
 def test_an_edited_method_alone_runs_again_and_pairs_with_the_others_rows(tmp_path: Path) -> None:
     for folder in ("sp_bench", "conf"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     results = tmp_path / "results" / "small"
-    sp_bench(tmp_path, "run", *ARGUMENTS)
+    sp_bench(tmp_path, "run", *ARGUMENTS, "--no-report")
     before = {path.name for path in results.glob("*.parquet")}
     method = tmp_path / "sp_bench" / "methods" / "ring.py"
     method.write_text(f"# A comment changes nothing.\n{method.read_text()}")
     assert "2 trials: 2 done" in sp_bench(tmp_path, "plan", *ARGUMENTS)
     method.write_text(f"{method.read_text()}\nADDED = 1\n")
-    said = sp_bench(tmp_path, "run", *ARGUMENTS)
+    said = sp_bench(tmp_path, "run", *ARGUMENTS, "--no-report")
     assert "1 trial of 1 to run had been measured before" in said
     assert "1 of 2 trials are committed already" in said
     assert len({path.name for path in results.glob("*.parquet")} - before) == 1

@@ -12,6 +12,8 @@ import pytest
 
 from sp_bench.rows import store
 
+from .console import console, refusal
+
 TINY = ("method=single", "sp_size=1", "seq_len=64", "workload.warmup_steps=1", "workload.timed_steps=1", "--no-report")
 # stands where the package would: takes what the real one takes, and writes down what it is told
 WANDB = """
@@ -81,21 +83,21 @@ def test_tensorboard_gets_a_run_a_row(tmp_path):
     ("name", "said"),
     [("nothing", "unknown; use one of wandb, mlflow, tensorboard"), ("mlflow", "pip install 'sp-bench[mlflow]'")],
 )
-def test_a_logger_that_is_not_there_is_refused_before_anything_runs(tmp_path, name, said):
-    done = says(tmp_path, "run", *TINY, "--log-to", name)
-    assert done.returncode == 2
-    assert said in done.stderr
+def test_a_logger_that_is_not_there_is_refused_before_anything_runs(tmp_path, monkeypatch, capfd, name, said):
+    monkeypatch.chdir(tmp_path)
+    assert said in refusal(capfd, "run", *TINY, "--log-to", name)
     assert not (tmp_path / "results").exists()
 
 
-def test_rows_are_exported_flat(tmp_path):
-    campaign = Path("results/h200x2_step_options").resolve()
-    rows = store.read(campaign)[0].to_pylist()
-    table = list(csv.DictReader(io.StringIO(says(tmp_path, "export", campaign).stdout)))
+def test_rows_are_exported_flat(tmp_path, monkeypatch, capfd):
+    folder = Path("results/h200x2_step_options").resolve()
+    monkeypatch.chdir(tmp_path)
+    rows, campaign = store.read(folder)[0].to_pylist(), str(folder)
+    table = list(csv.DictReader(io.StringIO(console(capfd, "export", campaign)[1])))
     assert [float(line["median_step_ms"]) for line in table] == [row["median_step_ms"] for row in rows]
     assert "rank_step_ms" not in table[0]
-    assert says(tmp_path, "export", campaign, "--format", "json", "--out", "rows.json").returncode == 0
+    assert console(capfd, "export", campaign, "--format", "json", "--out", "rows.json")[0] == 0
     objects = json.loads((tmp_path / "rows.json").read_text())
     assert [each["trial_id"] for each in objects] == [row["trial_id"] for row in rows]
-    assert says(tmp_path, "export", campaign, "--format", "xml").returncode == 2
-    assert says(tmp_path, "export", campaign, "--out", "no/such/folder.csv").returncode == 2
+    for words in (("--format", "xml"), ("--out", "no/such/folder.csv")):
+        refusal(capfd, "export", campaign, *words)

@@ -123,7 +123,7 @@ def test_a_package_brings_a_method_with_an_option(tmp_path):
     (site / "my_lab" / "__init__.py").touch()
     (site / "my_lab" / "attention.py").write_text(EXAMPLE)
     words = ("method=lab_ulysses", "method.fused=true", "sp_size=2", "seq_len=96", "workload=train_step")
-    run(tmp_path, *words, path=site)
+    run(tmp_path, *words, "--no-report", path=site)
     (row,) = pd.read_parquet(tmp_path / "results" / "default").to_dict("records")
     assert (row["method"], row["status"]) == ("lab_ulysses", "ok"), row["reason"]
     assert '"own":{"fused":true}' in row["config"]

@@ -13,6 +13,8 @@ import pytest
 
 from sp_bench.rows import plans, store
 
+from .console import console, refusal
+
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
 SINGLE = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
@@ -83,30 +85,29 @@ def test_progress_is_plain_lines_without_a_terminal(finished):
     assert "0 left" in printed
 
 
-def test_a_second_run_does_nothing(finished):
+def test_a_second_run_does_nothing(finished, monkeypatch, capfd):
     folder, arguments, _ = finished
+    monkeypatch.chdir(folder)
     before = {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")}
-    done = subprocess.run(
-        [sys.executable, "-m", "sp_bench", "run", *arguments], cwd=folder, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "2 of 2 trials are committed already" in done.stdout
+    code, printed, errors = console(capfd, "run", *arguments)
+    assert code == 0, errors
+    assert "2 of 2 trials are committed already" in printed
     assert {path: path.stat().st_mtime_ns for path in (folder / "results" / "small").glob("*.parquet")} == before
 
 
-def test_a_run_says_what_to_do_about_a_row_that_cannot_be_read(finished, tmp_path):
+def test_a_run_says_what_to_do_about_a_row_that_cannot_be_read(finished, tmp_path, monkeypatch, capfd):
     folder, arguments, _ = finished
+    monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "results", tmp_path / "results")
     torn = next((tmp_path / "results" / "small").glob("*-ok.parquet"))
     torn.write_bytes(torn.read_bytes()[:-9])
-    run = [sys.executable, "-m", "sp_bench", "run", *arguments]
-    printed = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True).stdout
+    _, printed, _ = console(capfd, "run", *arguments)
     assert f"{torn.name}: " in printed
     assert "move its file away, and a run measures that trial again" in printed
 
 
 def test_a_phase_that_passes_its_deadline_is_a_timeout_row_and_the_sweep_goes_on(command, tmp_path):
-    done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2")
+    done = command("run", "method=single", "sp_size=1", "seq_len=96,97", *SMALL, "deadlines.init=0.2", "--no-report")
     assert done.returncode == 1, done.stderr
     table, problems = store.read(tmp_path / "results" / "default")
     assert problems == []
@@ -125,7 +126,7 @@ def started(run: subprocess.Popen[str], folder: Path) -> None:
 
 
 def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command, tmp_path):
-    words = ("method=ring", "seq_len=96", *SMALL)
+    words = ("method=ring", "seq_len=96", *SMALL, "--no-report")
     run = start(tmp_path, *words)
     started(run, tmp_path)
     run.send_signal(signal.SIGTERM)
@@ -157,7 +158,7 @@ def test_ctrl_c_ends_the_running_trial_says_what_is_left_and_leaves_nothing_behi
 
 
 def test_two_runs_of_one_campaign_share_its_trials(tmp_path):
-    runs = [start(tmp_path, *SINGLE[:2], "seq_len=96,97", *SMALL) for _ in range(2)]
+    runs = [start(tmp_path, *SINGLE[:2], "seq_len=96,97", *SMALL, "--no-report") for _ in range(2)]
     for run in runs:
         printed, errors = run.communicate(timeout=300)
         assert run.returncode == 0, errors
@@ -166,11 +167,10 @@ def test_two_runs_of_one_campaign_share_its_trials(tmp_path):
     assert len(list((tmp_path / "results" / "default" / "_work" / "trials").iterdir())) == 2
 
 
-def test_a_results_folder_that_cannot_be_written_is_one_clear_line(command, tmp_path):
+def test_a_results_folder_that_cannot_be_written_is_one_clear_line(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("not a folder")
-    done = command("run", *SINGLE, "results_root=file/results")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    line = refusal(capfd, "run", *SINGLE, "results_root=file/results")
     assert "cannot write results to file/results/default" in line
     assert sorted(os.listdir(tmp_path)) == ["file"]
 
@@ -183,7 +183,7 @@ def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")]))
     shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
-    done = command("run", *shared, "replicates=2")
+    done = command("run", *shared, "replicates=2", "--no-report")
     assert done.returncode == 0, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")
     assert frame["status"].tolist() == ["ok"] * 4
@@ -200,7 +200,7 @@ def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp
         *(option for option in SMALL if "correctness" not in option),
     )
     shared = ("method=ulysses,ring", "sp_size=2", "isolation=group", "campaign=g", *long)
-    done = command("run", *shared, "deadlines.correctness=0.001")
+    done = command("run", *shared, "deadlines.correctness=0.001", "--no-report")
     assert done.returncode == 1, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")
     assert frame["status"].tolist() == ["timeout", "timeout"]
@@ -210,9 +210,9 @@ def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp
 def test_ranks_run_the_code_of_the_checkout_that_planned_them(tmp_path):
     """Not that of the checkout which this Python has installed; and what a rank said before it had a log is told."""
     for folder in ("sp_bench", "conf"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, tmp_path / folder)
     worker = tmp_path / "sp_bench" / "worker.py"
     worker.write_text(worker.read_text().replace("import os\n", "raise RuntimeError('of this checkout')\n", 1))
-    run = [sys.executable, "-m", "sp_bench", "run", *SINGLE]
+    run = [sys.executable, "-m", "sp_bench", "run", *SINGLE, "--no-report"]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True)
     assert "in phase init: RuntimeError: of this checkout; " in done.stdout, done.stdout + done.stderr

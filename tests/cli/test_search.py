@@ -13,11 +13,14 @@ import pytest
 from sp_bench.rows import store
 from sp_bench.testing import faults
 
+from .console import console, refusal
+
 TINY = ("method=ulysses", "sp_size=2", "model.num_heads=2", "model.num_kv_heads=2", "workload.correctness_seq_len=64")
 SHORT = (
     "workload.warmup_steps=0",
     "workload.timed_steps=1",
-    "search.resolution=0.1",
+    "search.resolution=0.2",
+    "search.start=2000",
     "search.longest=9000",
     "campaign=edge",
 )
@@ -43,7 +46,7 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
     fits = max(length for (length, _), status in found.items() if status == "ok")
     fails = min(length for (length, _), status in found.items() if status == "oom")
     assert said.endswith(f"[{fits:,} tokens fit, {fails:,} do not]")
-    assert fits <= faults.OOM_ABOVE < fails <= 1.1 * fits
+    assert fits <= faults.OOM_ABOVE < fails <= 1.2 * fits
     assert {(fits, 1), (fails, 1)} <= found.keys()
     again = says(tmp_path, "run", *MAX, "--no-report")
     assert said in again.stdout
@@ -55,7 +58,8 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
-    command = [sys.executable, "-m", "sp_bench", "run", *MAX, "--no-report"]
+    words = [word.replace("start=2000", "start=2900") for word in MAX]  # beside the edge: it needs few probes
+    command = [sys.executable, "-m", "sp_bench", "run", *words, "--no-report"]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | FAULT, stdout=subprocess.PIPE, text=True) as run:
         campaign = tmp_path / "results" / "edge"
         while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
@@ -64,14 +68,15 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
         run.send_signal(signal.SIGINT)
         run.communicate()
     before = lengths(tmp_path)
-    done = says(tmp_path, "resume", *MAX, "--no-report")
+    done = says(tmp_path, "resume", *words, "--no-report")
     assert done.returncode == 0, done.stderr
     assert "longest: " in done.stdout
     assert before.items() <= lengths(tmp_path).items()
 
 
-def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path):
-    said = json.loads(says(tmp_path, "plan", *MAX, "search.start=2000", "--json").stdout)
+def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    said = json.loads(console(capfd, "plan", *MAX, "--json")[1])
     assert said["trials"] == []
     assert any("seq_len=max" in note and "from 2,000 tokens, about 5 probes" in note for note in said["notes"])
     assert not (tmp_path / "results").exists()
@@ -86,10 +91,9 @@ def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path):
         (("search.longest=null",), "would end only where the host's memory does: give search.longest"),
     ],
 )
-def test_a_search_that_makes_no_sense_is_refused(tmp_path, words, reason):
+def test_a_search_that_makes_no_sense_is_refused(tmp_path, monkeypatch, capfd, words, reason):
+    monkeypatch.chdir(tmp_path)
     kept = [word for word in MAX if word.partition("=")[0] not in {w.partition("=")[0] for w in words}]
     if "workload=collective" in words:
         kept = ["seq_len=max", "campaign=edge"]
-    done = says(tmp_path, "run", *kept, *words)
-    assert done.returncode == 2
-    assert reason in done.stderr
+    assert reason in refusal(capfd, "run", *kept, *words)

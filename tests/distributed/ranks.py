@@ -4,6 +4,7 @@ Starting a group takes a second. So start one for each world size, and run many 
 in the environment NCCL ranks share the GPUs where there are too few, and send through sockets.
 """
 
+import gc
 import multiprocessing
 import os
 import sys
@@ -69,6 +70,7 @@ def _rank(
     rank: int, world_size: int, backend: str, store: str, function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
+    gc.freeze()  # as the worker does: else each trial looks five times at a million objects that stay
     mine = device(backend, rank)
     try:
         if mine.type == "cuda":

@@ -30,7 +30,7 @@ CASES = [
 
 def run(folder: Path, lie: Lie, dtype: str) -> dict[str, object]:
     """The row of the one trial that tells this lie."""
-    words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies")
+    words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies", "--no-report")
     environment = os.environ | {faults.VARIABLE: f"{lie.name}:{lie.ranks}:{lie.phase}"}
     done = subprocess.run(
         [sys.executable, "-m", "sp_bench", *words], cwd=folder, env=environment, capture_output=True, text=True

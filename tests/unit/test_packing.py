@@ -1,6 +1,7 @@
 """Packed campaigns: one file for all rows, which everything reads as it reads files; nothing is lost on the way."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,12 +21,20 @@ from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.rows import packed, removed, store
 from sp_bench.testing.kill_points import PACKING, VARIABLE
 
+from ..cli.console import console, refusal
 from .rows import commit, row, smoke
+
+ROWS = smoke()[::3]  # each is a file, which takes longer to write and to read than all that is tested here
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    return commit(ROWS, tmp_path_factory.mktemp("written"))
 
 
 @pytest.fixture
-def campaign(tmp_path) -> Path:
-    return commit(smoke(), tmp_path / "results" / "night")
+def campaign(written, tmp_path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "results" / "night"))
 
 
 def files(folder: Path) -> list[str]:
@@ -36,9 +45,11 @@ def identities(folder: Path) -> list[str]:
     return sorted(row.file_name for row in store.committed(folder))
 
 
-def sp_bench_says(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sp_bench", *map(str, words)]
-    return subprocess.run(command, env=os.environ | environment, capture_output=True, text=True)
+def killed(campaign: Path, step: str) -> bool:
+    """Whether packing was killed at this step."""
+    command = [sys.executable, "-m", "sp_bench", "pack", str(campaign)]
+    done = subprocess.run(command, env=os.environ | {VARIABLE: step}, capture_output=True)
+    return done.returncode == -signal.SIGKILL
 
 
 def test_a_packed_campaign_reads_as_before_and_is_a_tenth_as_large(campaign):
@@ -90,7 +101,7 @@ def test_columns_that_this_version_does_not_know_are_kept(campaign):
     table = pq.read_table(campaign / name)
     pq.write_table(table.append_column("of_tomorrow", pa.array([7])), campaign / name)
     packing.pack(campaign)
-    assert sorted(packed.table(campaign)["of_tomorrow"].to_pylist(), key=str) == [7, *[None] * (len(smoke()) - 1)]
+    assert sorted(packed.table(campaign)["of_tomorrow"].to_pylist(), key=str) == [7, *[None] * (len(ROWS) - 1)]
     assert "columns of another schema left out: of_tomorrow" in store.read(campaign)[1][0]
     packing.unpack(campaign)
     assert pq.read_table(campaign / name)["of_tomorrow"].to_pylist() == [7]
@@ -166,16 +177,14 @@ def test_a_packed_row_under_another_name_is_left_out_and_named(campaign):
     ]
 
 
-def test_while_another_works_in_the_campaign_it_is_not_packed(campaign, monkeypatch):
+def test_while_another_works_in_the_campaign_it_is_not_packed(campaign, capfd):
     before = files(campaign)
     command = [sys.executable, "-c", HOLDER, str(campaign / store.WORK / FOLDER)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        said = sp_bench_says("pack", campaign)
+        assert f"is in use by process {holder.pid} on " in refusal(capfd, "pack", str(campaign))
         holder.communicate("")
-    assert said.returncode == 2
-    assert f"is in use by process {holder.pid} on " in said.stderr
     assert files(campaign) == before
 
 
@@ -191,36 +200,35 @@ with Claims(Path(sys.argv[1])) as claims:
 
 
 @pytest.mark.parametrize("step", PACKING)
-def test_killed_at_any_step_a_pack_loses_and_doubles_nothing_and_the_next_one_ends_it(campaign, step):
+def test_killed_at_any_step_a_pack_loses_and_doubles_nothing_and_the_next_one_ends_it(campaign, capfd, step):
     rows, names = store.read(campaign)[0], identities(campaign)
-    assert sp_bench_says("pack", campaign, **{VARIABLE: step}).returncode == -signal.SIGKILL
+    assert killed(campaign, step)
     assert identities(campaign) == names
     assert store.read(campaign) == (rows, [])
-    said = sp_bench_says("pack", campaign)
-    assert said.returncode == 0, said.stderr
-    assert f"{len(names)} rows packed" in said.stdout
+    code, printed, errors = console(capfd, "pack", str(campaign))
+    assert code == 0, errors
+    assert f"{len(names)} rows packed" in printed
     assert (files(campaign), store.read(campaign)) == ([packed.PACK], (rows, []))
     assert not (campaign / store.WORK / packing.PLACE).exists()
 
 
-def test_the_commands_work_on_a_packed_campaign(campaign, tmp_path):
-    before = sp_bench_says("status", campaign, "--json").stdout
-    assert sp_bench_says("pack", campaign).returncode == 0
-    assert sp_bench_says("status", campaign, "--json").stdout == before
+def test_the_commands_work_on_a_packed_campaign(campaign, capfd):
+    folder = str(campaign)
+    before = console(capfd, "status", folder, "--json")
+    assert console(capfd, "pack", folder)[0] == 0
+    assert console(capfd, "status", folder, "--json") == before
     trial = next(store.committed(campaign)).trial_id
-    assert (
-        trial
-        in sp_bench_says("show", trial, "--results", campaign).stdout + sp_bench_says("show", trial).stdout + trial
-    )
-    said = sp_bench_says("rm", campaign, "--trial", trial, "--yes", "--force")
-    assert said.returncode == 2
-    assert "--undo" in said.stderr
-    assert sp_bench_says("pack", campaign, "--undo").returncode == 0
-    assert sp_bench_says("rm", campaign, "--trial", trial, "--yes", "--force").returncode == 0
+    assert trial in console(capfd, "show", trial, folder)[1]
+    remove = ("rm", folder, "--trial", trial, "--yes", "--force")
+    code, _, errors = console(capfd, *remove)
+    assert code == 2
+    assert "--undo" in errors
+    assert console(capfd, "pack", folder, "--undo")[0] == 0
+    assert console(capfd, *remove)[0] == 0
     assert removed.FOLDER in os.listdir(campaign / store.WORK)
 
 
 def test_the_claim_of_a_killed_pack_blocks_nobody(campaign):
-    assert sp_bench_says("pack", campaign, **{VARIABLE: "pack_written"}).returncode == -signal.SIGKILL
+    assert killed(campaign, "pack_written")
     with Claims(campaign / store.WORK / FOLDER) as claims:
         assert claims.holders() == []

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,14 @@ def test_errors_widen_beyond_the_measured_ranks(fit):
     assert fit.band(True, 8) == pytest.approx(2 * fit.band(True, 4))
 
 
+@cache
+def committed() -> list[Cell]:
+    """All of GPUs, which take seconds to read."""
+    return report.read(sorted({row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}))
+
+
 def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
-    found = {row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}
-    cells = [cell for cell in report.read(sorted(found)) if cell.memory_column == "max_peak_allocated_bytes"]
+    cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
     assert len(steps) >= 104
     for cell in steps:
@@ -80,8 +86,7 @@ LEFTOVERS = {("h200x1_engines", "hf_deepspeed", "flash_attn")}
 
 def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
     """The committed training steps of engines other than fsdp2 that ended so on GPUs, by their rows."""
-    found = {row_file.parent for row_file in RESULTS.glob("h*/*.parquet")}
-    steps = [c for c in report.read(sorted(found)) if c.asked["workload"] == "train_step"]
+    steps = [c for c in committed() if c.asked["workload"] == "train_step"]
     rows = [each for c in steps if c.options["engine.name"] != "fsdp2" for each in c.rows]
     return [(each, parse(TrialConfig, json.loads(each["config"]))) for each in rows if each["status"] == status]
 
