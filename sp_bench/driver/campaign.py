@@ -20,7 +20,7 @@ from sp_bench.driver import allocation, attempt, derived, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, plan_as_json, search_names, show_plan, summary
+from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
 from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, Search, next_step
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
@@ -271,7 +271,7 @@ def _of_packs(trials: Sequence[Trial]) -> list[str]:
                 f"tokens in median, {pack['longest_document']:,} at most; attention of the busiest of {config.sp_size} "
                 "ranks over the mean"
             )
-            share = f"{config.method.name} {config.method.layout} {pack['flops_imbalance']:.2f}"
+            share = f"{config.method.name} {layout(config)} {pack['flops_imbalance']:.2f}"
             found.setdefault(what, {})[share] = None
     return [f"{what}: {', '.join(shares)}" for what, shares in found.items()]
 
