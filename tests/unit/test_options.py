@@ -134,7 +134,6 @@ USES = {
     "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
     "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
-    "report/documents.py": {"document_len", "document_lens", "document_sigma", "packing"},
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {
         *("activation_checkpointing", "learning_rate", "masked_label_share", "max_grad_norm", "model_code"),
@@ -177,6 +176,7 @@ USES = {
     "report/table.py": {"exchange", "layout", "variant"},
     "report/time_parts.py": {"device_memory_gib"},
     "report/words.py": {
+        *("document_len", "document_lens", "document_sigma", "masked_label_share", "packing"),
         "activation_checkpointing",
         "batch_size",
         "device_memory_gib",
