@@ -176,7 +176,7 @@ USES = {
     "report/table.py": {"exchange", "layout", "variant"},
     "report/time_parts.py": {"device_memory_gib"},
     "report/words.py": {
-        *("document_len", "document_lens", "document_sigma", "masked_label_share", "packing"),
+        *("document_len", "document_lens", "document_sigma", "masked_label_share"),
         "activation_checkpointing",
         "batch_size",
         "device_memory_gib",
