@@ -32,7 +32,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     marks = [("allocated", memory_gib), ("reserved", reserved_gib), ("in use", in_use_gib)]
     without_line = [replace(panel, limit=None) for panel in found]
     of_dots = (
-        "Peak memory of the rank that needs most: allocated by tensors / reserved by torch / in use on the device."
+        "Peak memory of the rank that needs most: allocated by tensors / reserved by torch / in use on the device. "
+        "Reserved has blocks that messages of earlier steps still hold, most of all a ring's."
     )
     plots += dots("memory", without_line, marks, label, look, shared + of_dots)
     return plots + _parts(settings, look) + _brackets(settings, look)
