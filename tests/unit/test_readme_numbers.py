@@ -7,8 +7,9 @@ were measured in a copy of the tree name another one.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
@@ -530,49 +531,63 @@ def packing() -> str:
     return (ROOT / "docs/PACKING.md").read_text("utf-8")
 
 
+def columns_of(table: str) -> list[list[str]]:
+    return [[column.strip() for column in text.split("|")[1:-1]] for text in table.splitlines()]
+
+
 def table(heads: str) -> list[list[str]]:
     """The columns of each line of the one table whose head begins so."""
     (found,) = (paragraph for paragraph in packing().split("\n\n") if paragraph.startswith(heads))
-    return [[column.strip() for column in text.split("|")[1:-1]] for text in found.splitlines()[2:]]
+    return columns_of(found)[2:]
 
 
-def of_packs(kernel: dict[str, str], packs: Iterable[dict[str, Any]]) -> Iterator[tuple[Cell, list[str]]]:
-    """Each cell and its name, time, ratio and imbalance, the fastest of a pack first."""
-    for pack in packs:
-        first, *others = ranked([each for each in campaign(PACKS) if is_asked(each, pack | kernel)])
-        for each in (first, *others):
-            asked, of_one_document = each.asked, pack["packing"] == "none"
-            chunks = f", {asked['head_chunks']} chunks" if (asked["head_chunks"] or 1) > 1 else ""
-            fastest = "1" if of_one_document else "1, the fastest"
-            yield (
-                each,
-                [
-                    f"{NAMES[asked['method'], asked['layout']]}{chunks}",
-                    number(each.median_step_ms),
-                    fastest if each is first else Difference(first, each).words,
-                    f"{asked['flops_imbalance'] or 1:.2f}",  # null for one document, of which each rank has as much
-                ],
-            )
+TITLES = {
+    "24 documents: lognormal, median 4,096, sigma 1": AROUND_4096,
+    "33 documents: lognormal, median 1,024, sigma 2": FEW_LONG,
+    "32 documents of 4,096 tokens": {"packing": "fixed"},
+    "One document": {"packing": "none"},
+}
 
 
-def test_packing_says_what_the_rows_give_of_methods_on_2_gpus():
-    raw = sp_bench.load([ROOT / "results" / PACKS]).set_index("trial_id").compute_only_rank_ms  # reports leave it out
-    lines = []
-    packs = (AROUND_4096, FEW_LONG, {"packing": "fixed"}, {"packing": "none"})
-    for each, told in of_packs(FA4, packs):
-        if (exposed := each.middle("exposed_comm_ms")) is None:
-            told += ["not measured", "not measured"]
-        else:
-            of_ranks = zip(*(raw[row["trial_id"]] for row in each.measured), strict=True)
-            told += [", ".join(f"{median(of_rank):.1f}" for of_rank in of_ranks), f"{exposed:.1f}"]
-        lines.append([*told, gib(each)])
-    said = table("| documents | work | method |")
-    assert [each[2:] for each in said] == lines
-    one = cell(PACKS, "ulysses", packing="none")
-    shares = [of_one(cell(PACKS, "ulysses", head_chunks=1, **pack, **FA4), one)[0] for pack in packs]
-    assert [each[1] for each in said if each[1]] == [f"{share:.3f}".replace("1.000", "1") for share in shares]
-    theirs = [[*told, gib(each)] for each, told in of_packs(FA2, (AROUND_4096, FEW_LONG))]
-    assert [each[1:] for each in table("| documents | method | ms a step |")] == theirs
+def tables_under(title: str) -> list[tuple[str, list[list[str]]]]:
+    """The words in bold that begin so, with what stands beside them; and of each the lines of the table below."""
+    parts = packing().split("\n\n")
+    found = [(head, below) for head, below in pairwise(parts) if head.startswith(f"**{title}")]
+    return [
+        (head, [[x.strip() for x in text.split("|")[1:-1]] for text in below.splitlines()]) for head, below in found
+    ]
+
+
+def lines_of_pack(pack: dict[str, Any], heads: Sequence[str], compute: Mapping[str, Any]) -> list[list[str]]:
+    """What a table says of each method, the fastest first."""
+    first, *others = ranked([each for each in campaign(PACKS) if is_asked(each, pack)])
+    lines, fastest = [], "1" if pack["packing"] == "none" else "1, the fastest"
+    for each in (first, *others):
+        asked, exposed = each.asked, each.middle("exposed_comm_ms")
+        chunks = f", {asked['head_chunks']} chunks" if (asked["head_chunks"] or 1) > 1 else ""
+        of_ranks = zip(*(compute[row["trial_id"]] for row in each.measured), strict=True) if exposed else ()
+        told = {
+            "method": f"{NAMES[asked['method'], asked['layout']]}{chunks}",
+            "ms a step": number(each.median_step_ms),
+            "ratio": Difference(first, each).words if each is not first else fastest,
+            "imbalance": f"{asked['flops_imbalance'] or 1:.2f}",  # null for one document, which is cut evenly
+            "compute, ms a rank": ", ".join(f"{median(of_rank):.1f}" for of_rank in of_ranks),
+            "exposed, ms": f"{exposed or 0:.1f}",
+            "peak, GiB": gib(each),
+        }
+        lines.append([told[head] for head in heads])
+    return lines
+
+
+@pytest.mark.parametrize("title", TITLES)
+def test_packing_says_what_the_rows_give_of_methods_on_2_gpus(title):
+    compute = sp_bench.load([ROOT / "results" / PACKS]).set_index("trial_id").compute_only_rank_ms  # not in reports
+    pack, tables = TITLES[title], tables_under(title)
+    assert len(tables) == (2 if pack in (AROUND_4096, FEW_LONG) else 1)
+    for kernel, (_, (heads, _, *lines)) in zip((FA4, FA2), tables, strict=False):
+        assert lines == lines_of_pack(pack | kernel, heads, compute)
+    share = of_one(cell(PACKS, "ulysses", head_chunks=1, **pack, **FA4), cell(PACKS, "ulysses", packing="none"))[0]
+    assert title == "One document" or f"({share:.3f} of the work of one document)" in tables[0][0]
 
 
 def test_packing_says_how_typical_its_packs_are():
