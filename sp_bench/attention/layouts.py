@@ -6,6 +6,7 @@ gathering the slices over the ulysses group gives the shard back in order.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -245,13 +246,14 @@ def causal_pairs_of_ranks(layout: SequenceLayout, documents: Sequence[int]) -> l
     Ranks that exchange heads compute those of their ring rank, of as many heads each."""
     cut = tuple(documents) if layout.kind == "document_zigzag" else ()
     ring = SequenceLayout(layout.kind, layout.ring_degree, documents=cut)
+    wholes = list(spans(documents))
+    starts = [whole.start for whole in wholes]
     return [
         sum(
             _pairs_before(min(run.stop, whole.stop) - whole.start)
             - _pairs_before(max(run.start, whole.start) - whole.start)
             for run in ring.runs(rank, sum(documents))
-            for whole in spans(documents)
-            if run.start < whole.stop and whole.start < run.stop
+            for whole in wholes[bisect_right(starts, run.start) - 1 : bisect_right(starts, run.stop - 1)]
         )
         for rank in range(layout.ring_degree)
     ]
