@@ -181,9 +181,9 @@ def test_a_single_step_is_timed_and_counted_at_once() -> None:
 
 def check_fit(rank: int) -> None:
     """Attention is computed in the last layer alone, and all else is sent and updated as ever."""
-    for checkpointing, methods in (("selective_output", 4), ("full", 1), ("selective", 1)):
+    for checkpointing in ("full", "selective", "selective_output"):
         options = {"activation_checkpointing": checkpointing, "warmup_steps": 0, "timed_steps": 1, "single_step": True}
-        for config in itertools.islice(trials(2, **options), methods):
+        for config in trials(2, **options):
             fit = replace(config, workload=replace(config.workload, fit=True))
             real, fits = check_counted_bytes(config), check_counted_bytes(fit)
             assert fits.counts == real.counts
