@@ -17,7 +17,7 @@ OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so c
 ZERO_3 = ("deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")  # engines on DeepSpeed's ZeRO-3
 FSDP2 = ("fsdp2", "hf_fsdp2")  # engines on torch's FSDP2
 HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines that train a model of transformers
-# What is compiled has no final norm.
+# What each model code leaves no call of. The final norm is not compiled, so the operation of norms still runs there.
 REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 

@@ -56,9 +56,8 @@ VARIANTS = {"allgather": "all-gather", "alltoall": "all-to-all", "a2a": "all-to-
             "ulysses": "Ulysses", "all_gather": "all-gather", "a2a+p2p": "USP"}  # fmt: skip
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
 PACKING = "workload.packing"
-# what a distribution has beside its name
-DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # what `drawn` says
-LENGTHS = (*DRAWN[1:], "workload.document_lens")
+DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options that `drawn` says
+LENGTHS = (*DRAWN[1:], "workload.document_lens")  # what a distribution has beside its name
 FLAGS = {
     "short_window": "timed for less than 0.2 s",
     "clock_mismatch": "clocks that disagree by over 2%",

@@ -33,7 +33,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     without_line = [replace(panel, limit=None) for panel in found]
     of_dots = (
         "Peak memory of the rank that needs most: allocated by tensors / reserved by torch / in use on the device. "
-        "Reserved has blocks that messages of earlier steps still hold, most of all a ring's."
+        "What is reserved may be far more than what tensors take (docs/METRICS.md)."
     )
     plots += dots("memory", without_line, marks, label, look, shared + of_dots)
     return plots + _parts(settings, look) + _brackets(settings, look)
