@@ -179,8 +179,10 @@ def check_perturbation(
     inputs: this rank's q, k, v and dout, at the global `positions`; got: the method's output, dq, dk and dv of them.
     The longest document is changed, which lies on most ranks. Outside may differ by up to twice what equal runs
     differ by, because another two may differ by more; that is 0 in a kernel that sums in one order. Inside must differ
-    by over 100 times as much. Kernels that add up in any order often give equal bits, so two equal runs may hide it:
-    where more changed outside, up to 16 tell.
+    by over 100 times as much. Differences are compared as parts of the element, or of the tensor's root mean square
+    where the element is smaller: a last bit that rounds otherwise is as large a part of any element, and in absolute
+    terms larger in a few large ones, which equal runs need not hit. Kernels that add up in any order often give equal
+    bits, so two equal runs may hide it: where more changed outside, up to 16 tell.
 
     Raises:
         Incorrect: more changed outside, or less inside. Raised on every rank.
@@ -188,38 +190,42 @@ def check_perturbation(
     changed = max(spans(documents), key=len)
     inside = torch.tensor([position in changed for position in positions], device=inputs[0].device)
     everywhere = torch.ones_like(inside)
+    squares = all_reduce(torch.stack([x.double().square().mean() for x in got]), mesh) / attention.layout.sp_size
+    sizes = [x.double().abs().clamp(min=rms) for x, rms in zip(got, squares.sqrt().tolist(), strict=True)]
 
     def differences(run: Sequence[Tensor], at: Tensor) -> Tensor:
-        """The largest of each tensor over all ranks, [4]."""
-        mine = torch.stack([_largest((x - g)[:, at]) for x, g in zip(run, got, strict=True)])
+        """The largest of each tensor over all ranks, and the largest as a part of the element, [2,4]."""
+        each = [(x - g).double() for x, g in zip(run, got, strict=True)]
+        parts = [x / size for x, size in zip(each, sizes, strict=True)]
+        mine = torch.stack([torch.stack([_largest(x[:, at]) for x in of]) for of in (each, parts)])
         return all_reduce(mine, mesh, dist.ReduceOp.MAX)
 
     other = _run_method(attention, [torch.where(inside[:, None, None], x.roll(1, dims=-1) + 1, x) for x in inputs])
     outside, within = differences(other, ~inside), differences(other, inside)
     runs, noise = 0, torch.zeros_like(outside)
-    while runs < 2 or (runs < 16 and not bool((outside <= 2 * noise).all())):
+    while runs < 2 or (runs < 16 and not bool((outside[1] <= 2 * noise[1]).all())):
         runs, noise = runs + 1, noise.maximum(differences(_run_method(attention, inputs), everywhere))
-    noise, outside, within = noise.tolist(), outside.tolist(), within.tolist()
-    for name, repeated, out, into in zip(TENSORS, noise, outside, within, strict=True):
+    absolute, parts = zip(noise.tolist(), outside.tolist(), within.tolist(), strict=True)
+    for name, repeated, out, into in zip(TENSORS, *parts, strict=True):
         if not out <= 2 * repeated:
             raise Incorrect(
-                f"perturbed document: {name} of other documents changes by {out:.2e}, and {runs} equal runs differ by "
-                f"{repeated:.2e}"
+                f"perturbed document: {name} of other documents changes by {out:.2e} of an element, and {runs} equal "
+                f"runs differ by {repeated:.2e}"
             )
         if not into > 100 * repeated:
             raise Incorrect(
-                f"perturbed document: its own {name} changes by {into:.2e}, and {runs} equal runs differ by "
-                f"{repeated:.2e}"
+                f"perturbed document: its own {name} changes by {into:.2e} of an element, and {runs} equal runs differ "
+                f"by {repeated:.2e}"
             )
-    columns = {"repeat_difference": noise, "outside_difference": outside, "inside_difference": within}
-    return {column: dict(zip(TENSORS, values, strict=True)) for column, values in columns.items()}
+    columns = ("repeat_difference", "outside_difference", "inside_difference")
+    return {column: dict(zip(TENSORS, values, strict=True)) for column, values in zip(columns, absolute, strict=True)}
 
 
 def _largest(difference: Tensor) -> Tensor:
     """The largest absolute element; infinite where one is not a number, since the maximum over ranks may ignore it."""
     if not difference.numel():
         return difference.new_zeros((), dtype=torch.float64)
-    return difference.abs().max().double().nan_to_num(nan=float("inf"))
+    return difference.abs().max().nan_to_num(nan=float("inf"))
 
 
 def _require_sharded(
