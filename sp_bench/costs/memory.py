@@ -75,8 +75,6 @@ def kept_bytes(config: TrialConfig) -> float:
         "selective_output": hidden + q,
         "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
     }.get(workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
-    if workload.mlp_tile_tokens is not None:
-        elements += hidden  # the residual stream before the MLP
     return _local_tokens(config) * elements * ELEMENT_BYTES[config.dtype]
 
 
@@ -157,6 +155,8 @@ def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
     head = _head_elements(config)
     summed = head * (element + 4) if tile < tokens else 0  # the head's gradient, over the tiles
     layer = head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
+    if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
+        layer += 3 * model.hidden_size * model.intermediate_size * 4
     return Peak(
         held + at_loss * kept + logits + summed + _around_logits(config),
         held + at_last * kept + layer,
@@ -270,6 +270,7 @@ def _computed_elements(config: TrialConfig) -> float:
     wide = (4 if fused else 6) * mlp
     if workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
         wide *= min(workload.mlp_tile_tokens / _local_tokens(config), 1)
+        after = 3 * hidden  # its input, and the gradients of its input and output
     if (workload.activation_checkpointing or "").startswith("selective"):
         return max(before, after + wide)
     return before + after + wide

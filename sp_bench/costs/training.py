@@ -120,8 +120,7 @@ def _repeated_parameters(config: TrialConfig) -> int:
 
     A recomputed layer stops at the last tensor that its backward needs, the input of `feed_forward.down`. So the
     product with that matrix is not repeated. Under ZeRO-3 it is: DeepSpeed's linear layers keep their input when they
-    have computed their output. With tiles of the MLP the result of `attention.out` is kept, and that product is not
-    repeated either.
+    have computed their output.
     """
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing in (None, "none"):
@@ -131,8 +130,6 @@ def _repeated_parameters(config: TrialConfig) -> int:
         # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
         return block_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)
     kept = 3 * mlp if checkpointing == "selective_mlp" else mlp
-    if config.workload.mlp_tile_tokens is not None:
-        kept += model.hidden_size * model.num_heads * model.head_dim
     return block_matmul_parameters(model) - kept
 
 

@@ -19,6 +19,7 @@ from sp_bench.config.trial import ModelConfig
 from sp_bench.measure import ledger
 from sp_bench.training.model_code import EAGER, ModelCode, Rotation
 from sp_bench.training.offload import Offload
+from sp_bench.training.tiled_mlp import Mlp, in_tiles
 
 AttentionCall = Callable[..., Tensor]  # an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
@@ -99,17 +100,13 @@ class Block(nn.Module):
         if self.checkpointing == "none":
             return self._whole(x, rope)
         if self.checkpointing == "full":
-            return (
-                self._in_tiles(again(self._until_mlp, x, rope)) if self.mlp_tile_tokens else again(self._whole, x, rope)
-            )
+            return again(self._whole, x, rope)
         if self.checkpointing == "selective_output":
             # q, k and v are made again where the attention is called again, which takes its output from `Kept`
             kept = Kept(self.offload.pack, self.offload.unpack) if self.offload else Kept()
             attended = again(self._attended, x, rope, kept)
         else:
             attended = self.attention.attention(*again(self._before, x, rope))
-        if self.mlp_tile_tokens:
-            return self._in_tiles(again(self._projected, x, attended))
         if self.checkpointing != "selective_mlp":
             return again(self._after, x, attended)
         # The projections stand between two checkpoints: their results are kept, and so is what they are made from.
@@ -120,23 +117,23 @@ class Block(nn.Module):
     def _whole(self, x: Tensor, rope: Rotation) -> Tensor:
         return self._after(x, self._attended(x, rope))
 
-    def _until_mlp(self, x: Tensor, rope: Rotation) -> Tensor:
-        return self._projected(x, self._attended(x, rope))
-
     def _in_tiles(self, x: Tensor) -> Tensor:
-        """The residual stream after the attention [B,s,h] -> the layer's output, tile after tile of its tokens. Each
-        is a checkpoint, so only one holds the MLP's width at a time."""
+        """The residual stream after the attention [B,s,h] -> the layer's output [B,s,h]."""
         assert self.mlp_tile_tokens is not None
-        return torch.cat([again(self._mlp, tile) for tile in x.split(self.mlp_tile_tokens, dim=1)], dim=1)
+        mlp, norm = self.feed_forward, self.feed_forward_norm
 
-    def _mlp(self, x: Tensor) -> Tensor:
-        return x + self.feed_forward.down(self._hidden_of(x))
+        def parameters() -> tuple[Tensor, ...]:
+            return norm.weight, mlp.gate.weight, mlp.up.weight, mlp.down.weight
+
+        return in_tiles(x, Mlp(self._hidden_of, parameters), self.mlp_tile_tokens)
 
     def _attended(self, x: Tensor, rope: Rotation, *kept: Kept) -> Tensor:
         return self.attention.attention(*self._before(x, rope), *kept)
 
     def _after(self, x: Tensor, attended: Tensor) -> Tensor:
         """x [B,s,h] and the attention's output [B,s,Hq,D] -> the layer's output [B,s,h]."""
+        if self.mlp_tile_tokens:
+            return self._in_tiles(self._projected(x, attended))
         x, hidden = self._hidden(x, attended)
         return x + self.feed_forward.down(hidden)
 

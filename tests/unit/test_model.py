@@ -141,11 +141,12 @@ class Storages(TorchDispatchMode):
         return sum(size for storage, size in self._made.items() if not storage.expired())
 
 
-def kept_by_a_layer(checkpointing: str, *, offloads: bool = False) -> tuple[int, int]:
+def kept_by_a_layer(checkpointing: str, *, tile: int | None = None, offloads: bool = False) -> tuple[int, int]:
     """Bytes that one more layer keeps from its forward to its backward: on the device, and in host memory."""
     kept = []
     for num_layers in (3, 4):
-        model = decoder(replace(TINY, num_layers=num_layers), checkpointing=checkpointing, offloads=offloads)
+        config = replace(TINY, num_layers=num_layers)
+        model = decoder(config, checkpointing=checkpointing, mlp_tile_tokens=tile, offloads=offloads)
         with host_memory() as memory:
             with Storages() as storages:
                 loss = model(torch.arange(12).view(1, 12), torch.arange(12)).sum()
@@ -171,6 +172,9 @@ def test_a_layer_keeps_what_is_said_and_one_copy_of_its_output() -> None:
         on_device, on_host = kept_by_a_layer(name, offloads=True)
         assert on_device == 0, name
         assert size <= on_host < size + 8 * ALIGNMENT, name  # 8 tensors at most
+        if name != "selective_mlp":
+            assert kept_by_a_layer(name, tile=5) == (size, 0), name
+            assert kept_by_a_layer(name, tile=5, offloads=True) == (0, on_host), name
 
 
 @pytest.mark.parametrize("tile", [None, 5])
