@@ -311,7 +311,7 @@ class WorkloadConfig:
     single_step: Annotated[
         bool,
         Declared(
-            "train_step: one step is timed and counted at once, after a warm-up of one layer, for steps of minutes",
+            "train_step: one step is timed and counted at once, for steps of minutes; without warm-up steps one layer is",
             of=("train_step",),
             old_rows=False,
             omitted=True,
@@ -430,10 +430,10 @@ class WorkloadConfig:
             raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it out")
         if self.launch == "cuda_graph" and self.warmup_steps == 0:
             raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
-        if self.single_step and (self.name, self.warmup_steps, self.timed_steps) != ("train_step", 0, 1):
+        if self.single_step and (self.name, self.timed_steps) != ("train_step", 1):
             raise ConfigError(
-                f"workload.single_step=true: workload {self.name} with warmup_steps={self.warmup_steps} and "
-                f"timed_steps={self.timed_steps}; it is for workload=train_step with 0 and 1"
+                f"workload.single_step=true: workload {self.name} with timed_steps={self.timed_steps}; it is for "
+                "workload=train_step with timed_steps=1"
             )
         if self.fit and not self.single_step:
             raise ConfigError("workload.fit=true asks of one step whether it fits; use workload.single_step=true too")

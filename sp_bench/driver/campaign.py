@@ -364,8 +364,9 @@ def _bracket(statuses: Mapping[Probe, str]) -> str:
 
 
 def _guess(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> int:
-    device_bytes = min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
-    return search.guess(device_bytes, settings.search.start)
+    if not (found and found.devices):
+        return search.guess(None, None, settings.search.start)
+    return search.guess(min(gpu.memory_bytes for gpu in found.devices), hardware.host_bytes(), settings.search.start)
 
 
 def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:

@@ -6,6 +6,7 @@ resolution. Then it tries both ends of the bracket once more, each in fresh proc
 not be monotone in the length. Pure; no files, no processes.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -19,7 +20,8 @@ LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
 # twice. Lengths are rounded to an eighth of a resolution: where the first step crosses the edge, no bisection is left.
 FIRST_STEPS = (0.87, 3.0)
-OUTSIDE_BYTES = 4 * 2**30  # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
+# of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows; and of the host's, a rank
+OUTSIDE_BYTES = 4 * 2**30
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 SHARE_OF_PEAK = 0.4  # what a training step reaches
 START_S = 40  # of fresh processes and their proof
@@ -42,9 +44,9 @@ class Search:
         """Lengths that the method can cut without padding are multiples of it."""
         return methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size).multiple
 
-    def guess(self, device_bytes: int | None, start: int | None) -> int:
+    def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
         """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
-        knows, or STARTS_FROM. device_bytes: of the smallest GPU."""
+        knows, or STARTS_FROM. device_bytes: of the smallest GPU. host_bytes: of its machine."""
         config = self.config
         cap = config.hardware.device_memory_gib
         own = device_bytes and device_bytes / config.hardware.ranks_per_gpu
@@ -55,7 +57,9 @@ class Search:
         low, high = 1, LONGEST
         while low < high:
             middle = (low + high + 1) // 2
-            fits = memory.peak(self.at(middle)).bytes <= min(known) - OUTSIDE_BYTES
+            tried = self.at(middle)
+            on_host = memory.held_on_host_bytes(tried) // tried.num_nodes + tried.ranks_per_node * OUTSIDE_BYTES
+            fits = memory.peak(tried).bytes <= min(known) - OUTSIDE_BYTES and on_host <= (host_bytes or math.inf)
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

@@ -41,7 +41,8 @@ _EXTRAS = {
 _TRAINERS = ("hf_trainer", "trl_sft")
 HUGGING_FACE = ("hf_deepspeed", *_TRAINERS)  # transformers' models on ZeRO-3, with DeepSpeed's Ulysses
 _PACKING = ("fsdp2", *HUGGING_FACE, "hf_fsdp2")  # their loaders know documents and masked labels
-_WITHOUT_MOMENTS = ("hf_fsdp2", "megatron")  # until their first step has ended
+# whose first step peaks below later ones: it has no moments yet, or ZeRO-3 gathers nothing ahead in it
+_FIRST_IS_LESS = ("deepspeed", *HUGGING_FACE, "hf_fsdp2", "megatron")
 _OFFLOADLESS = ("hf_fsdp2", "megatron")  # without DeepSpeed's options
 _PRELOADED = ("fsdp2", "deepspeed", "megatron")  # the other loops are other people's, with their own data loaders
 
@@ -118,10 +119,10 @@ def _reason(config: TrialConfig) -> str | None:
         )
     if config.workload.fit and (reason := _fit_reason(config)):
         return reason
-    if config.workload.single_step and name in _WITHOUT_MOMENTS:
+    if config.workload.single_step and config.workload.warmup_steps == 0 and name in _FIRST_IS_LESS:
         return (
-            f"workload.single_step=true: engine {name} makes its optimizer's moments in its first step, which would "
-            "peak below all later ones; use engine=fsdp2, or several steps"
+            f"workload.single_step=true: the first step of engine {name} peaks below later ones; use "
+            "workload.warmup_steps=1"
         )
     if name in _OFFLOADLESS and (engine.optimizer_offload is not None or engine.variable_seq_len is not None):
         return f"engine {name} has neither optimizer_offload nor variable_seq_len; leave them out"

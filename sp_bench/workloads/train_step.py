@@ -41,7 +41,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     # with `fit` the losses at the timed length are of no attention, so nothing is compared with them
     shorter = None if config.workload.fit else timed_step.run_shorter(config, sequences, job.mesh, job.device)
-    if config.workload.single_step:
+    if config.workload.single_step and config.workload.warmup_steps == 0:
         warm_up(job, memory)
     leftover = allocated_bytes(job.device)
     clock, weights = (

@@ -205,7 +205,7 @@ def test_a_hugging_face_model_takes_the_steps_of_ours_on_one_process(
 def check_fit(rank: int, name: str) -> None:
     """Attention is computed in the last layer alone, forward, again and backward; all else is sent as ever."""
     as_a_rank(rank, 2)
-    single = replace(RECOMPUTED, warmup_steps=0, timed_steps=1, single_step=True)
+    single = replace(RECOMPUTED, warmup_steps=1, timed_steps=1, single_step=True)
     config = trial(MethodConfig(HF), 2, engine=EngineConfig(name), workload=single, kernel=KernelConfig("cpu_flash"))
     fit = replace(config, workload=replace(single, fit=True))
     real, fits = (train_step.run(job(each)) for each in (config, fit))

@@ -32,7 +32,7 @@ PACKED = {"workload__packing": "fixed", "workload__document_len": 64}
 MASKED = {"workload__masked_label_share": 0.5}
 FULL = {"workload__activation_checkpointing": "full"}
 OFFLOADED = FULL | {"workload__checkpoint_offload": True}
-SINGLE = {"workload__single_step": True, "workload__warmup_steps": 0, "workload__timed_steps": 1}
+SINGLE = {"workload__single_step": True, "workload__warmup_steps": 1, "workload__timed_steps": 1}
 FIT = SINGLE | {"workload__fit": True}
 VERSIONS = {"deepspeed": "0.19.8", "transformers": "5.17.0", "accelerate": "1.15.0", "trl": "1.16.0"} | {
     "megatron-core": "0.19.2",
@@ -234,6 +234,15 @@ def test_what_an_engine_cannot_run_is_refused_with_the_way_out(make, name, chang
     config = make(name, **changes)
     with pytest.raises(AssertionError, match=message):
         raise AssertionError(requirements.unsupported_reason(config))
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_first_step_that_peaks_below_later_ones_is_not_the_only_one(make, name):
+    reason = f"the first step of engine {name} peaks below later ones; use workload.warmup_steps=1"
+    first = SINGLE | {"workload__warmup_steps": 0}
+    assert reason in str(requirements.unsupported_reason(make(name, **first)))
+    assert reason not in str(requirements.unsupported_reason(make(name, **SINGLE)))
 
 
 @pytest.mark.parametrize("name", HUGGING_FACE)

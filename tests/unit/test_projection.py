@@ -147,11 +147,20 @@ def test_tiles_and_fused_layers_take_less_in_transformers_model(qwen):
 def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(qwen, engine):
     workload = replace(qwen.workload, activation_checkpointing="full")
     step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
-    guess = step.guess(140 * GIB, None)
+    guess = step.guess(140 * GIB, None, None)
     room = 140 * GIB - OUTSIDE_BYTES
     assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
     other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_fsdp2")))
-    assert other.guess(140 * GIB, None) == STARTS_FROM * qwen.sp_size
+    assert other.guess(140 * GIB, None, None) == STARTS_FROM * qwen.sp_size
+
+
+def test_a_search_with_offloaded_checkpoints_starts_at_what_the_host_holds(qwen):
+    kept = replace(qwen.workload, activation_checkpointing="full", mlp_tile_tokens=4096, checkpoint_offload=True)
+    step = Search(replace(qwen, workload=kept))
+    guess = step.guess(80 * GIB, 256 * GIB, None)
+    room = 256 * GIB - qwen.world_size * OUTSIDE_BYTES
+    assert memory.held_on_host_bytes(step.at(guess)) <= room < memory.held_on_host_bytes(step.at(guess + 64))
+    assert guess < step.guess(80 * GIB, None, None)
 
 
 def test_what_is_kept_costs_memory_and_what_is_recomputed_time(fit, qwen):
@@ -252,7 +261,7 @@ def longest_table() -> str:
         config, workload = search.config, search.config.workload
         tiles = workload.activation_checkpointing, workload.loss_tile_tokens, workload.mlp_tile_tokens
         rung = (*tiles, workload.checkpoint_offload, config.engine.optimizer_offload)
-        rungs.setdefault(rung, []).append(search.at(search.guess(None, None)))
+        rungs.setdefault(rung, []).append(search.at(search.guess(None, None, None)))
     lines = []
     for n, (name, configs) in enumerate(zip(RUNGS, rungs.values(), strict=True)):
         assert [(c.model.name, c.sp_size) for c in configs] == [

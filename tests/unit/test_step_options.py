@@ -28,13 +28,12 @@ SINGLE = {"workload": "train_step", "workload__single_step": True, "workload__wa
 H200 = {"kernel": "cudnn", "fabric": "nvlink", "hardware": "h200", "dtype": "bfloat16", "model": "qwen3_0_6b"}
 
 
-def test_a_single_step_has_neither_warm_up_steps_nor_several_timed_ones(make_config):
+def test_a_single_step_is_one_timed_step(make_config):
     single = make_config(**SINGLE, workload__timed_steps=1)
     assert num_steps(single.workload) == 1
+    assert num_steps(replace(single.workload, warmup_steps=1)) == 2
     assert canonical(single) != canonical(replace(single, workload=replace(single.workload, single_step=False)))
-    with pytest.raises(
-        ConfigError, match="warmup_steps=0 and timed_steps=5; it is for workload=train_step with 0 and 1"
-    ):
+    with pytest.raises(ConfigError, match="timed_steps=5; it is for workload=train_step with timed_steps=1"):
         make_config(**SINGLE, workload__timed_steps=5)
 
 
