@@ -311,7 +311,8 @@ class WorkloadConfig:
     single_step: Annotated[
         bool,
         Declared(
-            "train_step: one step is timed and counted at once, for steps of minutes; without warm-up steps one layer is",
+            "train_step: one step is timed and counted at once, for steps of minutes; with warmup_steps=0 it follows "
+            "a step of one layer",
             of=("train_step",),
             old_rows=False,
             omitted=True,
