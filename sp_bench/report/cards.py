@@ -293,6 +293,8 @@ def _apart(place: Place, main: Place) -> str:
         parts.append(words.fabric(here["fabric"]))
     if here["kernel"] != there["kernel"]:
         parts.append(words.kernel(place.first))
+    if place.first.name.pack != main.first.name.pack:
+        parts.append(words.pack(place.first))
     difference = place.difference
     ratio = f" {difference.words}" if difference and difference.outcome != TIE else ""
     return f"{', '.join(parts)}{ratio}"

@@ -15,7 +15,7 @@ from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import GIB
 from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
 from sp_bench.report.statistics import Interval, median_interval
-from sp_bench.rows.names import group_of, library, option_values
+from sp_bench.rows.names import group_of, library, option_values, pack_seed
 
 GRADIENTS = ("dq", "dk", "dv")
 TENSORS = ("output", *GRADIENTS)
@@ -80,8 +80,8 @@ class Cell:
         `fabric` stands for fabric.name, fabric.env.NCCL_ALGO ..."""
         return tuple(
             (path, value)
-            for path, value in sorted(self.options.items())
-            if path not in (*left_out, *PROTOCOL) and group_of(path) not in left_out
+            for path, value in sorted(_of_step(self.options).items())
+            if path not in left_out and group_of(path) not in left_out
         )
 
     @property
@@ -245,13 +245,14 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
 
 def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with one cell_id for all cells whose step is the same: how it is measured, say with `attribution` or how
-    many timed steps, makes no other cell. Those of one launch stay apart: they are no replicates of each other."""
+    many timed steps, makes no other cell; another pack of documents does. Those of one launch stay apart: they are no
+    replicates of each other."""
     if rows.empty:
         return rows
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
     first: dict[str, list[Any]] = {}
     for row in known_rows(rows.drop_duplicates(["cell_id", "pool"])):
-        step = {path: value for path, value in option_values(row).items() if path not in PROTOCOL}
+        step = _of_step(option_values(row))
         key = repr((row["pool"], row["implementation"], row["method_source"], sorted(step.items(), key=str)))
         first.setdefault(key, []).append(row["cell_id"])
     launches: dict[str, set[tuple[Any, ...]]] = {}
@@ -262,6 +263,12 @@ def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
         if len(ids) > 1 and len(set().union(*(launches[i] for i in ids))) == sum(len(launches[i]) for i in ids):
             same |= dict.fromkeys(ids, ids[0])
     return rows.assign(cell_id=rows["cell_id"].replace(same))
+
+
+def _of_step(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options without how a step is measured. A seed that documents are drawn from says what is computed."""
+    drawn = pack_seed(options) is not None
+    return {path: value for path, value in options.items() if path not in PROTOCOL or (drawn and path == "seed")}
 
 
 def known_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:

@@ -1,16 +1,19 @@
-"""Packed documents: how fast each method is on each distribution of lengths, beside the same tokens as one document.
+"""Packed documents: how fast each method is on each pack, beside the same tokens as one document.
 
 Distributions are settings of their own, since their times are no contest. This puts them side by side.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting, is_baseline
-from sp_bench.report.words import LENGTHS, PACKING, is_packed
+from sp_bench.report.words import LENGTHS, PACKING, drawn, is_packed
+
+PACK = (PACKING, *LENGTHS, "seed")  # the options that say which documents
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ def packs(settings: Sequence[Setting]) -> list[Packs]:
     grouped: dict[object, list[tuple[Setting, Cell]]] = {}
     for setting in settings:
         for cell in setting.cells:
-            key = (*setting.campaigns, cell.but(PACKING, *LENGTHS, "method", "kernel"))
+            key = (*setting.campaigns, cell.but(*PACK, "method", "kernel"))
             grouped.setdefault(key, []).append((setting, cell))
     found = [_packs(group) for group in grouped.values() if any(is_packed(cell) for _, cell in group)]
     return sorted(found, key=lambda each: -(each.setting.cells[0].asked["seq_len"] or 0))
@@ -58,7 +61,7 @@ def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
     of_settings = list({setting.title: setting for setting, _ in group}.values())
     of_packs = {words.packed(cell) for _, cell in group}
     shared = [p for p in of_settings[0].parts if p not in of_packs and all(p in other.parts for other in of_settings)]
-    ordered = sorted((cell for _, cell in group), key=lambda cell: (not is_packed(cell), not cell.ok, *by_speed(cell)))
+    ordered = sorted((cell for _, cell in group), key=_order)
     several = len({cell.asked["kernel"] for cell in ordered if not is_baseline(cell)}) > 1
     distributions: dict[str, tuple[Cell, ...]] = {}
     for cell in ordered:
@@ -66,8 +69,15 @@ def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
         if several and not is_baseline(cell):
             words_of += f"; {words.kernel(cell)}"
         distributions[words_of] = (*distributions.get(words_of, ()), cell)
-    of_one = {cell.but(PACKING, *LENGTHS): cell for cell in ordered if not is_packed(cell)}
-    unpacked = {cell.cell_id: one for cell in ordered if (one := of_one.get(cell.but(PACKING, *LENGTHS)))}
+    of_one = {cell.but(*PACK): cell for cell in ordered if not is_packed(cell)}
+    unpacked = {cell.cell_id: one for cell in ordered if (one := of_one.get(cell.but(*PACK)))}
     like = of_settings[0]
-    title = (*shared, words.place(ordered[0]), "packed documents")
+    title = (*shared, words.size(ordered[0]), "packed documents")
     return Packs(Setting(title, tuple(ordered), {}, like.fabrics, like.smallest), distributions, unpacked)
+
+
+def _order(cell: Cell) -> tuple[Any, ...]:
+    """The fastest first, what failed last; of several packs a distribution by seeds."""
+    seed = cell.name.pack
+    which = () if seed is None else (drawn(cell), seed)
+    return (not is_packed(cell), which, not cell.ok, *by_speed(cell))

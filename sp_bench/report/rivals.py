@@ -18,7 +18,7 @@ def counterparts(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
     """(what is compared, our fastest such cell)."""
     where = ("sp_size", "seq_len")
     own = [c for c in cells if c.ok and not c.is_library and c.setting == their.setting]
-    own = [c for c in own if all(c.asked[name] == their.asked[name] for name in where)]
+    own = [c for c in own if all(c.asked[n] == their.asked[n] for n in where) and c.name.pack == their.name.pack]
     alike = [c for c in own if _alike(their, c)]
     same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
     groups = {SAME: same_kernel, FASTEST: alike, ANY: own}

@@ -14,7 +14,7 @@ from typing import Any
 from sp_bench.config.options import BY_PATH, OPTIONS
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.report.formats import whole
-from sp_bench.rows.names import Values, group_of, library, mixed, option_values, short_name, tell_apart
+from sp_bench.rows.names import Values, group_of, library, mixed, option_values, pack_seed, short_name, tell_apart
 
 REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
@@ -52,6 +52,7 @@ class Name:
     series: str  # one string a line, the same on every fabric
     series_but_kernel: str
     told: Values = field(default_factory=dict)  # the options that a series says, with their values
+    pack: int | None = None  # the seed of its documents, where cells of its setting have packs of several seeds
 
 
 def name_cells(rows: Sequence[Values]) -> list[Name]:
@@ -71,10 +72,17 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
     series.separate([(words, cell["sp_size"]) for words, cell in zip(over_fabrics, cells, strict=True)], of_series)
     series.say_transport()
     settings = _settings(cells, extra, fabric=True)
-    places = [(words, cell["sp_size"], cell["seq_len"]) for (words, _), cell in zip(settings, cells, strict=True)]
+    seeds = [pack_seed(cell) for cell in cells]
+    of_several = mixed(over_fabrics, seeds)
+    packs = [seed if words in of_several else None for words, seed in zip(over_fabrics, seeds, strict=True)]
+    places = [
+        (words, cell["sp_size"], cell["seq_len"], pack)
+        for (words, _), cell, pack in zip(settings, cells, packs, strict=True)
+    ]
     series.separate(places, [_TRANSPORT, *PROTOCOL, "cell_id"])
+    series.say_packs(packs)
     return [
-        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"), series.told(i))
+        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"), series.told(i), packs[i])
         for i, ((words, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
     ]
 
@@ -191,6 +199,11 @@ class _Series:
         for cell, said in zip(self.cells, self.said, strict=True):
             if cell[_TRANSPORT] == "copy_engines" and cell["workload.name"] != EXCHANGE:
                 said.insert(1, (_TRANSPORT, "by copy engines"))
+
+    def say_packs(self, packs: Sequence[int | None]) -> None:
+        """The seeds of those that have one. Others of the same name need none: they stand elsewhere."""
+        for said, seed in zip(self.said, packs, strict=True):
+            said += [] if seed is None else [("seed", f"seed={seed}")]
 
     def separate(self, within: Sequence[Hashable], paths: Sequence[str]) -> None:
         """Append the value of each option where it tells cells apart that are equal in `within` and in their names.

@@ -1,8 +1,8 @@
 """Cells by setting, and what each setting answers: which method is faster, by how much, and whether that is proven.
 
 A setting is all that figures and tables have in common but fabric and kernel. Methods are compared at one length,
-number of ranks, fabric and kernel: a place. Whatever the interval, a difference below the smallest effect of interest
-is none.
+number of ranks, pack of documents, fabric and kernel: a place. Whatever the interval, a difference below the smallest
+effect of interest is none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -58,7 +58,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Place:
-    """Cells of one setting, fabric, length, number of ranks and kernel that ran on several ranks."""
+    """Cells of one setting, fabric, length, number of ranks, pack and kernel that ran on several ranks."""
 
     cells: tuple[Cell, ...]
     smallest: float
@@ -114,12 +114,13 @@ class Place:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The largest place last, the fastest kernel after the others."""
+        """The largest place last, of packs that of the lowest seed, the fastest kernel after the others."""
         asked = self.first.asked
         return (
             asked["world_size"] or 0,
             asked["sp_size"] or 0,
             asked["seq_len"] or 0,
+            -(self.first.name.pack or 0),
             -(self.best[0].median_step_ms or 0),
         )
 
@@ -178,7 +179,8 @@ class Setting:
 
 
 def place_key(cell: Cell) -> tuple[Any, ...]:
-    return tuple(cell.asked[name] for name in ("fabric", "world_size", "sp_size", "seq_len", "kernel"))
+    return (*(cell.asked[name] for name in ("fabric", "world_size", "sp_size", "seq_len")), cell.name.pack,
+            cell.asked["kernel"])  # fmt: skip
 
 
 def is_baseline(cell: Cell) -> bool:

@@ -110,7 +110,8 @@ def method(cell: Cell) -> str:
         parts.append("copy engines")
     if asked["placement"] == "ring_inner":
         parts.append("ring inside")
-    parts += [_told(path, value) for path, value in told.items() if path not in _SAID]
+    by_pack = () if cell.name.pack is None else ("seed",)
+    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack)]
     return ", ".join(filter(None, parts))
 
 
@@ -165,9 +166,19 @@ def processors(cell: Cell) -> str:
 
 
 def place(cell: Cell) -> str:
+    """131,072 tokens on 4 GPUs; of several packs beside each other which one."""
+    return ", ".join(filter(None, [size(cell), pack(cell)]))
+
+
+def size(cell: Cell) -> str:
     """131,072 tokens on 4 GPUs."""
     length = cell.asked["seq_len"]
     return f"{whole(length)} tokens on {processors(cell)}" if length else f"on {processors(cell)}"
+
+
+def pack(cell: Cell) -> str:
+    """pack of seed 3; nothing where no other pack of the same distribution stands beside it."""
+    return "" if cell.name.pack is None else f"pack of seed {cell.name.pack}"
 
 
 def workload(cell: Cell) -> str:
@@ -185,12 +196,13 @@ def packed(cell: Cell) -> str:
 
 
 def distribution(cell: Cell) -> str:
-    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens."""
+    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens; of several packs its seed too."""
+    which = ", ".join(filter(None, [drawn(cell), pack(cell)]))
     known = next((row for row in cell.rows if row["num_documents"] is not None), None)
     if known is None or not is_packed(cell):
-        return drawn(cell)
+        return which
     number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
-    return f"{drawn(cell)}: {number_of}, the longest has {longest} tokens"
+    return f"{which}: {number_of}, the longest has {longest} tokens"
 
 
 def drawn(cell: Cell) -> str:

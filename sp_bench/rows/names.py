@@ -46,6 +46,11 @@ def option_values(row: Values) -> dict[str, Any]:
     return values
 
 
+def pack_seed(options: Values) -> int | None:
+    """The seed where documents are drawn from it: with another one the work is another. None where they are not."""
+    return options.get("seed") if options.get("workload.packing") == "lognormal" else None
+
+
 def config_leaves(config: Any) -> dict[str, Any]:
     """The config's values by dotted name; nothing for a row without a readable config."""
     try:

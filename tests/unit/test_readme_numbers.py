@@ -7,6 +7,7 @@ were measured in a copy of the tree name another one.
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import pairwise
@@ -23,14 +24,14 @@ from sp_bench.report import read, settings
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
 from sp_bench.report.formats import GIB, number, whole
-from sp_bench.report.ratios import ranked, ratio_of_medians
+from sp_bench.report.ratios import ranked, ratio_of_medians, times
 from sp_bench.report.settings import TIE, Difference, Place
 from sp_bench.report.signs import Count, counts
 
 ROOT = Path(__file__).parents[2]
 LONG, SHORT = {"seq_len": 131072}, {"seq_len": 32768}
 FA4, FA2, CUDNN = {"kernel": "flash_attn_4"}, {"kernel": "flash_attn"}, {"kernel": "cudnn"}
-PACKS = "h200x2_packed_2"
+PACKS, DRAWS = "h200x2_packed_2", "h200x2_packed_draws"
 AROUND_4096, FEW_LONG = ({"packing": "lognormal", "document_len": length} for length in (4096, 1024))
 STEPS = (("ulysses", "contiguous"), ("ring", "document_zigzag"), ("ring", "zigzag"), ("all_gather", "zigzag"))
 QUANTITY = re.compile(r"\d[\d,.]*(?:x|%| ms| s | GiB| MFU| TFLOP| times)|\d\.\d|\[\d")
@@ -109,6 +110,36 @@ def packs_of_one_gpu(name: str) -> list[Cell]:
     """The last one is a single document."""
     packings = (FEW_LONG, AROUND_4096, {"packing": "fixed"}, {"packing": "none"})
     return [cell(name, "single", **packing) for packing in packings]
+
+
+class Draw:
+    """One pack of `h200x2_packed_draws` with the methods that ran it. Each has one replicate."""
+
+    def __init__(self, drawn: dict[str, Any], seed: int) -> None:
+        asked = {**drawn, "seed": seed}
+        self.cells = ranked([each for each in campaign(DRAWS) if each.ok and is_asked(each, asked)])
+        (self.chunks,) = self.of("ulysses", head_chunks=4)
+        lengths = documents("lognormal", 131072, drawn["document_len"], self.chunks.asked["document_sigma"], seed, ())
+        pairs = causal_pairs_of_ranks(SequenceLayout("zigzag", 2), lengths)
+        self.imbalance = max(pairs) / mean(pairs)
+
+    def of(self, method: str, **asked: Any) -> list[Cell]:
+        """One, or none that was measured."""
+        return [each for each in self.cells if is_asked(each, {"method": method, **asked})]
+
+    def over_chunks(self, method: str, **asked: Any) -> list[float]:
+        return [ratio_of_medians(each, self.chunks) for each in self.of(method, **asked)]
+
+
+@cache
+def draws(document_len: int) -> list[Draw]:
+    drawn = next(each for each in (AROUND_4096, FEW_LONG) if each["document_len"] == document_len)
+    return [Draw(drawn, seed) for seed in range(1, 9)]
+
+
+def behind_fastest(packs: Iterable[Draw]) -> list[float]:
+    """Of Ulysses in 4 chunks, by pack: by how much it is slower than the fastest."""
+    return [ratio_of_medians(pack.chunks, pack.cells[0]) - 1 for pack in packs]
 
 
 @cache
@@ -419,6 +450,12 @@ def packs() -> Iterator[str]:
     as_even = share_as_even(2, 1024, 2.0, few_long[1].asked["flops_imbalance"])
     yield f"{as_even:.0%} of packs drawn alike are as even"
     yield f"FlashAttention-4, {replicates(ulysses, cut, ring, gather, *few_long)}"
+    drawn_alike = draws(4096) + draws(1024)
+    behind = max(behind_fastest(drawn_alike))
+    yield f"{len(drawn_alike)} packs of two kinds it is the fastest, or within {behind:.1%} of it"
+    rings = [ratio for pack in drawn_alike for ratio in pack.over_chunks("ring", layout="zigzag")]
+    yield f"the zigzag ring takes {times(min(rings))} to {times(max(rings))} as long"
+    yield f"the {len(drawn_alike)} packs {replicates(*campaign(DRAWS))}, d03be24"
 
 
 @line("Libraries on packed documents, 2 GPUs")
@@ -513,6 +550,23 @@ def test_each_line_of_the_results_is_asked_of_the_rows_or_named_with_the_reason(
     assert [said for said in (*NOT_OF_ROWS, *BY_HAND) if said not in text] == []
 
 
+def test_campaigns_says_how_many_machines_the_devices_are_of():
+    devices: dict[int, set[str]] = {}
+    kinds: dict[int, str] = {}
+    for each in every_cell():
+        for row in each.rows:
+            if (machine := row["device_set"]) is not None:
+                uuids = {str(uuid).removeprefix("GPU-") for uuid in row["environment"]["device_uuids"]}
+                devices.setdefault(machine, set()).update(uuids)
+                kinds[machine] = str(row["hardware"]).upper()
+    found = Counter((kinds[machine], len(uuids)) for machine, uuids in devices.items())
+    text = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
+    assert found.keys() == {("H200", 4), ("H200", 2), ("H200", 1), ("H100", 1)}
+    assert found["H200", 1] == 1
+    of_h200 = f"{found['H200', 4]} machines of 4 H200s, {found['H200', 2]} of 2, one of 1"
+    assert f"Devices came from {of_h200}, and {found['H100', 1]} of an H100" in text
+
+
 # The tables of docs/PACKING.md under "What was measured".
 
 NAMES = {
@@ -602,6 +656,91 @@ def test_packing_says_how_typical_its_packs_are():
             lines.append([str(ranks), measured[drawn[:2]] if ranks == 2 else "", f"{median(packs):.2f}",
                           f"{low:.2f} to {high:.2f}"])  # fmt: skip
     assert [each[1:] for each in table("| documents | ranks | the measured pack |")] == lines
+
+
+ZIGZAG, CUT = {"layout": "zigzag"}, {"layout": "document_zigzag"}
+
+
+def over_packs(values: Sequence[float], words: Callable[[float], str], of: int) -> str:
+    count = "" if len(values) == of else f", {len(values)} packs"
+    return f"{words(median(values))} ({words(min(values))} to {words(max(values))}){count}"
+
+
+def test_packing_says_what_the_rows_give_of_other_packs():
+    lines = []
+    for packs in (draws(4096), draws(1024)):
+        methods = ("ulysses", {"head_chunks": 1}), ("ring", CUT), ("ring", ZIGZAG)
+        ratios = [[each for p in packs for each in p.over_chunks(method, **asked)] for method, asked in methods]
+        even = over_packs([pack.imbalance for pack in packs], "{:.2f}".format, len(packs))
+        lines.append([even, "1", *(over_packs(each, times, len(packs)) for each in ratios)])
+        predicted = [(ring.asked["flops_imbalance"], p.imbalance) for p in packs for ring in p.of("ring", **ZIGZAG)]
+        assert all(math.isclose(*each) for each in predicted)
+    assert [each[1:] for each in table("| documents | imbalance of zigzag |")] == lines
+
+
+def said_of_draws() -> Iterator[str]:
+    packs = draws(4096) + draws(1024)
+    behind = behind_fastest(packs)
+    led = [ratio_of_medians(p.cells[1], p.chunks) for p in packs if p.cells[0] is p.chunks]
+    first, most = sum(each == 0 for each in behind), f"within {max(behind):.1%} of the fastest"
+    yield f"or {most}, on all sixteen packs"
+    by_more = sum(each >= 1.02 for each in led)
+    yield f"is the fastest on {first} of the sixteen packs, by 2% or more on {by_more} of them, and {most} on the"
+
+    steps = [[c.median_step_ms or 0 for c in (p.chunks, *p.of("ulysses", head_chunks=1))] for p in packs]
+    *others, third, second, longest = sorted(steps)
+    saved, of_long = ([one - chunks for chunks, one in each] for each in (others, (third, second, longest)))
+    yield f"chunks save {min(saved):.1f} to {max(saved):.1f} ms of a step on {len(saved)} packs"
+    yield f"the three with the longest steps ({third[0]:.0f} to {longest[0]:.0f} ms)"
+    yield f"they save {max(of_long):.1f} ms at most, or cost up to {-min(of_long):.1f} ms"
+
+    rings = sorted((p.imbalance, ratio) for p in packs for ratio in p.over_chunks("ring", **ZIGZAG))
+    shares = f"{min(r / i for i, r in rings):.2f} to {max(r / i for i, r in rings):.2f}"
+    yield f"The ring takes {shares} of it times as long as Ulysses in 4 chunks"
+    yield f"{shares} of its imbalance on all {len(rings)} packs that it ran"
+    even, nearly, uneven = (
+        [each for each in rings if low < each[0] <= high] for low, high in ((1, 1.08), (1.08, 1.1), (1.1, 2))
+    )
+
+    def span_of(found: Sequence[tuple[float, float]], digits: int) -> str:
+        return " to ".join(f"{end([ratio for _, ratio in found]):.{digits}f}x" for end in (min, max))
+
+    assert max(ratio for _, ratio in even) < 1.02, "no tie"
+    yield f"it ties or leads up to {even[-1][0]:.2f}"
+    yield f"takes {span_of(uneven, 2)} as long from {uneven[0][0]:.2f} on"
+    yield f"On the {len(even)} packs with an imbalance of up to {even[-1][0]:.2f} it takes {span_of(even, 3)} as long"
+    yield f"on {len(nearly)} packs with {shared(f'{i:.2f}' for i, _ in nearly)}, {span_of(nearly, 3)}"
+    yield f"on {len(uneven)} packs from {uneven[0][0]:.2f} on, {span_of(uneven, 2)}"
+    (ahead_at,) = [imbalance for imbalance, ratio in rings if ratio < 0.98]
+    yield f"It leads by more than 2% on one pack, whose imbalance is {ahead_at:.2f}"
+
+    cut = [ratio for p in packs for ratio in p.over_chunks("ring", **CUT)]
+    yield f"It takes {min(cut):.2f}x to {max(cut):.2f}x as long as Ulysses in 4 chunks"
+    both = [(p.imbalance, ratio_of_medians(*p.of("ring", **ZIGZAG), *p.of("ring", **CUT)))
+            for p in packs if p.of("ring", **ZIGZAG)]  # fmt: skip
+    ahead = [imbalance for imbalance, ratio in both if ratio > 1]
+    yield f"beats the zigzag ring on {len(ahead)} of {len(both)} packs, all with an imbalance of {min(ahead):.2f} or"
+
+    typical = [median(imbalances(2, 131072, *drawn)) for drawn in ((4096, 1.0), (1024, 2.0))]
+    here = [median(pack.imbalance for pack in draws(length)) for length in (4096, 1024)]
+    yield f"their median imbalance is {here[0]:.2f}, where 1,000 packs have {typical[0]:.2f}"
+    yield f"about as even as most ({here[1]:.2f} and {typical[1]:.2f})"
+    flags = [each.flags for each in campaign(DRAWS)]
+    transient, unsettled = (sum(name in each for each in flags) for name in ("transient", "unsettled"))
+    yield f"{transient} rows are flagged `transient`, {unsettled} of them `unsettled` too"
+    windows = [
+        (each.rows[0]["step_ms"], each.median_step_ms or 1) for each in campaign(DRAWS) if "transient" in each.flags
+    ]
+    off = [100 * max(abs(ms / middle - 1) for ms in of_row) for of_row, middle in windows]
+    yield f"the step that is furthest off is {min(off):.0f} to {max(off):.0f}% from the row's median"
+    for pack in packs:
+        if not pack.of("ring", **ZIGZAG):
+            yield f"has no row of one pack of the first distribution, whose imbalance is {pack.imbalance:.2f}"
+
+
+def test_packing_says_in_words_what_the_rows_give_of_other_packs():
+    text = " ".join(packing().replace("**", "").split())
+    assert [said for said in said_of_draws() if said not in text] == []
 
 
 def test_packing_says_what_the_rows_give_of_a_training_step():

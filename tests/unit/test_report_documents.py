@@ -7,10 +7,11 @@ import pytest
 
 import sp_bench.report as report
 from sp_bench.report import words
+from sp_bench.report.cells import of_equal_steps
 from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
 
-from .rows import cells_of, commit, row
+from .rows import cells_of, commit, row, selection_of
 
 PACKED = {"num_documents": 8, "longest_document": 128, "flops_imbalance": 1.5}
 
@@ -42,6 +43,43 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
     assert [each["imbalance"] for each in shown] == ["1.50", "1.50", ""]
     assert shown[1]["ratio to the first"] == "1.67x"
     assert shown[2]["ms"] == "out of memory"
+
+
+def drawn(method: str, ms: float, seed: int, packing: str = "lognormal", **columns: object):
+    workload = {"name": "attention", "packing": packing, "document_len": 128, "document_sigma": 1.0}
+    config = {"hardware": {"name": "cpu", "device": "cpu"}, "workload": workload, "seed": seed}
+    return of(method, packing, ms, config=json.dumps(config), **columns)
+
+
+def test_packs_of_other_seeds_are_other_places_and_no_method_of_one_is_compared_with_one_of_another():
+    rows = [*(drawn("ring", ms, seed, cell_id=f"r{seed}") for seed, ms in ((1, 10.0), (2, 30.0))),
+            *(drawn("ulysses", ms, seed, cell_id=f"u{seed}") for seed, ms in ((1, 12.0), (2, 15.0)))]  # fmt: skip
+    (setting,) = settings(cells_of(rows))
+    assert [words.place(place.first) for place in setting.contests] == [
+        "1,024 tokens on 2 CPU ranks, pack of seed 2",
+        "1,024 tokens on 2 CPU ranks, pack of seed 1",
+    ]
+    assert [words.method(place.leader) for place in setting.contests] == ["Ulysses", "contiguous ring"]
+    (table,) = [t for t in tables([setting]) if t.setting.title.endswith("packed documents")]
+    assert table.setting.title.count("seed") == 0
+    assert [group.title.partition(":")[0] for group in table.groups] == [
+        "lognormal, median 128, sigma 1, pack of seed 1",
+        "lognormal, median 128, sigma 1, pack of seed 2",
+    ]
+    assert [line.texts[-1] for group in table.groups for line in group.lines] == ["", "1.20x", "", "2.00x"]
+
+
+def test_a_single_pack_is_not_told_from_others():
+    (setting,) = settings(cells_of([drawn("ring", 10.0, 3), drawn("ulysses", 12.0, 3)]))
+    (place,) = setting.contests
+    assert words.place(place.first) == "1,024 tokens on 2 CPU ranks"
+
+
+@pytest.mark.parametrize(("packing", "cells"), [("lognormal", 2), ("fixed", 1)])
+def test_packs_of_other_seeds_are_no_replicates_of_each_other(packing, cells):
+    """Documents of a fixed length are the same with every seed."""
+    rows = [drawn("ring", 10.0 * seed, seed, packing, cell_id=f"r{seed}", replicate=seed) for seed in (1, 2)]
+    assert of_equal_steps(selection_of(rows).rows)["cell_id"].nunique() == cells
 
 
 def test_each_kernel_is_a_group_of_its_own():

@@ -14,7 +14,7 @@ from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens
 from sp_bench.report.ratios import decimals
 from sp_bench.report.settings import Setting
 from sp_bench.report.signs import RIVALS, Sign, counts, signs
-from sp_bench.report.words import drawn, is_packed
+from sp_bench.report.words import drawn, is_packed, pack
 
 MOST_LINES = 44  # of one figure: those with intervals and of large places go first
 
@@ -109,6 +109,7 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
     parts += [
         f"{tokens(first.asked['seq_len'])} tokens",
         drawn(first) if packs else "",
+        pack(first),
         words.processors(first) if len(sizes) > 1 else "",
         words.fabric(first.asked["fabric"]) if len(sign.setting.fabrics) > 1 else "",
         words.kernel(first),

@@ -61,19 +61,19 @@ class Panel:
 
 
 def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
-    """One for each setting, number of ranks and kernel, on the fastest fabric: what several methods ran on first."""
+    """One for each setting, number of ranks, pack and kernel, on the fastest fabric: first what most ran on."""
     found = []
     for setting in settings:
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in setting.cells:
             first = cell.asked["fabric"] == setting.fabrics[0] or (cell.asked["world_size"] or 1) == 1
             if cell.ok and cell.is_of_a_length and first and value(cell) is not None:
-                key = (cell.asked["world_size"], cell.asked["sp_size"], cell.asked["kernel"])
+                key = (cell.asked["world_size"], cell.asked["sp_size"], cell.name.pack, cell.asked["kernel"])
                 grouped.setdefault(key, []).append(cell)
         for _, cells in sorted(grouped.items(), key=lambda item: (-len(item[1]), str(item[0]))):
             roofs = {c.asked["seq_len"]: setting.alone[c.cell_id] for c in cells if c.cell_id in setting.alone}
             first = cells[0]
-            where = f"{words.processors(first)}, {words.kernel(first)}"
+            where = ", ".join(filter(None, [words.pack(first), words.processors(first), words.kernel(first)]))
             title = "\n".join(filter(None, [setting.apart(settings), where]))
             found.append(Panel(title, tuple(cells), roofs))
     return found
