@@ -271,6 +271,27 @@ def _computed_elements(config: TrialConfig) -> float:
     if workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
         wide *= min(workload.mlp_tile_tokens / _local_tokens(config), 1)
         after = 3 * hidden  # its input, and the gradients of its input and output
-    if (workload.activation_checkpointing or "").startswith("selective"):
-        return max(before, after + wide)
-    return before + after + wide
+    selective = (workload.activation_checkpointing or "").startswith("selective")
+    halves = max(before, after + wide) if selective else before + after + wide
+    return max(halves, _attention_elements(config))
+
+
+def _attention_elements(config: TrialConfig) -> float:
+    """Of a token, beside what the layer keeps, while the kernel of its attention runs backward. That is the most where
+    an MLP in tiles leaves its width out.
+
+    Kernels add dq up in fp32, and dk and dv of each query head in fp32 or twice in the trial's dtype: 4q. UPipe has it
+    all for one stage's heads, but q, k, v, the output and the gradients lie by tokens.
+    """
+    model, workload, kept = config.model, config.workload, config.workload.activation_checkpointing
+    hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    inputs = 0 if kept in (None, "none", "selective", "selective_mlp") else q + 2 * kv  # of the kernel
+    projected = 0 if kept in (None, "none") else q + kv  # before norms and rotations
+    output = q if kept == "full" else 0
+    gradients, kernel = 2 * q + 2 * kv, 4 * q
+    if config.method.name == "upipe" and config.sp_size > 1:
+        stages = config.method.head_stages or model.num_heads // config.sp_size
+        kernel = (kernel + 4 * q + 2 * kv) / stages
+    elif config.sp_size > 1:
+        gradients += q  # of the output, by heads and by tokens; or what a ring has of its neighbours
+    return hidden + projected + inputs + output + gradients + kernel
