@@ -283,7 +283,7 @@ def _attention_elements(config: TrialConfig) -> float:
     Kernels add dq up in fp32, and dk and dv of each query head in fp32 or twice in the trial's dtype: 4q. UPipe has it
     all for one stage's heads, but q, k, v, the output and the gradients lie by tokens.
     """
-    model, workload, kept = config.model, config.workload, config.workload.activation_checkpointing
+    model, kept = config.model, config.workload.activation_checkpointing
     hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     inputs = 0 if kept in (None, "none", "selective", "selective_mlp") else q + 2 * kv  # of the kernel
     projected = 0 if kept in (None, "none") else q + kv  # before norms and rotations

@@ -5,8 +5,10 @@ layer i+1, on a stream for each direction. So two layers' are on the device at a
 its backward comes at once.
 """
 
+import mmap
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,8 +51,9 @@ class HostMemory:
         if needed <= self.num_bytes:
             return
         self.release()
-        _require_free(needed, device)
-        self.slab = torch.empty(needed, dtype=torch.uint8)
+        ranks = _ranks_here(device)
+        _require_free(needed, ranks)
+        self.slab = _touched(needed, len(os.sched_getaffinity(0)) // ranks or 1)
         if device.type == "cuda" and needed:
             if error := int(_cudart().cudaHostRegister(self.slab.data_ptr(), needed, 0)):
                 self.slab = torch.empty(0, dtype=torch.uint8)
@@ -85,11 +88,27 @@ def host_memory() -> Iterator[HostMemory]:
         memory.release()
 
 
-def _require_free(num_bytes: int, device: torch.device) -> None:
-    # A GPU's peers on this machine ask at the same moment; on a CPU all ranks are here.
+def _ranks_here(device: torch.device) -> int:
+    """Ranks on this machine, which ask for memory at the same moment. On a CPU all are here."""
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     if device.type == "cuda":
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", min(ranks, torch.cuda.device_count())))
+        return int(os.environ.get("LOCAL_WORLD_SIZE", min(ranks, torch.cuda.device_count())))
+    return ranks
+
+
+def _touched(num_bytes: int, num_threads: int) -> Tensor:
+    """Memory [bytes] that is there, in large pages where the machine has them. CUDA page-locks memory that is not there
+    yet page after page in one thread, which took minutes for 100 GiB."""
+    slab = mmap.mmap(-1, num_bytes)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux
+        slab.madvise(mmap.MADV_HUGEPAGE)
+    tensor = torch.frombuffer(slab, dtype=torch.uint8)
+    with ThreadPoolExecutor(num_threads) as pool:
+        list(pool.map(Tensor.zero_, tensor.chunk(num_threads)))
+    return tensor
+
+
+def _require_free(num_bytes: int, ranks: int) -> None:
     if (free := hardware.free_host_bytes()) < ranks * num_bytes:
         raise MemoryError(
             f"workload.checkpoint_offload=true: {ranks} ranks need {num_bytes / 2**30:.1f} GiB of host memory each, "
