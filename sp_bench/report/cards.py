@@ -80,9 +80,9 @@ def card(setting: Setting) -> Card:
     if place is None:
         failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
         why = ", ".join(f"{n} {status}" for status, n in failed.items())
-        return Card(
-            setting.title, "", f"Nothing was measured ({why}).", False, "", memory_words(setting), (), setting.cells
-        )
+        asked_fit = any(cell.fits and not cell.ok for cell in setting.cells)
+        said = "Only whether a step fits was asked." if asked_fit else f"Nothing was measured ({why})."
+        return Card(setting.title, "", said, False, "", memory_words(setting), (), setting.cells)
     first = place.first
     where = [
         words.place(first),
@@ -224,7 +224,10 @@ def memory_words(setting: Setting) -> str:
     brackets = []
     for limit in setting.limits:
         if (oom := limit.smallest_oom) is not None:
-            ran = f"{whole(limit.largest_ok.asked['seq_len'])} ran" if limit.largest_ok else "nothing ran"
+            ran = "nothing ran"
+            if (largest := limit.largest_ok) is not None:
+                tokens = whole(largest.asked["seq_len"])
+                ran = f"{tokens} ran" if largest.ok else f"{tokens} fit"
             brackets.append(
                 f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({ran})"
             )

@@ -92,7 +92,9 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
-    "driver/search.py": {"device_memory_gib", "fit", "ranks_per_gpu", "timed_steps", "warmup_steps"},
+    "driver/search.py": {
+        *("allocator", "device_memory_gib", "fit", "num_nodes", "ranks_per_gpu", "timed_steps", "warmup_steps")
+    },
     "driver/plan.py": {
         *(
             "allocator",

@@ -135,6 +135,12 @@ def test_memory_is_a_bracket_where_it_ran_out() -> None:
     assert first_card(rows).memory == "Out of memory: the contiguous ring on 2 GPUs at 4,096 tokens (2,048 ran)."
 
 
+def test_where_only_a_fit_was_asked_the_card_says_so() -> None:
+    told = first_card([on_gpus(seq_len=2048, median_step_ms=None), on_gpus(seq_len=4096, status="oom")])
+    assert told.verdict == "Only whether a step fits was asked."
+    assert told.memory == "Out of memory: the contiguous ring on 2 GPUs at 4,096 tokens (2,048 fit)."
+
+
 def test_a_failure_alone_gives_a_card_without_numbers() -> None:
     told = first_card([on_gpus(status="error")])
     assert told.verdict == "Nothing was measured (1 error)."
