@@ -132,10 +132,11 @@ USES = {
     "driver/progress.py": {"fit", "layout", "placement"},
     "driver/doctor.py": {"exchange"},
     "rows/row.py": {"exchange", "timed_steps"},
-    "rows/names.py": {"dkv_dtype"},
+    "rows/names.py": {"dkv_dtype", "packing", "seed"},
     "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
-    "report/cells.py": {"device_memory_gib", "launch", "micro_batches"},
+    "report/cells.py": {"device_memory_gib", "launch", "micro_batches", "seed"},
+    "report/documents.py": {"seed"},  # which documents are drawn
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {
         *("activation_checkpointing", "learning_rate", "masked_label_share", "max_grad_norm", "model_code"),
@@ -171,6 +172,7 @@ USES = {
         "optimizer_offload",
         "placement",
         "ranks_per_gpu",
+        "seed",
         "variant",
     },
     "report/settings.py": {"variant"},
@@ -196,6 +198,7 @@ USES = {
         "packing",
         "placement",
         "ranks_per_gpu",
+        "seed",
         "variant",
     },
 }
