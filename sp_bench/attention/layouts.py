@@ -53,12 +53,14 @@ class SequenceLayout:
         """The smallest length of at least `seq_len` that this layout can cut."""
         return -(-seq_len // self.multiple) * self.multiple
 
-    def unsupported_reason(self, seq_len: int) -> str | None:
-        """Why this layout cannot cut `seq_len` tokens, naming the nearest lengths that it can cut, or None."""
+    def unsupported_reason(self, seq_len: int, of_documents: int = 1) -> str | None:
+        """Why this layout cannot cut `seq_len` tokens, naming the nearest lengths that it can cut, or None. Those are
+        multiples of `of_documents` too, to which the lengths of packed documents are rounded."""
         if seq_len % self.multiple == 0:
             return None
-        above = self.padded(seq_len)
-        below = above - self.multiple
+        unit = math.lcm(self.multiple, of_documents)
+        above = -(-seq_len // unit) * unit
+        below = above - unit
         nearest = f"{below} or {above}" if below else f"{above}"
         return (
             f"seq_len={seq_len} is not divisible by {self.multiple} "

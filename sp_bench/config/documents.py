@@ -32,16 +32,18 @@ def documents(
 
     fixed: all are `document_len` tokens long. lognormal: the median is `document_len`, and `document_sigma` is the
     standard deviation of the logarithm. file: those of `listed`, one after the other. Each is rounded to a multiple of
-    16, and is at most half of the pack, so that there are two or more. The last one is cut where the pack ends, or
-    takes a rest of less than 16 tokens. Lengths of a short proof may be rounded down, so that a list ends before the
-    pack: what is left is one document more.
+    16, and is at most half of the pack; one of a list is at most all of it but 16. So there are two or more. The last
+    one is cut where the pack ends, or takes a rest of less than 16 tokens. Lengths of a short proof may be rounded
+    down, so that a list ends before the pack: what is left is one document more.
     """
     if packing == "none":
         return ()
     draw = random.Random(seed)
-    longest, left, lengths = max(seq_len // 2 // MULTIPLE, 1) * MULTIPLE, seq_len, []
+    most = seq_len - MULTIPLE if packing == "file" else seq_len // 2
+    longest, left, lengths = max(most // MULTIPLE, 1) * MULTIPLE, seq_len, []
     if packing == "lognormal":
-        drawn = (draw.lognormvariate(math.log(document_len), document_sigma) for _ in itertools.count())
+        middle, end = math.log(document_len), math.log(2 * longest)  # beyond it nothing differs, and exp may overflow
+        drawn = (math.exp(min(draw.normalvariate(middle, document_sigma), end)) for _ in itertools.count())
     else:
         drawn = (
             itertools.repeat(document_len) if packing == "fixed" else itertools.chain(listed, itertools.repeat(left))

@@ -155,7 +155,8 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}")
+    quote = ": on a command line quote it twice, as in \"'512,512'\"" if kind is str and type(value) is int else ""
+    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
 
 
 def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

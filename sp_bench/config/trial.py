@@ -670,10 +670,10 @@ class TrialConfig:
                     f"workload.document_lens: {len(listed)} documents, rounded to {MULTIPLE} tokens, have {total}, "
                     f"less than seq_len={self.seq_len}; give more, or use seq_len={total}"
                 )
-            if max(listed) > self.seq_len // 2:
+            if (longest := rounded(max(listed))) > self.seq_len - MULTIPLE:
                 raise ConfigError(
-                    f"workload.document_lens: a document of {max(listed)} tokens is more than half of "
-                    f"seq_len={self.seq_len}; use shorter ones, or seq_len={2 * rounded(max(listed))} or more"
+                    f"workload.document_lens: a document of {max(listed)} tokens leaves less than {MULTIPLE} of "
+                    f"seq_len={self.seq_len} to others; use shorter ones, or seq_len={longest + MULTIPLE} or more"
                 )
         require_at_least(self.workload, 2 * MULTIPLE, "correctness_seq_len")
         if (number := len(self.documents(self.seq_len))) > MAX_DOCUMENTS:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sp_bench import hardware
+from sp_bench.config.documents import MULTIPLE, from_text
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, attempt, derived, nodes, plan
@@ -262,18 +263,26 @@ def _unknown_rates(trials: Sequence[Trial], found: hardware.Gpus | None) -> list
 
 def _of_packs(trials: Sequence[Trial]) -> list[str]:
     """A line for each pack of documents and number of ranks: what is in it, and how unevenly methods cut its work."""
-    found: dict[str, dict[str, None]] = {}
+    found: dict[tuple[str, tuple[int, ...]], dict[str, None]] = {}
     for config in {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values():
         pack = derived.of_documents(config)
         if pack and config.sp_size > 1:
+            of_seed = f" of seed {config.seed}" if config.workload.packing == "lognormal" else ""
             what = (
-                f"pack of {config.seq_len:,} tokens: {pack['num_documents']} documents, {pack['median_document']:,.0f} "
-                f"tokens in median, {pack['longest_document']:,} at most; attention of the busiest of {config.sp_size} "
-                "ranks over the mean"
+                f"pack{of_seed} of {config.seq_len:,} tokens: {pack['num_documents']} documents, "
+                f"{pack['median_document']:,.0f} tokens in median, {pack['longest_document']:,} at most"
+                f"{_left_out(config)}; attention of the busiest of {config.sp_size} ranks over the mean"
             )
             share = f"{config.method.name} {layout(config)} {pack['flops_imbalance']:.2f}"
-            found.setdefault(what, {})[share] = None
-    return [f"{what}: {', '.join(shares)}" for what, shares in found.items()]
+            found.setdefault((what, config.documents(config.seq_len)), {})[share] = None
+    return [f"{what}: {', '.join(shares)}" for (what, _), shares in found.items()]
+
+
+def _left_out(config: TrialConfig) -> str:
+    """What of a list of documents is beyond the end of the pack."""
+    lens = config.workload.document_lens
+    beyond = sum(from_text(lens)) - config.seq_len if lens is not None else 0
+    return f" (the list has {beyond:,} tokens more, which are left out)" if beyond >= MULTIPLE else ""
 
 
 def _latest_rows(trials: Sequence[Trial], campaign: Campaign) -> list[RowName | None]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
+from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
@@ -75,11 +76,11 @@ def unsupported_reason(
         return reason
     # training pads whole sequences; attention pads documents that are cut one by one
     pads = not shape.documents if config.workload.name != "attention" else layout.kind == "document_zigzag"
-    if not pads and (reason := layout.unsupported_reason(config.seq_len)):
+    if config.workload.name != "attention" and (reason := requirements.unsupported_reason(config)):
+        return reason
+    if not pads and (reason := layout.unsupported_reason(config.seq_len, MULTIPLE if shape.documents else 1)):
         return reason
     if config.workload.name != "attention":
-        if reason := requirements.unsupported_reason(config):
-            return reason
         shape = config.attention_shape(layout.padded(config.seq_len))
     kernel = kernels.get(config.kernel.name)
     return (

@@ -19,6 +19,7 @@ from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
+from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import DERIVED, TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
 from sp_bench.driver.plan import resolve
 from sp_bench.rows.row import Identity, Outcome, asked_for
@@ -116,7 +117,8 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     for name in (*REQUIRED["any"], *REQUIRED[workload.name], *REQUIRED.get(workload.pass_kind, ())):
         if record.get(name) is None and name not in unproven:
             yield f"{name}=null; expected a value, as every {workload.name} trial has"
-    if workload.packing != "none" and workload.name != "parity":  # which compares training alone
+    own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
+    if workload.packing != "none" and own:
         for name in PERTURBED:
             if record.get(name) is None:
                 yield f"{name}=null; expected a value, as every trial of packed documents has"

@@ -51,6 +51,10 @@ def read(request: overrides.Request) -> Sweep:
     searched = [_trial({**trial, LENGTH: STARTS_FROM}) for trial in trials if trial[LENGTH] == MAX]
     if any(config.workload.name == "collective" for config in searched):
         raise ConfigError(f"{LENGTH}={MAX}: workload=collective has no seq_len")
+    if any(config.workload.packing == "file" for config in searched):
+        raise ConfigError(
+            f"{LENGTH}={MAX}: a list of documents fills packs of one length; use workload.packing=lognormal"
+        )
     if settings.search.longest is None and any(config.hardware.device == "cpu" for config in searched):
         raise ConfigError(
             f"{LENGTH}={MAX} with hardware=cpu would end only where the host's memory does: give search.longest, such "

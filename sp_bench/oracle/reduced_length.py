@@ -24,6 +24,7 @@ from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import SequenceParallelAttention
 
 TENSORS = ("output", "dq", "dk", "dv")
+PERTURBED = ("repeat_difference", "outside_difference", "inside_difference")  # columns
 Errors = dict[str, float]
 
 
@@ -217,8 +218,8 @@ def check_perturbation(
                 f"perturbed document: its own {name} changes by {into:.2e} of an element, and {runs} equal runs differ "
                 f"by {repeated:.2e}"
             )
-    columns = ("repeat_difference", "outside_difference", "inside_difference")
-    return {column: dict(zip(TENSORS, values, strict=True)) for column, values in zip(columns, absolute, strict=True)}
+    by_column = zip(PERTURBED, absolute, strict=True)
+    return {column: dict(zip(TENSORS, values, strict=True)) for column, values in by_column}
 
 
 def _largest(difference: Tensor) -> Tensor:

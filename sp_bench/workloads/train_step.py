@@ -11,6 +11,7 @@ from typing import Any
 from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.memory import offloaded_inputs_bytes
+from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step
@@ -70,6 +71,10 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.predicted = engine.traffic(config, padded_len)
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
+    if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
+        attention_columns = {
+            name: each for name, each in attention_columns.items() if name not in reduced_length.PERTURBED
+        }
     measurement.columns = {
         **attention_columns,
         **step_columns,

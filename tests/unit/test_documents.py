@@ -49,10 +49,21 @@ LIST = {"workload__packing": "file", "workload__document_lens": "100,312,16,512,
 def test_a_list_packs_its_lengths_in_their_order_and_is_cut_where_the_pack_ends(make_config):
     config = make_config(**LIST)
     assert config.documents(1024) == (96, 320, 16, 512, 80)
-    assert config.documents(64) == (16, 16, 16, 16)  # of a short proof none is longer than half
+    assert config.documents(64) == (16, 16, 16, 16)
     assert sum(config.documents(512)) == 512
     others = [make_config(**LIST | {"workload__document_lens": lens}) for lens in ("100,312,16,512,384", "512,512")]
     assert len({plan.cell_id(each) for each in (config, *others)}) == 3
+
+
+def test_a_document_of_a_list_may_take_all_of_the_pack_but_16_tokens(make_config):
+    config = make_config(**LIST | {"workload__document_lens": "1004,16"})
+    assert config.documents(1024) == (1008, 16)
+
+
+def test_a_document_is_no_longer_than_half_however_widely_lengths_are_drawn():
+    lengths = documents("lognormal", 65_536, 2048, 600.0, 1)  # the exponential of what is drawn overflows
+    assert sum(lengths) == 65_536
+    assert max(lengths) == 32_768
 
 
 @pytest.mark.parametrize("text", ["16\n32 64,48\n", "[16, 32, 64, 48]", "- 16\n- 32\n- 64\n- 48\n"])
@@ -94,7 +105,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         ({"workload__packing": "none"}, "use null, or workload.packing=file"),
         ({"workload__document_lens": "512,x"}, "length 2 is 'x'"),
         ({"workload__document_lens": "512,256"}, "2 documents, rounded to 16 tokens, have 768, less than seq_len=1024"),
-        ({"workload__document_lens": "256,768"}, "768 tokens is more than half of seq_len=1024"),
+        ({"workload__document_lens": "16,1024"}, "1024 tokens leaves less than 16 of seq_len=1024 to others"),
     ],
 )
 def test_a_list_that_makes_no_pack_is_refused_with_its_numbers(make_config, fields, message):

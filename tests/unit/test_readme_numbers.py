@@ -696,7 +696,7 @@ def said_of_draws() -> Iterator[str]:
 
     rings = sorted((p.imbalance, ratio) for p in packs for ratio in p.over_chunks("ring", **ZIGZAG))
     shares = f"{min(r / i for i, r in rings):.2f} to {max(r / i for i, r in rings):.2f}"
-    yield f"The ring takes {shares} of it times as long as Ulysses in 4 chunks"
+    yield f"The ring takes {shares} times its imbalance as long as Ulysses in 4 chunks"
     yield f"{shares} of its imbalance on all {len(rings)} packs that it ran"
     even, nearly, uneven = (
         [each for each in rings if low < each[0] <= high] for low, high in ((1, 1.08), (1.08, 1.1), (1.1, 2))
@@ -735,7 +735,7 @@ def said_of_draws() -> Iterator[str]:
     yield f"the step that is furthest off is {min(off):.0f} to {max(off):.0f}% from the row's median"
     for pack in packs:
         if not pack.of("ring", **ZIGZAG):
-            yield f"has no row of one pack of the first distribution, whose imbalance is {pack.imbalance:.2f}"
+            yield f"the zigzag ring on a pack of the first distribution with an imbalance of {pack.imbalance:.2f}"
 
 
 def test_packing_says_in_words_what_the_rows_give_of_other_packs():
