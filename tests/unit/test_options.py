@@ -115,12 +115,12 @@ USES = {
     "driver/record_check.py": {"fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
     "driver/attempt.py": {"num_nodes"},
-    "driver/campaign.py": {"num_nodes"},
+    "driver/campaign.py": {"document_lens", "num_nodes", "packing", "seed"},  # a plan says which pack its line is of
     "driver/launch.py": {"num_nodes"},
     "driver/packs.py": {"num_nodes"},
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
-    "driver/sweep.py": {"document_lens"},  # @FILE
+    "driver/sweep.py": {"document_lens", "packing"},  # @FILE; a list fits no search
     "driver/packing.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
