@@ -155,7 +155,7 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    quote = ": on a command line quote it twice, as in \"'512,512'\"" if kind is str and type(value) is int else ""
+    quote = f"; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
     raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
 
 
