@@ -82,6 +82,8 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
 # Its peak is 23 GiB above that of the same step on cuDNN, which ran just before it in the same processes: 6 bytes a
 # parameter and 0.5 GiB, as if the earlier trial's parameters were still there. On two GPUs the kernel is not seen.
 LEFTOVERS = {("h200x1_engines", "hf_deepspeed", "flash_attn")}
+# Nearest to an edge where torch's allocator held 75.5 GiB for tensors of 58.6, a length below these.
+IN_PIECES = {("h200x2_theirs", 29_696), ("h200x2_theirs", 33_024)}
 # Two layers that peak at 3 GiB: 0.13 and 0.21 GB less was estimated, which is no more than in TRL's other cells.
 SMALL = {("h200x2_packed_gate", "trl_sft", "flash_attn")}
 
@@ -120,7 +122,8 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
     for of_row, config in steps_of_other_engines("oom"):
         if memory.unmodelled_reason(config) is None:
             capacity = (config.hardware.device_memory_gib or 139.8) * GIB
-            assert memory.peak(config).bytes > 0.75 * capacity, of_row["folder"]
+            share = 0.75 if (of_row["folder"], config.seq_len) in IN_PIECES else 0.8
+            assert memory.peak(config).bytes > share * capacity, of_row["folder"]
         else:
             assert (config.engine.name, config.workload.activation_checkpointing) == ("megatron", "none")
 
