@@ -281,7 +281,8 @@ def _attention_elements(config: TrialConfig) -> float:
     an MLP in tiles leaves its width out.
 
     Kernels add dq up in fp32, and dk and dv of each query head in fp32 or twice in the trial's dtype: 4q. UPipe has it
-    all for one stage's heads, but q, k, v, the output and the gradients lie by tokens.
+    all for one stage's heads, but q, k, v, the output and the gradients lie by tokens. An all-gather has keys and
+    values of all ranks, and at its largest run of queries the gradients of all that they see.
     """
     model, kept = config.model, config.workload.activation_checkpointing
     hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -292,6 +293,12 @@ def _attention_elements(config: TrialConfig) -> float:
     if config.method.name == "upipe" and config.sp_size > 1:
         stages = config.method.head_stages or model.num_heads // config.sp_size
         kernel = (kernel + 4 * q + 2 * kv) / stages
+    elif config.method.name == "all_gather" and config.sp_size > 1:
+        at_once = (config.method.head_stride or model.num_kv_heads) / model.num_kv_heads
+        # of one rank's tokens; in zigzag order its last run is half of them, and only its own last chunk comes later
+        queries, keys = (0.5, config.sp_size - 0.5) if config.method.layout == "zigzag" else (1, config.sp_size - 1)
+        gradients += 2 * kv + at_once * 2 * kv * (config.sp_size + keys)
+        kernel = at_once * 2 * q * (queries + keys)
     elif config.sp_size > 1:
         gradients += q  # of the output, by heads and by tokens; or what a ring has of its neighbours
     return hidden + projected + inputs + output + gradients + kernel

@@ -24,6 +24,7 @@ from sp_bench.report import read, settings
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
 from sp_bench.report.formats import GIB, number, whole
+from sp_bench.report.limits import limits
 from sp_bench.report.ratios import ranked, ratio_of_medians, times
 from sp_bench.report.settings import TIE, Difference, Place
 from sp_bench.report.signs import Count, counts
@@ -104,6 +105,15 @@ def ring_over_ulysses(**asked: Any) -> Count:
     asked |= {"workload": "attention", "pass_kind": "forward_backward", "fabric": "nvlink", "num_kv_heads": 8}
     (found,) = [each for each in over_campaigns() if each.rival == "ring" and is_asked(each.first, asked)]
     return found
+
+
+def bracket(name: str, method: str, allocator: str | None = None, **asked: Any) -> str:
+    """[374,784, 387,072]: the longest that fits, and the shortest that does not."""
+    asked |= {"method": method, "allocator": allocator}
+    (found,) = limits([each for each in campaign(name) if is_asked(each, asked)])
+    ends = [whole(end.asked["seq_len"]) for end in (found.largest_ok, found.smallest_oom) if end is not None]
+    assert len(ends) == 2
+    return f"[{', '.join(ends)}]"
 
 
 def packs_of_one_gpu(name: str) -> list[Cell]:
@@ -263,27 +273,32 @@ def training_step() -> Iterator[str]:
     ulysses, ring, gather = compiled = three("h200x2_step_methods_2")
     yield f"the ring is ahead of Ulysses by {ratio(ulysses, ring)} and of the all-gather by {ratio(gather, ring)}"
     yield f"at 32,768 tokens and {shared(f'{each.mfu:.2f}' for each in compiled)} MFU"
-    longer = three("h200x2_step_methods", seq_len=65536, activation_checkpointing="selective")
-    yield f"at 65,536 the three are {within(*longer)}, at {longer[0].mfu:.2f} MFU"
-    yield f"compiled at 32,768 tokens {len(ring.step_ms)}, c41ca99, and at 65,536 {replicates(*longer)}"
+    longer = three("h200x2_step_methods_3")
+    yield f"at 65,536 the three are {within(*longer)}, at {shared(f'{each.mfu:.2f}' for each in longer)} MFU"
+    alone = [cell("h200x2_step_long", "ulysses", seq_len=seq_len).mfu for seq_len in (98304, 131072)]
+    yield f"Ulysses reaches {alone[0]:.2f} MFU at 98,304 tokens and {alone[1]:.2f} at 131,072"
+    number = len(longer[0].step_ms)
+    yield f"compiled at 32,768 tokens {len(ring.step_ms)}, c41ca99, at 65,536 {number} and beyond one, 7681aa8"
     fitted = [[cell("h200x2_fit", m, seq_len=n) for m in ("ulysses", "ring")] for n in (32768, 65536, 98304, 131072)]
     yield f"Ulysses and the ring are {shared(within(*each) for each in fitted)} up to 131,072 tokens"
     yield f"at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
 
 
-@line("Our step and Hugging Face's, 2 GPUs, 32,768 tokens")
+@line("Our step and Hugging Face's, 2 GPUs")
 def hugging_face() -> Iterator[str]:
     name = "h200x2_step_options"
     theirs, alike = cell(name, "deepspeed_ulysses_hf"), cell(name, "ulysses", **FA2)
     ours = cell(name, "ulysses", activation_checkpointing="selective_mlp")
-    yield f"Ours, by {ratio(theirs, ours)} over `hf_deepspeed` at its published settings"
+    yield f"Ours, by {ratio(theirs, ours)} at 32,768 tokens over `hf_deepspeed` at its published settings"
     yield f"{ms(ours)} against {ms(theirs)} ms"
     yield f"On its kernel and recomputing all, ours is {ratio(theirs, alike)} as fast"
     yield f"Ulysses, {replicates(ours, theirs, alike)}"
     best, kept = cell("h200x2_theirs_best", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_2", "ulysses")
     yield f"By {ratio(best, kept)} over its best"
     yield f"it takes {ms(best)} ms, where ours takes {ms(kept)} with attention kept"
-    yield f"its best one, beside {len(kept.step_ms)} of ours"
+    longer = cell("h200x2_theirs_64k", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_3", "ulysses")
+    yield f"At 65,536 tokens by {ratio(*longer)} ({ms(longer[1])} against {ms(longer[0])} ms)"
+    yield f"its best one at each length, beside {len(kept.step_ms)} and {len(longer[1].step_ms)} of ours"
 
 
 @line("Engines where nothing is sent, 1 GPU, 16,384 tokens")
@@ -411,6 +426,17 @@ def offloaded_checkpoints() -> Iterator[str]:
     yield f"Offload checkpoints for {ratio(on_host, here)} the time"
     yield f"the peak falls from {gib(here)} to {gib(on_host)} GiB a GPU"
     yield replicates(here, on_host)
+
+
+@line("Where memory runs out, 2 GPUs of 79.6 GiB")
+def longest() -> Iterator[str]:
+    methods = ("ulysses", "ring", "all_gather", "upipe")
+    ulysses, ring, gather, upipe = (bracket("h200x2_longest", each, "expandable_segments") for each in methods)
+    yield f"Ulysses and the zigzag ring: {shared([ulysses, ring])} tokens"
+    yield f"The all-gather: {gather}. UPipe: {upipe}"
+    trl, deepspeed = (bracket("h200x2_theirs", "deepspeed_ulysses_hf", engine=e) for e in ("trl_sft", "hf_deepspeed"))
+    yield f"At their published settings `trl_sft`: {trl}, and `hf_deepspeed`: {deepspeed}"
+    yield f"With torch's allocator as it comes Ulysses has {bracket('h200x2_longest', 'ulysses')}"
 
 
 @line("The longest step that one GPU has taken")
