@@ -342,13 +342,15 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Se
         )
         for cells in rows
     ]
-    print(f"{aligned[0]}  state")
+    if trials:
+        print(f"{aligned[0]}  state")
     for cells, state in zip(aligned[1:], states, strict=True):
         print(f"{cells}  {paint[state.partition(':')[0]](state)}")
     for note in notes:
         print(note)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    print(f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}; nothing was launched")
+    planned = f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}" if trials else "no trial has a listed length"
+    print(f"{planned}; nothing was launched")
 
 
 def _plan_cells(trial: Trial, options: Apart) -> tuple[str, ...]:
