@@ -95,18 +95,10 @@ def _names(cells: Sequence[Cell]) -> dict[str, str]:
         said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
         names[cell.cell_id] = ", ".join(
-            filter(None, [words.method(cell), kernel, *(_told(path, cell.options.get(path)) for path in said)])
+            filter(None, [words.method(cell), kernel, *(words.of_step(path, cell.options.get(path)) for path in said)])
         )
     return names
 
 
 def _differing(cells: Sequence[Cell], paths: Sequence[str]) -> list[str]:
     return [path for path in paths if len({str(cell.options.get(path)) for cell in cells}) > 1]
-
-
-def _told(path: str, value: object) -> str:
-    if value is None:
-        return ""
-    if path == _RECOMPUTED:
-        return {"full": "all recomputed", "none": "nothing recomputed"}.get(str(value), str(value))
-    return str(value) if path in ("workload.model_code", _ENGINE) else words.option(path, value)

@@ -7,12 +7,23 @@ from sp_bench.report import words
 from sp_bench.report.limits import Limit
 from sp_bench.report.settings import Setting
 
+# What moves the edge of memory. Titles of settings leave out what comes along with another option, such as an engine.
+OF_MEMORY = (
+    "workload.activation_checkpointing",
+    "workload.model_code",
+    "workload.loss_tile_tokens",
+    "workload.mlp_tile_tokens",
+    "workload.checkpoint_offload",
+    "engine.optimizer_offload",
+    "hardware.allocator",
+)
+
 
 @dataclass(frozen=True)
 class Longest:
     setting: Setting  # of the ends of the brackets alone
     limits: tuple[Limit, ...]
-    names: tuple[str, ...]  # of each limit: method, number of ranks, and what tells its setting from the others
+    names: tuple[str, ...]  # of each limit: method, kernel, number of ranks, and what tells it from the others
 
     @property
     def title(self) -> str:
@@ -29,10 +40,21 @@ def longest(settings: Sequence[Setting]) -> Longest | None:
     cells = tuple(cell for _, limit in found for cell in limit.cells)
     like = shown[0]
     setting = Setting(shared, cells, {}, like.fabrics, like.smallest)
-    return Longest(setting, tuple(limit for _, limit in found), tuple(_name(s, limit, shown) for s, limit in found))
+    ends = [limit.cells[0] for _, limit in found]
+    differing = [
+        path for path in ("kernel.name", *OF_MEMORY) if len({str(cell.options.get(path)) for cell in ends}) > 1
+    ]
+    names = tuple(_name(setting, limit, shown, differing) for setting, limit in found)
+    return Longest(setting, tuple(limit for _, limit in found), names)
 
 
-def _name(setting: Setting, limit: Limit, shown: Sequence[Setting]) -> str:
-    cell, apart = limit.cells[0], setting.apart(shown)
+def _name(setting: Setting, limit: Limit, shown: Sequence[Setting], differing: Sequence[str]) -> str:
+    cell = limit.cells[0]
+    parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
+    for path in differing:
+        value = cell.options.get(path)
+        said = words.kernel(cell) if path == "kernel.name" else words.of_step(path, value)
+        if value not in (None, False) and not {said, words.option(path, value)} & {*parts}:
+            parts.append(said)
     told = f"{words.method(cell)}, {words.processors(cell)}"
-    return f"{told}: {apart}" if apart else told
+    return f"{told}: {', '.join(parts)}" if parts else told

@@ -224,6 +224,15 @@ def option(path: str, value: Any) -> str:
     return ISOLATION.get(value, str(value)) if path == "isolation" else option_words(path, value)
 
 
+def of_step(path: str, value: Any) -> str:
+    """An option of a training step beside others of it: all recomputed, compiled, loss_tile_tokens=2048."""
+    if value is None:
+        return ""
+    if path == "workload.activation_checkpointing":
+        return {"full": "all recomputed", "none": "nothing recomputed"}.get(value, str(value))
+    return str(value) if path in ("workload.model_code", "engine.name") else option(path, value)
+
+
 def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
     """What all cells of a setting share, without its fabric, in a reader's words, a piece each. `values`: Name.values
     of any of them."""

@@ -1,0 +1,19 @@
+"""The table and the figure of the longest sequence that fits."""
+
+from pathlib import Path
+
+from sp_bench.report import read, settings
+from sp_bench.report.longest import longest
+
+
+def test_where_memory_runs_out_each_line_names_the_options_that_move_the_edge():
+    """Titles of settings leave out what comes along with an engine: its kernel, its tiles, its compiled layers."""
+    folders = [Path(__file__).parents[2] / "results" / name for name in ("h200x2_longest", "h200x2_theirs")]
+    found = longest(settings(read(folders)))
+    assert found is not None
+    ours, theirs = ([name for name in found.names if (": fsdp2" in name) == own] for own in (True, False))
+    assert len(ours) == 5
+    assert all("cuDNN, compiled, loss_tile_tokens=2048, mlp_tile_tokens=4096" in name for name in ours)
+    assert sum("allocator=expandable_segments" in name for name in ours) == 4
+    assert len(theirs) == 2
+    assert all(name.endswith("FlashAttention-2, eager") for name in theirs)
