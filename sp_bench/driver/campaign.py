@@ -84,7 +84,7 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     trials = _planned(configs, settings.replicates, settings, found)
     rows = _latest_rows(trials, campaign)
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
-    gpu_bytes = min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
+    gpu_bytes = _smallest_gpu_bytes(found)
     notes = [f"warning: {words}" for words in plan.warnings(trials, len(os.sched_getaffinity(0)), gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, found)
@@ -373,9 +373,13 @@ def _bracket(statuses: Mapping[Probe, str]) -> str:
 
 
 def _guess(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> int:
-    if not (found and found.devices):
-        return search.guess(None, None, settings.search.start)
-    return search.guess(min(gpu.memory_bytes for gpu in found.devices), hardware.host_bytes(), settings.search.start)
+    gpu_bytes = _smallest_gpu_bytes(found)
+    guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, settings.search.start)
+    return min(guess, settings.search.longest or guess)
+
+
+def _smallest_gpu_bytes(found: hardware.Gpus | None) -> int | None:
+    return min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
 
 
 def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
