@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from sp_bench.report import words
 from sp_bench.report.cards import compared, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, number
+from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.limits import Limit
+from sp_bench.report.longest import longest
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
 from sp_bench.report.rivals import SAME, counterparts
@@ -41,11 +43,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         rows,
     )
     parts += _kernels(settings)
-    rows = [
-        (words.method(cell), setting.title, words.place(cell), _among([cell]))
-        for setting in on_gpus for cell in setting.out_of_memory
-    ]  # fmt: skip
-    parts += _section("Out of memory", ("what", "setting", "where", "campaigns"), rows)
+    parts += _memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)])
     parts += _section("Bytes", ("what", "campaigns"), _bytes(cells))
     shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
     shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
@@ -79,6 +77,31 @@ def _kernels(settings: Sequence[Setting]) -> list[str]:
                     (line.texts[0], table.setting.title, group.title, told, _evidence([line.cell]), _among([line.cell]))
                 )
     return _section("Kernels alone", ("kernel", "setting", "where", "numbers", "evidence", "campaigns"), rows)
+
+
+def _memory(settings: Sequence[Setting]) -> list[str]:
+    """A line a method and set of options that was out of memory at some length."""
+    found = longest(settings)
+    if found is None:
+        return []
+    rows = []
+    for name, limit in zip(found.names, found.limits, strict=True):
+        if limit.smallest_oom is not None:
+            ends = [None if cell is None else cell.asked["seq_len"] for cell in (limit.largest_ok, limit.smallest_oom)]
+            rows.append((name, *map(whole, ends), _of_tries(limit), _among(limit.cells)))
+    heads = (found.title, "fits", "does not fit", "evidence", "campaigns")
+    about = (
+        "The longest sequence that fits, and the shortest that does not, in tokens. Fit only: all attention but one "
+        "layer's was left out of the step. Tries: of the one and of the other."
+    )
+    return _section("Where memory runs out", heads, rows, about)
+
+
+def _of_tries(limit: Limit) -> str:
+    """How often each end was tried, and whether with attention left out."""
+    tries = " and ".join(str(sum(row["status"] in ("ok", "oom") for row in cell.rows)) for cell in limit.cells)
+    fit_only = ["fit only"] if limit.largest_ok is not None and not limit.largest_ok.ok else []
+    return ", ".join([*fit_only, f"tries: {tries}", *_code(limit.cells)])
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -153,11 +176,13 @@ def _outcome(ratio: Difference) -> str:
 def _evidence(cells: Sequence[Cell]) -> str:
     sizes = sorted({len(cell.step_ms) for cell in cells})
     spread = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
-    shas = sorted({row["git_sha"][:7] for c in cells for row in c.rows if isinstance(row["git_sha"], str)})
     flags = sorted({flag for cell in cells for flag in cell.flags})
-    return ", ".join(
-        [spread, *([f"code {' '.join(shas)}"] if shas else []), *([f"flagged {' '.join(flags)}"] if flags else [])]
-    )
+    return ", ".join([spread, *_code(cells), *([f"flagged {' '.join(flags)}"] if flags else [])])
+
+
+def _code(cells: Sequence[Cell]) -> list[str]:
+    shas = sorted({row["git_sha"][:7] for c in cells for row in c.rows if isinstance(row["git_sha"], str)})
+    return [f"code {' '.join(shas)}"] if shas else []
 
 
 def _campaigns(cells: Sequence[Cell]) -> str:

@@ -7,14 +7,14 @@ from sp_bench.report import words
 from sp_bench.report.limits import Limit
 from sp_bench.report.settings import Setting
 
-# What moves the edge of memory. Titles of settings leave out what comes along with another option, such as an engine.
+# What moves the edge of memory and may be missing in titles, which leave out what comes along with another option, such
+# as an engine. They always tell of an offloaded optimizer.
 OF_MEMORY = (
     "workload.activation_checkpointing",
     "workload.model_code",
     "workload.loss_tile_tokens",
     "workload.mlp_tile_tokens",
     "workload.checkpoint_offload",
-    "engine.optimizer_offload",
     "hardware.allocator",
 )
 

@@ -252,7 +252,7 @@ def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
     if cell.micro_batches > 1:
         words.append(f"{cell.micro_batches} micro-batches")
     if known.get("workload.activation_checkpointing") == "none":
-        words.append("no checkpointing")
+        words.append(of_step("workload.activation_checkpointing", "none"))
     if (cap := known.get("hardware.device_memory_gib")) is not None:
         words.append(f"capped at {cap:g} GiB")
     if (sharing := known.get("hardware.ranks_per_gpu", 1)) > 1:
