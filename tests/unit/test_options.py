@@ -203,6 +203,7 @@ USES = {
         "isolation",
         "layout",
         "merge_dtype",
+        "model_code",
         "num_layers",
         "optimizer_offload",
         "packing",
