@@ -49,11 +49,12 @@ PACKAGES = (
     "trl",
     "datasets",
     "transformer-engine",
+    "nvidia-cutlass-dsl",  # compiles FlashAttention-4
     "xformers",  # brings FlashAttention-3
 )
 
 RECORDED_VARIABLES = re.compile(
-    r"NCCL_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
+    r"NCCL_\w+|NVTE_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
     r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 )
 

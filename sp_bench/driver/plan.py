@@ -248,7 +248,14 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
             f"{max(full) / 2**30:,.1f} GiB, by the memory model where it knows the step, and elsewhere without what "
             "the method and the kernel need"
         )
-    return found
+    doubts = (_doubt(config) for config in running)
+    return found + list(dict.fromkeys(filter(None, doubts)))
+
+
+def _doubt(config: TrialConfig) -> str | None:
+    """What the adapter of a method knows of the library with this kernel."""
+    ask = getattr(methods.get(config.method.name), "doubt", None)
+    return ask(config.kernel.name, hardware.package_versions()) if ask else None
 
 
 def _needed_bytes(config: TrialConfig) -> float:

@@ -142,8 +142,8 @@ def _reason(config: TrialConfig) -> str | None:
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
     if (checkpointing := config.workload.activation_checkpointing) not in (None, "none", "full"):
         return (
-            f"workload.activation_checkpointing={checkpointing}: engine {name} recomputes whole layers or none; "
-            "use none or full, or engine=fsdp2"
+            f"workload.activation_checkpointing={checkpointing}: engine {name} has whole layers recomputed "
+            "or none here; use none or full, or engine=fsdp2"
         )
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
@@ -349,4 +349,9 @@ def _megatron_reason(config: TrialConfig) -> str | None:
         )
     if kernel not in ("flash_attn", "cudnn"):
         return f"engine megatron runs TransformerEngine's kernels, not kernel={kernel}; use flash_attn or cudnn"
+    if kernel == "flash_attn" and "flash-attn-4" in hardware.package_versions():
+        return (
+            "kernel=flash_attn: with flash-attn-4 installed TransformerEngine under engine megatron runs that, and not "
+            "FlashAttention-2; uninstall flash-attn-4, or use kernel=cudnn"
+        )
     return None

@@ -1,7 +1,7 @@
 """Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism.
 
-What is said here was read in the sources of 2.20.2. The byte counts of p2p, all_gather and a2a hold on 2 GPUs, without
-packing.
+What is said here was read in the sources of 2.20.2. The byte counts of p2p and all_gather hold on 2 GPUs, packed or
+not, those of a2a packed.
 
 Variants are the library's cp_comm_type; P ranks:
 - `p2p`: K and V travel as one message around a ring, P-1 hops, and again in the backward. dK/dV travel P-1 hops in the
@@ -25,6 +25,7 @@ stay.
 """
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -51,6 +52,8 @@ PRIMITIVE = {
 }
 CUTS_DOCUMENTS = True  # and packs documents so only
 OWN_PACKED_KERNELS = ("cudnn",)  # its own binding of cuDNN takes packs; aten's, which is our kernel, does not
+
+FIRST_BETA_OF_ANOTHER_WINDOW = 30  # of FlashAttention-4 4.0.0: docs/METHODS.md
 
 # our kernel -> the library's switches that allow it, NVTE_<...>; it chooses among what is allowed and installed
 _SWITCHES = {
@@ -182,6 +185,18 @@ def open(
             return out.view(q.shape)  # [B,S/P,H*D] -> [B,S/P,H,D]
 
         yield SequenceParallelAttention(cut, attend)
+
+
+def doubt(kernel_name: str, packages: Mapping[str, str]) -> str | None:
+    """What a plan warns of: rows that will be `incorrect`. packages: versions of what is installed."""
+    version = packages.get("flash-attn-4")
+    beta = re.fullmatch(r"4\.0\.0b(\d+)", version or "")
+    if kernel_name != "flash_attn_4" or version is None or (beta and int(beta[1]) < FIRST_BETA_OF_ANOTHER_WINDOW):
+        return None
+    return (
+        f"transformer_engine with flash-attn-4 {version} computes another attention, since 4.0.0b30; rows end as "
+        "incorrect. Install flash-attn-4 4.0.0b29, or use kernel=cudnn or flash_attn"
+    )
 
 
 @contextmanager

@@ -82,10 +82,8 @@ def test_an_engine_runs_what_it_is_for(make, name):
 @pytest.mark.parametrize("checkpointing", ["selective", "selective_output", "selective_mlp"])
 def test_only_fsdp2_recomputes_a_part_of_a_layer(make, name, checkpointing):
     reason = requirements.unsupported_reason(make(name, workload__activation_checkpointing=checkpointing))
-    said = (
-        f"workload.activation_checkpointing={checkpointing}: engine {name} recomputes whole layers or none; use none "
-    )
-    assert reason == said + "or full, or engine=fsdp2"
+    said = f"workload.activation_checkpointing={checkpointing}: engine {name} has whole layers recomputed"
+    assert reason == said + " or none here; use none or full, or engine=fsdp2"
 
 
 def test_the_output_alone_is_kept_for_our_methods(make):
@@ -550,3 +548,12 @@ def test_caches_of_a_librarys_methods_are_found_behind_decorators_in_frozen_memo
         gc.unfreeze()
     assert len(found) == 2
     assert all(each is plain or each is hidden for each in found)
+
+
+@pytest.mark.usefixtures("libraries")
+def test_megatron_is_not_asked_for_flash_attention_2_where_transformer_engine_would_run_4(make, monkeypatch):
+    two = make("megatron", kernel="flash_attn")
+    assert requirements.unsupported_reason(two) is None
+    monkeypatch.setattr(hardware, "package_versions", lambda: VERSIONS | {"flash-attn-4": "4.0.0b29"})
+    assert "uninstall flash-attn-4, or use kernel=cudnn" in str(requirements.unsupported_reason(two))
+    assert requirements.unsupported_reason(make("megatron")) is None

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.costs import memory
@@ -338,3 +339,18 @@ def test_more_ranks_than_processors_is_a_warning(make_config):
     (warning,) = plan.warnings(trials, 2, None)
     assert warning.startswith("1 of 2 cells have up to 4 ranks on 2 processors")
     assert plan.warnings(trials, 4, None) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "warned"), [("4.0.0b29", False), ("4.0.0b30", True), ("4.0.0", True), (None, False)]
+)
+def test_the_plan_warns_of_a_library_that_computes_another_attention(make_config, monkeypatch, version, warned):
+    packages = {} if version is None else {"flash-attn-4": version}
+    monkeypatch.setattr(hardware, "package_versions", lambda: packages)
+    gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "llama3_8b", "sp_size": 2}
+    theirs = gpu | {"method": "transformer_engine"}
+    configs = [make_config(kernel=kernel, **theirs) for kernel in ("flash_attn_4", "cudnn")]
+    trials = [replace(trial, unsupported_reason=None) for trial in plan.plan(configs, 1, 0, 2)]
+    assert [f"flash-attn-4 {version} computes another" in each for each in plan.warnings(trials, 64, None)] == (
+        [True] if warned else []
+    )

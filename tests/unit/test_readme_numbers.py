@@ -295,7 +295,7 @@ def hugging_face() -> Iterator[str]:
     yield f"Ulysses, {replicates(ours, theirs, alike)}"
     best, kept = cell("h200x2_theirs_best", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_2", "ulysses")
     yield f"By {ratio(best, kept)} over its best"
-    yield f"it takes {ms(best)} ms, where ours takes {ms(kept)} with attention kept"
+    yield f"it takes {ms(best)} ms, where ours takes {ms(kept)} on FlashAttention-4 with attention kept"
     longer = cell("h200x2_theirs_64k", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_3", "ulysses")
     yield f"At 65,536 tokens by {ratio(*longer)} ({ms(longer[1])} against {ms(longer[0])} ms)"
     yield f"its best one at each length, beside {len(kept.step_ms)} and {len(longer[1].step_ms)} of ours"
