@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from sp_bench.report import words
-from sp_bench.report.cards import compared, statuses, tflops, verdict
+from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, number, whole
+from sp_bench.report.formats import MISSING, counted, number, whole
+from sp_bench.report.ladder import ladders
 from sp_bench.report.limits import Limit
 from sp_bench.report.longest import longest
 from sp_bench.report.page.appendix import device, offload, parity
@@ -42,6 +43,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         ("library", "where", "its step time over ours", "evidence", "campaigns"),
         rows,
     )
+    parts += _steps(on_gpus)
     parts += _kernels(settings)
     parts += _memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)])
     parts += _section("Bytes", ("what", "campaigns"), _bytes(cells))
@@ -64,6 +66,36 @@ def _over_campaigns(found: Sequence[Count]) -> list[str]:
         rows.append((place, *(here[r].tally if r in here else "" for r in rivals), ", ".join(campaigns)))
     heads = ("where", *(f"Ulysses ahead of {words.METHODS[rival]}" for rival in rivals), "campaigns")
     return _section("Over campaigns", heads, rows, "Step time of the other method over that of Ulysses.")
+
+
+def _steps(settings: Sequence[Setting]) -> list[str]:
+    """Options and engines of a training step, which settings keep apart; then steps that stand beside no other."""
+    parts, told = [], {cell.cell_id for setting in settings for place in setting.contests for cell in place.cells}
+    for ladder in ladders(settings):
+        rows = [(ladder.names[cell.cell_id], *_of_step(cell)) for cell in ladder.measured]
+        parts += _section(ladder.setting.title, ("options", *STEP_HEADS), rows)
+        told |= ladder.names.keys()
+    rows = [
+        (words.method(cell), setting.title, words.place(cell), words.kernel(cell), *_of_step(cell))
+        for setting in settings
+        for cell in setting.cells
+        if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in told
+    ]
+    return parts + _section("Training steps beside no other", ("what", "setting", "where", "kernel", *STEP_HEADS), rows)
+
+
+STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
+
+
+def _of_step(cell: Cell) -> tuple[str, ...]:
+    mfu, memory = cell.mfu, memory_gib(cell)
+    return (
+        number(cell.median_step_ms),
+        MISSING if mfu is None else f"{mfu:.3f}",
+        MISSING if memory is None else gib(memory),
+        _evidence([cell]),
+        _among([cell]),
+    )
 
 
 def _kernels(settings: Sequence[Setting]) -> list[str]:

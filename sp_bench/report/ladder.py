@@ -1,7 +1,7 @@
 """Ladders: what each option brings to the training step of one of our methods, where several were measured at a place.
 
-A ladder has libraries that send the same, too. It crosses settings, which differ in options: what is recomputed, what
-code runs the layers, kernel, engine.
+A ladder has libraries that send the same, too; where engines are compared, all that ran at the place. It crosses
+settings, which differ in options: what is recomputed, what code runs the layers, kernel, engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,17 +37,31 @@ class Ladder:
 
 def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     """The longest sequences first."""
-    grouped: dict[tuple[object, ...], list[Cell]] = {}
+    places: dict[tuple[object, ...], list[Cell]] = {}
     for setting in settings:
         for cell in setting.cells:
             if cell.asked["workload"] == "train_step":
                 shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
                 given = [str(cell.options[path]) for path in shared]
-                place = (_campaigns(cell), kind(cell), cell.micro_batches, *given)
-                grouped.setdefault(place, []).append(cell)
-    ours = [cells for cells in grouped.values() if not all(cell.is_library for cell in cells)]
-    long = [cells for cells in ours if _num_settings(cells, settings) >= FEWEST]
-    return [_ladder(cells, settings[0]) for cells in sorted(long, key=lambda cells: -(cells[0].asked["seq_len"] or 0))]
+                for campaign in _campaigns(cell):  # machines and code differ between them, so no ladder mixes them
+                    places.setdefault((campaign, cell.micro_batches, *given), []).append(cell)
+    found = [
+        (campaign, cells)
+        for (campaign, *_), at_place in places.items()
+        for cells in _of_one_question(at_place)
+        if not all(cell.is_library for cell in cells) and _num_settings(cells, settings) >= FEWEST
+    ]
+    found.sort(key=lambda each: -(each[1][0].asked["seq_len"] or 0))
+    return [_ladder(str(campaign), cells, settings[0]) for campaign, cells in found]
+
+
+def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
+    """All that ran at a place, where engines are compared: each has methods of its own. Elsewhere by what is sent."""
+    engines = {str(cell.options.get(_ENGINE)) for cell in cells}
+    grouped: dict[object, list[Cell]] = {}
+    for cell in cells:
+        grouped.setdefault(None if len(engines) > 1 else kind(cell), []).append(cell)
+    return list(grouped.values())
 
 
 def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
@@ -57,7 +71,6 @@ def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
 
 
 def _campaigns(cell: Cell) -> tuple[str, ...]:
-    """No ladder mixes them: machines and code differ between them."""
     return tuple(sorted({str(row["folder"]) for row in cell.rows}))
 
 
@@ -66,20 +79,21 @@ def _num_settings(cells: Sequence[Cell], settings: Sequence[Setting]) -> int:
     return sum(any(cell.cell_id in ids for cell in setting.cells) for setting in settings)
 
 
-def _ladder(cells: Sequence[Cell], like: Setting) -> Ladder:
+def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
     first = cells[0]
+    sent = {kind(cell) for cell in cells}
     model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = words.fabric(first.asked["fabric"]) if (first.asked["world_size"] or 1) > 1 else ""
     where = ", ".join(filter(None, [words.place(first), fabric]))
     parts = (
         f"Options of a training step of {model}",
-        words.plain_method(next((cell for cell in cells if not cell.is_library), first)),
+        words.plain_method(next((cell for cell in cells if not cell.is_library), first)) if len(sent) == 1 else "",
         words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
         str(first.asked["hardware"]).upper(),
         where,
-        *_campaigns(first),
+        campaign,
     )
-    setting = Setting(parts, tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
+    setting = Setting(tuple(filter(None, parts)), tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
     return Ladder(setting, where, _names(cells))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import sp_bench.report as report
 from sp_bench.report.cards import cards
+from sp_bench.report.findings import findings
 from sp_bench.report.ladder import covered, ladders
 from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
@@ -69,3 +70,14 @@ def test_a_pack_is_other_work_and_so_no_rung():
         return of | {"config": json.dumps(config)}
 
     assert not ladders(settings(cells_of([rung(*RUNGS[0]), rung(*RUNGS[1]), packed(*RUNGS[2])])))
+
+
+def test_a_cell_that_two_campaigns_pool_stands_in_the_ladders_of_both():
+    folders = [Path(__file__).parents[2] / "results" / name for name in ("h200x1_engines", "h200x1_step_options")]
+    cells = report.read(folders)
+    found = {each.setting.parts[-1]: each for each in ladders(settings(cells)) if "16,384 tokens" in each.where}
+    (pooled,) = [cell for cell in found["h200x1_engines"].measured if len(cell.step_ms) == 4]
+    assert round(pooled.median_step_ms or 0) == 1402
+    assert pooled.cell_id in found["h200x1_step_options"].names
+    told = findings(settings(cells), cells)
+    assert told.count("| 1,402 | 0.456 | 65.9 | 4 replicates, code f34d27a |") == 2
