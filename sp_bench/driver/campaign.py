@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import os
 import random
 import tempfile
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -143,7 +144,9 @@ def run(
         print(note)
     _require_planned(only or (), trials)
 
-    _write_plan(campaign, trials)
+    listed, names = list(trials), search_names([search.config for search in searches])
+    ended = dict.fromkeys(names, False)  # of the searches
+    _write_plan(campaign, listed, ended)
     if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
         kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
         trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
@@ -162,11 +165,12 @@ def run(
                     hosts = held.enter_context(_joined(asked, campaign, signals))
                     driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
                     _fill(attempts, driver)
-                    names = search_names([search.config for search in searches])
                     for name, search in zip(names, searches, strict=True):
                         searched, edge = _search(name, search, driver, found)
                         trials += searched
                         edges.append(f"longest: {name}: {edge.words}")
+                        ended[name] = edge.ended
+                        _write_plan(campaign, listed, ended)
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
@@ -176,6 +180,8 @@ def run(
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
                 for line in edges:
                     print(line)
+                if interrupted and (left := [name for name in names if not ended[name]]):
+                    print(f"{len(left)} of {len(names)} searches did not end; the words of this run go on with them")
             latest = [row for row in _latest_rows(trials, campaign) if row]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
@@ -202,8 +208,8 @@ def _joined(
     return nodes.joined(hosts, campaign.folder, own, signals.check)
 
 
-def _write_plan(campaign: Campaign, trials: Sequence[Trial]) -> None:
-    """Make the campaign's folder, and write what is planned beside its rows.
+def _write_plan(campaign: Campaign, trials: Sequence[Trial], searches: Mapping[str, bool]) -> None:
+    """Make the campaign's folder, and write what is planned beside its rows. searches: name -> whether it has ended.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -213,7 +219,7 @@ def _write_plan(campaign: Campaign, trials: Sequence[Trial]) -> None:
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        plans.write(campaign.folder, planned)
+        plans.write(campaign.folder, planned, searches)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -347,7 +353,10 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
     """Run the trials of a search, but for those that have rows. Returns them, and where the edge is."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     guess, statuses, trials = _guess(search, settings, found), {}, []
-    while isinstance(step := next_step(statuses, guess, search.multiple, settings.search), Probe):
+    on_host, asked = search.longest_on_host(hardware.host_bytes()), settings.search
+    of_host = on_host is not None and on_host < (asked.longest or math.inf)
+    within = replace(asked, longest=on_host) if of_host else asked
+    while isinstance(step := next_step(statuses, guess, search.multiple, within), Probe):
         trial = _planned([search.at(step.seq_len, confirming=step.confirming)], step.replicate + 1, settings, found)[
             step.replicate
         ]
@@ -362,12 +371,15 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
         trials.append(trial)
+    if of_host and step.fits is not None and step.fails is None:
+        step = replace(step, note=f"{step.note}, since the memory of this host holds no more")
     return trials, step
 
 
 def _bracket(statuses: Mapping[Probe, str]) -> str:
     ran = max((probe.seq_len for probe, status in statuses.items() if status == "ok"), default=None)
-    failed = min((probe.seq_len for probe, status in statuses.items() if status == "oom"), default=None)
+    out = [probe.seq_len for probe, status in statuses.items() if status == "oom" and probe.seq_len >= (ran or 0)]
+    failed = min(out, default=None)
     told = [f"{ran:,} tokens fit" if ran else "", f"{failed:,} do not" if failed else ""]
     return ", ".join(filter(None, told)) or "nothing is known"
 
@@ -385,10 +397,13 @@ def _smallest_gpu_bytes(found: hardware.Gpus | None) -> int | None:
 def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
     """What a search will take, for the plan."""
     guess = _guess(search, settings, found)
+    first = next_step({}, guess, search.multiple, settings.search)
+    assert isinstance(first, Probe)
     model = found.devices[0].name if found and found.devices else ""
     minutes = search.minutes(guess, hardware.peak_flops(model, search.config.dtype))
     told = "" if minutes is None else f", about {minutes:.0f} minutes"
-    return f"from {guess:,} tokens, about {EXPECTED_PROBES} probes if they fit{told}"
+    doubt = ", where the memory model lets nothing fit" if guess == 1 else ""
+    return f"from {first.seq_len:,} tokens{doubt}, about {EXPECTED_PROBES} probes if they fit{told}"
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

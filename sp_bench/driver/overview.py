@@ -68,6 +68,7 @@ class Overview:
     jobs: tuple[Job, ...]
     queue_problem: str | None  # why the jobs are not known; None: they are, or `submit` was never used
     failures: tuple[Failure, ...]
+    open_searches: tuple[str, ...]  # for the longest sequence, that have not ended
     passed_over: tuple[str, ...]  # files that are not rows
 
     def as_json(self) -> dict[str, Any]:
@@ -92,6 +93,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         jobs=jobs,
         queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
+        open_searches=tuple(name for plan in plans.read(folder) for name in plan.open_searches),
         passed_over=tuple(sorted(store.passed_over(folder))),
     )
 
@@ -169,6 +171,8 @@ def lines(found: Overview) -> Iterator[str]:
         left = f"{found.left:,} of {found.planned:,} planned left"
         eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""
         yield f"{shown(found.campaign)}: {left}{eta}{'' if found.running else '; nothing runs'}"
+    for name in found.open_searches:
+        yield f"  not ended: search {shown(name)}"
     for job in found.jobs:
         where = f"on {job.where} for {job.used}" if job.state == "RUNNING" else job.where
         yield f"  job {job.job_id}: {shown(job.state.lower())} {shown(where)}, {number_of(job.trials)}"

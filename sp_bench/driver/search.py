@@ -28,6 +28,11 @@ TENSORS_SHARE = 0.85
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 SHARE_OF_PEAK = 0.4  # what a training step reaches
 START_S = 40  # of fresh processes and their proof
+# how a whole step may end that says nothing of memory -> what that leaves of a bracket
+UNCONFIRMED = {
+    "unsupported": "fit only: the whole step cannot run here",
+    "timeout": "fit only: the whole step did not end in time",
+}
 EXPECTED_PROBES = 5  # from a good guess: it, one beside it, both ends again, one above
 
 
@@ -67,6 +72,18 @@ class Search:
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
+    def longest_on_host(self, host_bytes: int | None) -> int | None:
+        """The longest length that the memory of a host holds, as `plan` refuses beyond it; None: any."""
+        known = host_bytes is not None and memory.held_on_host_bytes(self.at(LONGEST)) // self.config.num_nodes
+        if host_bytes is None or known <= host_bytes:
+            return None
+        low, high = 0, LONGEST
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = memory.held_on_host_bytes(self.at(middle)) // self.config.num_nodes <= host_bytes
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
     def minutes(self, seq_len: int, peak_flops: float | None) -> float | None:
         """About what EXPECTED_PROBES of a training step take; None: nothing says."""
         workload = self.config.workload
@@ -91,10 +108,12 @@ class Edge:
     fits: int | None  # the longest that ran, each time that it was tried
     fails: int | None  # the shortest above it that was out of memory
     note: str = ""
+    ended: bool = True  # False: it stopped before both ends were tried twice
 
     @property
     def words(self) -> str:
-        fits = "nothing fits" if self.fits is None else f"{self.fits:,} tokens fit"
+        nothing = "nothing fits" if self.fails is not None else "nothing that fits was tried"
+        fits = nothing if self.fits is None else f"{self.fits:,} tokens fit"
         fails = "nothing ran out of memory" if self.fails is None else f"{self.fails:,} do not"
         return f"[{fits}, {fails}]{f'; {self.note}' if self.note else ''}"
 
@@ -111,12 +130,12 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
     low = max(ran, default=None)
     high = min((length for length in failed if low is None or length > low), default=None)
     for probe, status in found.items():
-        if status not in ("ok", "oom") and not (probe.confirming and status == "unsupported"):
+        if status not in ("ok", "oom") and not (probe.confirming and status in UNCONFIRMED):
             return Edge(low, high, f"{probe.seq_len:,} tokens ended as {status}")
     if not found:
         return Probe(min(_rounded(guess, multiple, resolution), longest), 0)
     if len(found) >= settings.max_probes:
-        return Edge(low, high, f"stopped after search.max_probes={settings.max_probes}")
+        return Edge(low, high, f"stopped after search.max_probes={settings.max_probes}", ended=False)
     if high is None:
         assert low is not None
         longer = max(_rounded(low * _factor(len(ran), resolution), multiple, resolution), low + multiple)
@@ -129,7 +148,8 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
     middle = middle if low < middle < high else low + (high - low) // (2 * multiple) * multiple
     if high > low * (1 + resolution) and low < middle < high:
         return Probe(middle, 0)
-    for end in (Probe(low, 1, confirming=True), Probe(high, 1)):
+    whole_step_failed = found.get(Probe(high, 1, confirming=True)) == "oom"
+    for end in (Probe(low, 1, confirming=True), *(() if whole_step_failed else (Probe(high, 1),))):
         if end not in found:
             return end
     above = max(_rounded(high * (1 + 4 * resolution), multiple, resolution), high + multiple)
@@ -139,9 +159,10 @@ def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: S
 
 
 def _doubts(found: Mapping[Probe, str], tried: Mapping[int, list[str]], low: int, high: int) -> str:
-    unconfirmed = found.get(Probe(low, 1, confirming=True)) == "unsupported"
-    told = ["fit only: the whole step cannot run here"] if unconfirmed else []
-    told += [f"{length:,} ran at times" for length in (high,) if "ok" in tried[length]]
+    told = [UNCONFIRMED[status]] if (status := found[Probe(low, 1, confirming=True)]) in UNCONFIRMED else []
+    if "ok" in tried[high]:
+        whole = found.get(Probe(high, 1, confirming=True)) == "oom"
+        told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
     told += [f"{length:,} was out of memory" for length in sorted(tried) if length < low and "oom" in tried[length]]
     return ", ".join(told)
 

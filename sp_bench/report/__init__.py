@@ -88,7 +88,7 @@ def build(
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
     tables, gates = table.tables(found), packed_gate.gates(measured)
-    ran = [statuses(measured), missing(measured, _planned(folders))]
+    ran = [statuses(measured), missing(measured, _planned(folders)), *_open_searches(folders)]
     content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
@@ -135,6 +135,15 @@ def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
     if not all(found):
         return None
     return {trial.trial_id: trial.method for each in found for plan in each for trial in plan.trials}
+
+
+def _open_searches(folders: Sequence[Path]) -> list[str]:
+    """A sentence on searches that did not end, whose brackets are wider than they would be, or not confirmed."""
+    found = [name for folder in folders for plan in plans.read(folder) for name in plan.open_searches]
+    if not found:
+        return []
+    number = "One search" if len(found) == 1 else f"{len(found)} searches"
+    return [f"{number} for the longest sequence did not end: {'; '.join(found)}."]
 
 
 def _measured(

@@ -8,7 +8,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, counted, number, whole
 from sp_bench.report.ladder import ladders
 from sp_bench.report.limits import Limit
-from sp_bench.report.longest import longest
+from sp_bench.report.longest import is_fit_only, longest, tries
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
 from sp_bench.report.rivals import SAME, counterparts
@@ -131,9 +131,8 @@ def _memory(settings: Sequence[Setting]) -> list[str]:
 
 def _of_tries(limit: Limit) -> str:
     """How often each end was tried, and whether with attention left out."""
-    tries = " and ".join(str(sum(row["status"] in ("ok", "oom") for row in cell.rows)) for cell in limit.cells)
-    fit_only = ["fit only"] if limit.largest_ok is not None and not limit.largest_ok.ok else []
-    return ", ".join([*fit_only, f"tries: {tries}", *_code(limit.cells)])
+    fit_only = ["fit only"] if is_fit_only(limit) else []
+    return ", ".join([*fit_only, f"tries: {tries(limit)}", *_code(limit.cells)])
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:

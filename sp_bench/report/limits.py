@@ -1,4 +1,4 @@
-"""The largest length that ran and the smallest that was out of memory, of each series on each number of ranks.
+"""The largest length that ran and the smallest above it that was out of memory, of each series on each number of ranks.
 
 A cell of which any replicate was out of memory does not fit, although others ran: nobody can count on it. The search
 for the longest length takes it so too. Failures of other kinds say nothing about memory.
@@ -16,7 +16,8 @@ CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's
 @dataclass(frozen=True)
 class Limit:
     """Either cell is None where there is no such length; never both. Without an oom the limit lies beyond what was
-    tried; an oom may be shorter than the largest that ran, where memory was not monotone in the length."""
+    tried. An oom may be shorter than the largest that ran, where memory was not monotone in the length and nothing
+    longer was out of memory."""
 
     setting: str
     series: str
@@ -50,11 +51,12 @@ def limits(cells: Sequence[Cell]) -> list[Limit]:
 
 def _limit(group: Sequence[Cell]) -> Limit:
     ran, failed = [c for c in group if c.fits], [c for c in group if c.out_of_memory]
-    first = group[0]
+    first, largest = group[0], max(ran, key=lambda c: c.asked["seq_len"], default=None)
+    beyond = [c for c in failed if largest is None or c.asked["seq_len"] > largest.asked["seq_len"]]
     return Limit(
         setting=first.setting,
         series=first.series,
         sp_size=first.asked["sp_size"],
-        largest_ok=max(ran, key=lambda c: c.asked["seq_len"], default=None),
-        smallest_oom=min(failed, key=lambda c: c.asked["seq_len"], default=None),
+        largest_ok=largest,
+        smallest_oom=min(beyond or failed, key=lambda c: c.asked["seq_len"], default=None),
     )

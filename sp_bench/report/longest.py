@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sp_bench.config.trial import TRAINING
 from sp_bench.report import words
+from sp_bench.report.cells import Cell
 from sp_bench.report.limits import Limit
 from sp_bench.report.settings import Setting
 
@@ -17,6 +19,17 @@ OF_MEMORY = (
     "workload.checkpoint_offload",
     "hardware.allocator",
 )
+
+
+def tries(limit: Limit) -> str:
+    """1 and 2: how often the longest that fits was tried, and the shortest that does not."""
+    numbers = (sum(row["status"] in ("ok", "oom") for row in cell.rows) for cell in limit.cells)
+    return " and ".join(map(str, numbers))
+
+
+def is_fit_only(limit: Limit) -> bool:
+    """No whole step of the longest that fits was taken."""
+    return limit.largest_ok is not None and not limit.largest_ok.ok
 
 
 @dataclass(frozen=True)
@@ -39,22 +52,29 @@ def longest(settings: Sequence[Setting]) -> Longest | None:
     shared = tuple(part for part in shown[0].parts if all(part in other.parts for other in shown))
     cells = tuple(cell for _, limit in found for cell in limit.cells)
     like = shown[0]
-    setting = Setting(shared, cells, {}, like.fabrics, like.smallest)
     ends = [limit.cells[0] for _, limit in found]
-    differing = [
-        path for path in ("kernel.name", *OF_MEMORY) if len({str(cell.options.get(path)) for cell in ends}) > 1
-    ]
-    names = tuple(_name(setting, limit, shown, differing) for setting, limit in found)
+    moving = ("kernel.name", *OF_MEMORY) if ends[0].asked["workload"] in TRAINING else ()
+    differing = [path for path in moving if len({str(cell.options.get(path)) for cell in ends}) > 1]
+    shared += tuple(_said(ends[0], [path for path in moving if path not in differing], shared))
+    setting = Setting(shared, cells, {}, like.fabrics, like.smallest)
+    names = tuple(_name(setting_of, limit, shown, differing) for setting_of, limit in found)
     return Longest(setting, tuple(limit for _, limit in found), names)
 
 
 def _name(setting: Setting, limit: Limit, shown: Sequence[Setting], differing: Sequence[str]) -> str:
     cell = limit.cells[0]
     parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
-    for path in differing:
-        value = cell.options.get(path)
-        said = words.kernel(cell) if path == "kernel.name" else words.of_step(path, value)
-        if value not in (None, False) and not {said, words.option(path, value)} & {*parts}:
-            parts.append(said)
+    parts += _said(cell, differing, parts)
     told = f"{words.method(cell)}, {words.processors(cell)}"
     return f"{told}: {', '.join(parts)}" if parts else told
+
+
+def _said(cell: Cell, paths: Sequence[str], beside: Sequence[str]) -> list[str]:
+    """The values of these options, but for what stands there already."""
+    found = []
+    for path in paths:
+        value = cell.options.get(path)
+        said = words.kernel(cell) if path == "kernel.name" else words.of_step(path, value)
+        if value not in (None, False) and not {said, words.option(path, value)} & {*beside}:
+            found.append(said)
+    return found

@@ -17,7 +17,7 @@ from sp_bench.report.formats import MISSING, number, whole
 from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
-from sp_bench.report.longest import Longest, longest
+from sp_bench.report.longest import Longest, is_fit_only, longest, tries
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
 
@@ -38,8 +38,10 @@ CAPTION = (
     "replicates on."
 )
 LONGEST_CAPTION = (
-    "Where memory runs out, as a bracket. Peak, prediction and speed are of the longest that fits. Fit only: all "
-    "attention but one layer's was left out of the step, which allocates and sends all the same."
+    "Where memory runs out, as a bracket. Tries: how often each of its ends was tried; one that was tried once is not "
+    "confirmed. Peak, prediction and speed are of the longest that fits. The prediction is of the memory model of the "
+    "code that ran. Fit only: all attention but one layer's was left out of the step, which allocates and sends all "
+    "the same."
 )
 PACKED_HEADS = (
     *("Method", "ms", "tokens/s/{ranks}", "TFLOP/s/{ranks}", "imbalance", "exposed ms"),
@@ -50,6 +52,7 @@ PACKED_CAPTION = (
     "Exposed: the part of the step that communication adds. Work: model FLOPs, of which only visible pairs count. "
     "Ratio: step time over that of the first line of its group, with an interval from 6 replicates on."
 )
+WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
 FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
 
@@ -101,9 +104,9 @@ def _longest_table(found: Longest) -> SettingTable:
         peak, predicted = (None, None) if ran is None else (memory_gib(ran), ran.predicted_gib)
         sizes = [MISSING if size is None else gib(size) for size in (peak, predicted, capacity_gib(first))]
         rate = None if ran is None else rate_of(ran)
-        fit_only = " (fit only)" if ran is not None and not ran.ok else ""
-        lines.append(Line(first, (name, fits + fit_only, fails, *sizes, number(rate)), None, None))
-    heads = ("Method", "fits", "does not fit", "peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
+        fit_only = " (fit only)" if is_fit_only(limit) else ""
+        lines.append(Line(first, (name, fits + fit_only, fails, tries(limit), *sizes, number(rate)), None, None))
+    heads = ("Method", "fits", "does not fit", "tries", "peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
     ranks = "GPU" if any(c.processor == "GPU" for c in found.setting.cells) else "rank"
     kept = [i for i in range(len(heads)) if i < 3 or any(line.texts[i] != MISSING for line in lines)]
     lines = [replace(line, texts=tuple(line.texts[i] for i in kept)) for line in lines]
@@ -347,7 +350,9 @@ def latex(tables: Sequence[SettingTable]) -> str:
 
 def _latex_table(table: SettingTable) -> str:
     width = len(table.heads)
-    columns = rf"{{@{{}}l{'r' * (width - 1)}@{{}}}}"
+    longest = max((len(line.texts[0]) for group in table.groups for line in group.lines), default=0)
+    first = r"p{0.42\textwidth}" if longest > WIDEST_NAME else "l"
+    columns = rf"{{@{{}}{first}{'r' * (width - 1)}@{{}}}}"
     head = rf"\toprule {' & '.join(map(escape, table.heads))} \\ \midrule"
     caption = rf"\caption{{{escape(f'{table.setting.title}. {table.caption}')}}}"
     if table.num_lines + len(table.groups) > PAGE_LINES:

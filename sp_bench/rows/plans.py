@@ -1,11 +1,11 @@
-"""What the runs of a campaign planned: one small JSON file for each set of trials, beside the rows. So a report can say
-what is missing. A run of the same trials writes the same file again."""
+"""What the runs of a campaign planned: one small JSON file for each set of trials and searches, beside the rows. So a
+report can say what is missing. A run of the same trials and searches writes the same file again."""
 
 import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,10 +24,13 @@ class PlannedTrial:
 class Plan:
     started: float  # when the last run of these trials began, s since 1970
     trials: frozenset[PlannedTrial]
+    open_searches: tuple[str, ...] = ()  # names of those for the longest sequence that have not ended
 
 
-def write(folder: Path, trials: Iterable[PlannedTrial]) -> None:
+def write(folder: Path, trials: Iterable[PlannedTrial], searches: Mapping[str, bool] | None = None) -> None:
     """Say in a campaign's folder which trials the run has that begins now.
+
+    searches: name -> whether it has ended.
 
     Raises:
         OSError: it cannot be written.
@@ -36,11 +39,13 @@ def write(folder: Path, trials: Iterable[PlannedTrial]) -> None:
     for trial in trials:
         by_method.setdefault(trial.method, []).append((trial.trial_id, trial.env_id))
     planned = {method: sorted(ids) for method, ids in sorted(by_method.items())}
-    name = f"{hashlib.sha256(json.dumps(planned).encode()).hexdigest()[:12]}.json"
+    searches = dict(searches or {})
+    asked = [planned, *searches] if searches else planned
+    name = f"{hashlib.sha256(json.dumps(asked).encode()).hexdigest()[:12]}.json"
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     temporary = place / f".{name}.{os.getpid()}"
-    temporary.write_text(json.dumps({"started": time.time(), "trials": planned}))
+    temporary.write_text(json.dumps({"started": time.time(), "trials": planned, "searches": searches}))
     os.replace(temporary, place / name)
 
 
@@ -58,4 +63,5 @@ def _plans(folder: Path) -> Iterator[Plan]:
                 for method, ids in said["trials"].items()
                 for trial_id, env_id in ids
             )
-            yield Plan(float(said["started"]), trials)
+            searches = said.get("searches", {}).items()
+            yield Plan(float(said["started"]), trials, tuple(str(name) for name, ended in searches if not ended))

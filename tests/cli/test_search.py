@@ -64,19 +64,22 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
             assert run.poll() is None
             time.sleep(0.02)
         run.send_signal(signal.SIGINT)
-        run.communicate()
+        said = run.communicate()[0]
+    assert "1 of 1 searches did not end; the words of this run go on with them" in said
+    assert "not ended: search ulysses" in says(tmp_path, "status", "results/edge").stdout
     before = lengths(tmp_path)
     done = says(tmp_path, "resume", *MAX, "--no-report")
     assert done.returncode == 0, done.stderr
     assert "longest: " in done.stdout
     assert before.items() <= lengths(tmp_path).items()
+    assert "not ended" not in says(tmp_path, "status", "results/edge").stdout
 
 
 def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     said = json.loads(console(capfd, "plan", *MAX, "search.start=2000", "--json")[1])
     assert said["trials"] == []
-    assert any("seq_len=max" in note and "from 2,000 tokens, about 5 probes" in note for note in said["notes"])
+    assert any("seq_len=max" in note and "from 1,984 tokens, about 5 probes" in note for note in said["notes"])
     assert not (tmp_path / "results").exists()
 
 

@@ -162,6 +162,17 @@ def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(q
     assert other.guess(140 * GIB, None, None) == STARTS_FROM * qwen.sp_size
 
 
+def test_a_search_ends_where_the_host_holds_no_more(qwen):
+    kept = replace(qwen.workload, activation_checkpointing="full", checkpoint_offload=True)
+    offloads, plain = Search(replace(qwen, workload=kept)), Search(qwen)
+    longest = offloads.longest_on_host(256 * GIB)
+    assert longest is not None
+    held = [memory.held_on_host_bytes(offloads.at(length)) for length in (longest, longest + 1)]
+    assert held[0] <= 256 * GIB < held[1]
+    assert plain.longest_on_host(256 * GIB) is None
+    assert offloads.longest_on_host(None) is None
+
+
 def test_a_search_with_offloaded_checkpoints_starts_at_what_the_host_holds(qwen):
     kept = replace(qwen.workload, activation_checkpointing="full", mlp_tile_tokens=4096, checkpoint_offload=True)
     ulysses = replace(qwen, method=MethodConfig("ulysses", "contiguous"), workload=kept)

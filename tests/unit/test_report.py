@@ -454,3 +454,12 @@ def test_numbers_have_three_significant_digits_and_no_more(value: float, text: s
 @pytest.mark.parametrize(("size", "text"), [(1376256, "1.31 MiB"), (512, "512 B"), (None, "\N{EN DASH}")])
 def test_bytes_have_binary_units(size: float | None, text: str) -> None:
     assert in_bytes(size) == text
+
+
+def test_searches_that_did_not_end_are_named(tmp_path: Path) -> None:
+    campaign = commit([row()], tmp_path / "one")
+    plans.write(campaign, [], {"ulysses": True, "ring": False})
+    assert "One search for the longest sequence did not end: ring." in build([campaign]).page.read_text("utf-8")
+    plans.write(campaign, [], {"ulysses": True, "ring": True})
+    assert "did not end" not in build([campaign]).page.read_text("utf-8")
+    assert [plan.open_searches for plan in plans.read(campaign)] == [()]

@@ -119,3 +119,22 @@ def test_where_the_whole_step_does_not_fit_the_longest_that_does_is_searched_for
     assert edge.fits is not None
     assert edge.fits <= 7000
     assert found[Probe(edge.fits, 1, confirming=True)] == "ok"
+
+
+def test_a_whole_step_that_is_out_of_memory_where_fit_was_not_is_told_as_that():
+    edge, found = search(lambda p: up_to(7900 if p.confirming else 8000)(p), 7990)
+    assert edge.fits is not None
+    assert edge.fits <= 7900
+    assert edge.note == f"{edge.fails:,} fits without attention, and a whole step does not"
+    assert Probe(edge.fails or 0, 1) not in found  # that it fits without attention is known
+
+
+def test_a_whole_step_that_takes_too_long_leaves_the_bracket_fit_only():
+    edge, found = search(lambda p: "timeout" if p.confirming else up_to(8000)(p), 8000)
+    assert edge.note == "fit only: the whole step did not end in time"
+    assert Probe(edge.fails or 0, 1) in found
+
+
+def test_where_nothing_was_tried_that_could_fit_the_words_say_so():
+    assert Edge(None, None).words == "[nothing that fits was tried, nothing ran out of memory]"
+    assert Edge(None, 4).words == "[nothing fits, 4 do not]"

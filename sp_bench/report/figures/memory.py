@@ -16,7 +16,7 @@ from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
-from sp_bench.report.longest import longest
+from sp_bench.report.longest import is_fit_only, longest, tries
 from sp_bench.report.settings import Setting
 
 
@@ -103,13 +103,16 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         return []
     rows = found.limits
     width = 58 if look.width_in > 5 else 28
-    names = [wrapped(name, width) for name in reversed(found.names)]
+    told = [
+        f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in zip(found.names, rows, strict=True)
+    ]
+    names = [wrapped(name, width) for name in reversed(told)]
     tallest = max(name.count("\n") for name in names)
     figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(rows) + 0.85)
     axis = figure.subplots()
     data = []
     lengths = [c.asked["seq_len"] for limit in rows for c in limit.cells]
-    for place, limit in enumerate(reversed(rows)):
+    for place, (name, limit) in enumerate(zip(reversed(found.names), reversed(rows), strict=True)):
         ran, failed = limit.largest_ok, limit.smallest_oom
         ends = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
         axis.plot(ends, [place] * len(ends), color="#999999", lw=1.2)
@@ -117,7 +120,7 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
             axis.plot([ran.asked["seq_len"]], [place], **mark(ran))
         if failed is not None:
             axis.plot([failed.asked["seq_len"]], [place], marker="x", color=BLACK, ls="none", mew=1.4)
-        data.append(_data(limit))
+        data.append(_data(name, limit))
     axis.set_yticks(range(len(rows)), names, fontsize=6.5)
     axis.set_ylim(-0.7, len(rows) - 0.3)
     length_axis(axis, lengths, look.width_in / 2)
@@ -136,13 +139,16 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
             "memory",
             "longest",
             figure,
-            found.title + ". The longest sequence that fits, as a bracket.",
+            f"{found.title}. The longest sequence that fits, as a bracket. Fit only: all attention but one layer's was "
+            "left out.",
             pd.DataFrame(data),
         )
     ]
 
 
-def _data(limit: Limit) -> dict[str, object]:
-    cell, ran, failed = limit.cells[0], limit.largest_ok, limit.smallest_oom
+def _data(name: str, limit: Limit) -> dict[str, object]:
+    ran, failed = limit.largest_ok, limit.smallest_oom
     lengths = {"longest_ok": ran and ran.asked["seq_len"], "shortest_oom": failed and failed.asked["seq_len"]}
-    return {"method": words.method(cell), "sp_size": limit.sp_size, **lengths, "trial_ids": trial_ids(cell)}
+    ids = " ".join(trial_ids(cell) for cell in limit.cells)
+    told = {"tries": tries(limit), "fit_only": is_fit_only(limit), "trial_ids": ids}
+    return {"method": words.method(limit.cells[0]), "sp_size": limit.sp_size, "line": name, **lengths, **told}
