@@ -115,12 +115,25 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
     if engine not in MODELLED:
         return f"no committed row has the peak of engine {engine}"
     if engine == "fsdp2":
-        return None
+        return _unmodelled_option(config)
     if config.dtype != "bfloat16" or workload.optimizer != "adamw":
         return f"committed rows of engine {engine} have AdamW in bfloat16"
     if engine == "megatron" and workload.activation_checkpointing != "full":
         return "what TransformerEngine's layers keep is in no committed row that ran"
     return None
+
+
+def _unmodelled_option(config: TrialConfig) -> str | None:
+    """Options of FSDP2 that keep more of a model whole than the estimate has."""
+    engine, batches = config.engine, config.workload.micro_batches
+    keeps = {
+        "engine.reshard_after_forward=false": engine.reshard_after_forward is False,
+        "engine.reduce_gradients=last_micro_batch": engine.reduce_gradients == "last_micro_batch" and batches not in (None, 1),
+        "engine.forward_prefetch": engine.forward_prefetch is not None,
+        "engine.backward_prefetch": engine.backward_prefetch is not None,
+    }
+    named = [option for option, kept in keeps.items() if kept]
+    return f"no committed row has the peak with {' and '.join(named)}" if named else None
 
 
 def peak(config: TrialConfig, *, copies: int = 4) -> Peak:

@@ -106,6 +106,7 @@ def _planned(
         host_bytes=hardware.host_bytes(),
         device_name=found.devices[0].name if found and found.devices else None,
         measure_s=settings.deadlines.measure,
+        warmup_s=settings.deadlines.warmup,
         num_hosts=allocation.here().num_hosts,
     )
 

@@ -193,21 +193,25 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     return None
 
 
-def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float) -> str | None:
-    """Why a single step would not end before its deadline, predicted from the peak of the devices; None if it would, or
-    if their peak is not known."""
+def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float, warmup_s: float) -> str | None:
+    """Why a single step, or what warms up for it, would not end before its deadline, predicted from the peak of the
+    devices; None if they would, or if their peak is not known."""
     peak = hardware.peak_flops(device_name or "", config.dtype)
     if not config.workload.single_step or peak is None:
         return None
     padded = methods.get(config.method.name).layout(config.method, config.sp_size).padded(config.seq_len)
     step_s = training.hardware_flops(config, padded) / (config.world_size * peak * SHARE_OF_PEAK)
-    if step_s + SPARE_S <= measure_s:
-        return None
-    return (
-        f"workload.single_step=true: the step would take about {step_s:.0f} s ({SHARE_OF_PEAK:.0%} of the peak of "
-        f"{config.world_size} x {device_name}), and with {SPARE_S:.0f} s to spare that is more than "
-        f"deadlines.measure={measure_s:.0f}; use {math.ceil(step_s + SPARE_S)} or more, or a smaller seq_len"
-    )
+    steps = config.workload.warmup_steps
+    phases = {"measure": (step_s, measure_s), "warmup": (steps * step_s, warmup_s if steps else math.inf)}
+    for phase, (needed_s, deadline_s) in phases.items():
+        if needed_s + SPARE_S > deadline_s:
+            what = "the step" if phase == "measure" else f"{steps} step{'s' if steps > 1 else ''} before it"
+            return (
+                f"workload.single_step=true: {what} would take about {needed_s:.0f} s ({SHARE_OF_PEAK:.0%} of the peak "
+                f"of {config.world_size} x {device_name}), and with {SPARE_S:.0f} s to spare that is more than "
+                f"deadlines.{phase}={deadline_s:.0f}; use {math.ceil(needed_s + SPARE_S)} or more, or a smaller seq_len"
+            )
+    return None
 
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
@@ -288,12 +292,13 @@ def plan(
     host_bytes: int | None = None,
     device_name: str | None = None,
     measure_s: float = math.inf,
+    warmup_s: float = math.inf,
     num_hosts: int | None = 1,
 ) -> list[Trial]:
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
     Equal configs are one cell, whatever the blocks of the sweep that they come from. `device_name` is that of this
-    machine's CUDA devices, `measure_s` the deadline of the timed steps in seconds, `num_hosts` as in
+    machine's CUDA devices, `measure_s` and `warmup_s` deadlines in seconds, `num_hosts` as in
     `unsupported_reason`.
 
     Raises:
@@ -304,7 +309,7 @@ def plan(
         cell = cell_id(config)
         if cell not in cells:
             reason = unsupported_reason(config, num_gpus, host_bytes, num_hosts)
-            cells[cell] = (config, reason or _too_long_reason(config, device_name, measure_s))
+            cells[cell] = (config, reason or _too_long_reason(config, device_name, measure_s, warmup_s))
     if len(cells) * replicates > MAX_TRIALS:
         raise ConfigError(
             f"replicates={replicates} of {len(cells)} cells are {len(cells) * replicates:,} trials, more than "

@@ -96,12 +96,12 @@ def _reason(config: TrialConfig) -> str | None:
             "engine=fsdp2 or hf_deepspeed"
         )
     if config.workload.checkpoint_offload and name != "fsdp2":
-        # TRL has `activation_offloading`. The tensors that it brings back are plain ones, and under ZeRO-3 the backward
-        # of TRL's loss asks the head's weight among them for what DeepSpeed keeps in a parameter (1.16).
-        return (
-            f"workload.checkpoint_offload=true: engine {name} keeps its checkpoints on the device; use false, or "
-            "engine=fsdp2"
-        )
+        why = "keeps its checkpoints on the device"
+        if (
+            name == "trl_sft"
+        ):  # what it brings back are plain tensors, which TRL's loss asks for a parameter's (TRL 1.16)
+            why = "has activation_offloading, which fails under ZeRO-3 ('Tensor' object has no attribute 'ds_status')"
+        return f"workload.checkpoint_offload=true: engine {name} {why}; use false, or engine=fsdp2"
     if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):
         return (
             f"workload.loss_tile_tokens={tile}: engine {name} has no choice of its loss's tiles; leave it out, or use "
@@ -131,6 +131,16 @@ def _reason(config: TrialConfig) -> str | None:
             return "engine fsdp2 has no variable_seq_len; leave it out"
         if (offload := engine.optimizer_offload) not in (None, "torch_adamw"):
             return f"engine.optimizer_offload={offload}: engine fsdp2 steps with torch's AdamW; use torch_adamw"
+        if engine.reduce_gradients == "last_micro_batch" and config.workload.micro_batches in (None, 1):
+            return (
+                "engine.reduce_gradients=last_micro_batch: with one micro-batch a step it changes nothing; use "
+                "workload.micro_batches of 2 or more, or each_micro_batch"
+            )
+        if engine.reshard_after_forward is False and engine.backward_prefetch is not None:
+            return (
+                f"engine.backward_prefetch={engine.backward_prefetch}: with reshard_after_forward=false the backward "
+                "gathers nothing; leave one of them out"
+            )
         return _selective_output_reason(config) or _checkpoint_offload_reason(config) or _model_code_reason(config)
     own = replace(engine, optimizer_offload=None, variable_seq_len=None)
     if own != EngineConfig(name):

@@ -13,18 +13,28 @@ from typing import Any
 
 from sp_bench.config.options import BY_PATH, OPTIONS
 from sp_bench.costs.message_sizes import transport_name
-from sp_bench.report.formats import whole
 from sp_bench.rows.names import Values, group_of, library, mixed, option_values, pack_seed, short_name, tell_apart
 
 REPLAYED = "replayed as a CUDA graph"
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 _TRANSPORT = "method.exchange"
 _CODE = ("kernel.name", "implementation")  # no line mixes them, on whatever number of ranks
+# What a training step has beside its engine -> the value of which nobody speaks
+OF_STEP = {
+    "workload.model_code": "eager",
+    "workload.loss_tile_tokens": None,
+    "workload.mlp_tile_tokens": None,
+    "workload.checkpoint_offload": False,
+    "engine.reshard_after_forward": True,
+    "engine.reduce_gradients": "each_micro_batch",
+    "engine.forward_prefetch": None,
+    "engine.backward_prefetch": None,
+}
 # Options of which a setting always speaks, if they say anything. Of others it has what tells settings apart.
 _SAID = (
     *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
     *("model.head_dim", "workload.causal", "dtype", "batch_size", "workload.micro_batches", "engine.name"),
-    *("workload.activation_checkpointing", "workload.loss_tile_tokens", "dp_replicate_size", "dp_shard_size"),
+    *("workload.activation_checkpointing", "dp_replicate_size", "dp_shard_size", *OF_STEP),
     *(
         "fabric.name",
         "hardware.name",
@@ -131,8 +141,7 @@ def _setting_words(cell: Values, *, fabric: bool) -> str:
         words.append(f"engine {known['engine.name']}")
     if cell["workload.activation_checkpointing"] not in (None, "none"):
         words.append(f"{known['workload.activation_checkpointing']} activation checkpointing")
-    if cell["workload.loss_tile_tokens"] is not None:
-        words.append(f"logits of {whole(cell['workload.loss_tile_tokens'])} tokens at a time")
+    words += [option_words(path, cell[path]) for path, usual in OF_STEP.items() if cell[path] not in (None, usual)]
     if (cell["dp_replicate_size"], cell["dp_shard_size"]) not in ((1, 1), (None, None)):
         words.append(f"dp {known['dp_replicate_size']} x {known['dp_shard_size']} (replicate x shard)")
     words += [known["fabric.name"], known["hardware.name"]] if fabric else [known["hardware.name"]]

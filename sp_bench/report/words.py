@@ -6,7 +6,7 @@ from typing import Any
 
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, whole
-from sp_bench.report.series import option_words
+from sp_bench.report.series import OF_STEP, option_words
 from sp_bench.rows.names import short_name
 
 METHODS = {
@@ -72,6 +72,9 @@ FLAGS = {
     "allocator_retried": "an allocator at the brink",
     "above_device_memory": "more memory in use than the emulated device has",
     "leftover_memory": "a peak that has leftovers of other work in it",
+    "single_step": "one step alone, counted while it was timed",
+    "fit": "attention's arithmetic left out",
+    "shared_gpu": "ranks that share a GPU",
 }
 
 
@@ -230,6 +233,8 @@ def of_step(path: str, value: Any) -> str:
         return ""
     if path == "workload.activation_checkpointing":
         return {"full": "all recomputed", "none": "nothing recomputed"}.get(value, str(value))
+    if path == "workload.checkpoint_offload":
+        return "checkpoints offloaded" if value else ""
     return str(value) if path in ("workload.model_code", "engine.name") else option(path, value)
 
 
@@ -251,8 +256,8 @@ def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
     words.append(f"{engine}" if engine else "")
     if cell.micro_batches > 1:
         words.append(f"{cell.micro_batches} micro-batches")
-    if known.get("workload.activation_checkpointing") == "none":
-        words.append(of_step("workload.activation_checkpointing", "none"))
+    words.append(of_step("workload.activation_checkpointing", known.get("workload.activation_checkpointing")))
+    words += [of_step(path, known[path]) for path, usual in OF_STEP.items() if known.get(path, usual) != usual]
     if (cap := known.get("hardware.device_memory_gib")) is not None:
         words.append(f"capped at {cap:g} GiB")
     if (sharing := known.get("hardware.ranks_per_gpu", 1)) > 1:

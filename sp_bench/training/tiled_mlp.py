@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sp_bench.measure import ledger
+
 
 class Mlp(NamedTuple):
     """What is computed of each token. `parameters` gives what the layer has when it is called: between forward and
@@ -61,7 +63,7 @@ class _InTiles(torch.autograd.Function):
         *of_hidden, down = mlp.parameters()
         sums: list[Tensor] = []
         for tile, dtile, of_dx in zip(*(each.split(ctx.tile_tokens, dim=1) for each in (x, dout, dx)), strict=True):
-            with torch.enable_grad():
+            with torch.enable_grad(), ledger.phase("recompute"):
                 leaf = tile.detach().requires_grad_()
                 hidden = mlp.hidden_of(leaf.view_as(leaf))  # hooks of modules, as FlopCounterMode's, take no leaf here
             ddown = dtile.flatten(0, 1).t() @ hidden.detach().flatten(0, 1)  # [h,B*t] @ [B*t,I] -> [h,I]

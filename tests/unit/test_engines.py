@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from sp_bench import engines, hardware, methods
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.costs import memory
 from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
@@ -152,7 +153,7 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
         ),
         ("hf_trainer", {"workload__loss_tile_tokens": 64}, "no choice of its loss's tiles; .*=fsdp2 or hf_deepspeed"),
         ("hf_deepspeed", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2"),
-        ("trl_sft", OFFLOADED, "keeps its checkpoints on the device; use false, or engine=fsdp2"),
+        ("trl_sft", OFFLOADED, "fails under ZeRO-3 .*ds_status.*; use false, or engine=fsdp2"),
         (
             "hf_deepspeed",
             {"workload__model_code": "liger", "fabric": "gloo", "hardware": "cpu"},
@@ -557,3 +558,19 @@ def test_megatron_is_not_asked_for_flash_attention_2_where_transformer_engine_wo
     monkeypatch.setattr(hardware, "package_versions", lambda: VERSIONS | {"flash-attn-4": "4.0.0b29"})
     assert "uninstall flash-attn-4, or use kernel=cudnn" in str(requirements.unsupported_reason(two))
     assert requirements.unsupported_reason(make("megatron")) is None
+
+
+def test_options_of_fsdp2_that_change_nothing_are_refused(make):
+    alone = make("fsdp2", method="ulysses", engine__reduce_gradients="last_micro_batch")
+    assert "use workload.micro_batches of 2 or more" in str(requirements.unsupported_reason(alone))
+    whole = make("fsdp2", method="ulysses", engine__reshard_after_forward=False, engine__backward_prefetch=2)
+    assert "the backward gathers nothing" in str(requirements.unsupported_reason(whole))
+
+
+def test_the_memory_model_says_nothing_of_parameters_and_gradients_that_stay_whole(make):
+    plain = make("fsdp2", method="ulysses")
+    assert memory.unmodelled_reason(plain) is None
+    whole = {"engine__reshard_after_forward": False, "engine__reduce_gradients": "last_micro_batch"}
+    reason = memory.unmodelled_reason(make("fsdp2", method="ulysses", workload__micro_batches=2, **whole))
+    assert reason is not None
+    assert "reshard_after_forward=false and engine.reduce_gradients=last_micro_batch" in reason

@@ -354,3 +354,14 @@ def test_the_plan_warns_of_a_library_that_computes_another_attention(make_config
     assert [f"flash-attn-4 {version} computes another" in each for each in plan.warnings(trials, 64, None)] == (
         [True] if warned else []
     )
+
+
+def test_the_warm_up_of_a_single_step_must_end_in_time_too(make_config):
+    gpu = {"kernel": "cudnn", "hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "qwen3_4b"}
+    single = {"workload": "train_step", "workload__single_step": True, "workload__timed_steps": 1, "seq_len": 2**19}
+    config = make_config(workload__warmup_steps=1, **gpu, **single)
+    (trial,) = plan.plan([config], 1, 0, 2, device_name="NVIDIA H200", measure_s=10_000, warmup_s=300)
+    assert "1 step before it would take about" in str(trial.unsupported_reason)
+    assert "deadlines.warmup=300; use " in str(trial.unsupported_reason)
+    (trial,) = plan.plan([config], 1, 0, 2, device_name="NVIDIA H200", measure_s=10_000, warmup_s=1000)
+    assert trial.unsupported_reason is None

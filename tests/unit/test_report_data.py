@@ -208,7 +208,7 @@ def test_a_setting_that_trains_says_what_runs_the_model_and_what_saves_memory(tm
     options = {"activation_checkpointing": "full", "loss_tile_tokens": 2048}
     rows = [row(**STEP, config=json.dumps({"workload": {"name": "train_step", **saved}})) for saved in ({}, options)]
     whole, saving = sorted(c.setting for c in cells_of(commit(rows, tmp_path)))[::-1]
-    assert "batch 1, engine fsdp2, full activation checkpointing, logits of 2,048 tokens at a time, " in saving
+    assert "batch 1, engine fsdp2, full activation checkpointing, loss_tile_tokens=2048, " in saving
     assert "checkpointing" not in whole
     assert "tokens at a time" not in whole
 

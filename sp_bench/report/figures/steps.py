@@ -58,11 +58,12 @@ def stacked(
     shown: part -> its words and its colour.
     """
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
-    width = 60 if look.width_in > 5 else 28
+    wide = look.width_in > 5
+    width, around_in = (60, 0.95) if wide else (28, 0.6 + 0.15 * len(shown))  # the legend has a line a part there
     kernels = {bar.cell.asked["kernel"] for bar in bars}
     names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]
     tallest = max(name.count("\n") for name in names)
-    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(bars) + 0.95)
+    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(bars) + around_in)
     axis = figure.subplots()
     data = []
     for place, (_, cell, parts, line) in enumerate(reversed(bars)):
@@ -79,7 +80,7 @@ def stacked(
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(label)
     handles = [Patch(color=colour, label=name) for name, colour in shown.values()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3 if look.width_in > 5 else 1)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3 if wide else 1)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
     return figure, f"{', '.join(shared)}.", pd.DataFrame(data[::-1])
 
