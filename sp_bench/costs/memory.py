@@ -125,10 +125,10 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
 
 def _unmodelled_option(config: TrialConfig) -> str | None:
     """Options of FSDP2 that keep more of a model whole than the estimate has."""
-    engine, batches = config.engine, config.workload.micro_batches
+    engine, several = config.engine, (config.workload.micro_batches or 1) > 1
     keeps = {
         "engine.reshard_after_forward=false": engine.reshard_after_forward is False,
-        "engine.reduce_gradients=last_micro_batch": engine.reduce_gradients == "last_micro_batch" and batches not in (None, 1),
+        "engine.reduce_gradients=last_micro_batch": several and engine.reduce_gradients == "last_micro_batch",
         "engine.forward_prefetch": engine.forward_prefetch is not None,
         "engine.backward_prefetch": engine.backward_prefetch is not None,
     }
