@@ -46,7 +46,7 @@ def main(trials: Sequence[Path]) -> NoReturn:
 
 def _offer_to_the_kernels_killer() -> None:
     """Where the host's memory runs out, Linux ends a rank, and not the driver, which has all others to tell of."""
-    with suppress(OSError):  # other systems have no such file, and a sandbox may keep it
+    with suppress(OSError):  # other systems have no such file, and a container may forbid it
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 

@@ -93,7 +93,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         jobs=jobs,
         queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
-        open_searches=tuple(name for plan in plans.read(folder) for name in plan.open_searches),
+        open_searches=tuple(plans.open_searches(plans.read(folder))),
         passed_over=tuple(sorted(store.passed_over(folder))),
     )
 

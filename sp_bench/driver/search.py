@@ -7,7 +7,7 @@ not be monotone in the length. Pure; no files, no processes.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -63,25 +63,21 @@ class Search:
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
         room = (min(known) - OUTSIDE_BYTES) * (1 if config.hardware.allocator else TENSORS_SHARE)
-        low, high = 1, LONGEST
-        while low < high:
-            middle = (low + high + 1) // 2
-            tried = self.at(middle)
-            on_host = memory.held_on_host_bytes(tried) // tried.num_nodes + tried.ranks_per_node * OUTSIDE_BYTES
-            fits = memory.peak(tried).bytes <= room and on_host <= (host_bytes or math.inf)
-            low, high = (middle, high) if fits else (low, middle - 1)
-        return low
+        host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_BYTES
+        longest = self._longest(lambda tried: memory.peak(tried).bytes <= room and _on_host_bytes(tried) <= host)
+        return max(longest, 1)
 
     def longest_on_host(self, host_bytes: int | None) -> int | None:
         """The longest length that the memory of a host holds, as `plan` refuses beyond it; None: any."""
-        known = host_bytes is not None and memory.held_on_host_bytes(self.at(LONGEST)) // self.config.num_nodes
-        if host_bytes is None or known <= host_bytes:
-            return None
+        longest = self._longest(lambda tried: _on_host_bytes(tried) <= (host_bytes or math.inf))
+        return longest if longest < LONGEST else None
+
+    def _longest(self, fits: Callable[[TrialConfig], bool]) -> int:
+        """The longest length that fits, of those up to LONGEST; 0: none does."""
         low, high = 0, LONGEST
         while low < high:
             middle = (low + high + 1) // 2
-            fits = memory.held_on_host_bytes(self.at(middle)) // self.config.num_nodes <= host_bytes
-            low, high = (middle, high) if fits else (low, middle - 1)
+            low, high = (middle, high) if fits(self.at(middle)) else (low, middle - 1)
         return low
 
     def minutes(self, seq_len: int, peak_flops: float | None) -> float | None:
@@ -93,6 +89,11 @@ class Search:
         step_s = flops / (self.config.world_size * peak_flops * SHARE_OF_PEAK)
         steps = workload.warmup_steps + workload.timed_steps + 3  # the proof's at nearly this length, the counted one
         return EXPECTED_PROBES * (steps * step_s + START_S) / 60
+
+
+def _on_host_bytes(config: TrialConfig) -> int:
+    """Of one host."""
+    return memory.held_on_host_bytes(config) // config.num_nodes
 
 
 class Probe(NamedTuple):

@@ -99,7 +99,7 @@ def _reason(config: TrialConfig) -> str | None:
         why = "keeps its checkpoints on the device"
         if (
             name == "trl_sft"
-        ):  # what it brings back are plain tensors, which TRL's loss asks for a parameter's (TRL 1.16)
+        ):  # 1.16: what comes back are plain tensors, which its loss takes for DeepSpeed's parameters
             why = "has activation_offloading, which fails under ZeRO-3 ('Tensor' object has no attribute 'ds_status')"
         return f"workload.checkpoint_offload=true: engine {name} {why}; use false, or engine=fsdp2"
     if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):

@@ -194,8 +194,8 @@ def doubt(kernel_name: str, packages: Mapping[str, str]) -> str | None:
     if kernel_name != "flash_attn_4" or version is None or (beta and int(beta[1]) < FIRST_BETA_OF_ANOTHER_WINDOW):
         return None
     return (
-        f"transformer_engine with flash-attn-4 {version} computes another attention, since 4.0.0b30; rows end as "
-        "incorrect. Install flash-attn-4 4.0.0b29, or use kernel=cudnn or flash_attn"
+        f"transformer_engine with flash-attn-4 {version} computes another attention: rows end as incorrect. Install "
+        f"flash-attn-4 4.0.0b{FIRST_BETA_OF_ANOTHER_WINDOW - 1}, or use kernel=cudnn or flash_attn"
     )
 
 

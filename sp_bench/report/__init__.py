@@ -139,7 +139,7 @@ def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
 
 def _open_searches(folders: Sequence[Path]) -> list[str]:
     """A sentence on searches that did not end, whose brackets are wider than they would be, or not confirmed."""
-    found = [name for folder in folders for plan in plans.read(folder) for name in plan.open_searches]
+    found = [name for folder in folders for name in plans.open_searches(plans.read(folder))]
     if not found:
         return []
     number = "One search" if len(found) == 1 else f"{len(found)} searches"

@@ -17,6 +17,7 @@ from sp_bench.report.signs import RIVALS, Count, counts
 from sp_bench.report.table import tables
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
+STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
 INTRODUCTION = """# Results
 
 `sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
@@ -82,9 +83,6 @@ def _steps(settings: Sequence[Setting]) -> list[str]:
         if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in told
     ]
     return parts + _section("Training steps beside no other", ("what", "setting", "where", "kernel", *STEP_HEADS), rows)
-
-
-STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
 
 
 def _of_step(cell: Cell) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 FOLDER = "_plans"  # in the campaign's folder; readers of rows pass over names that begin so
@@ -24,7 +24,7 @@ class PlannedTrial:
 class Plan:
     started: float  # when the last run of these trials began, s since 1970
     trials: frozenset[PlannedTrial]
-    open_searches: tuple[str, ...] = ()  # names of those for the longest sequence that have not ended
+    searches: Mapping[str, bool] = field(default_factory=dict)  # for the longest sequence: name -> whether it has ended
 
 
 def write(folder: Path, trials: Iterable[PlannedTrial], searches: Mapping[str, bool] | None = None) -> None:
@@ -54,6 +54,13 @@ def read(folder: Path) -> list[Plan]:
     return sorted(_plans(folder), key=lambda plan: plan.started)
 
 
+def open_searches(found: Iterable[Plan]) -> list[str]:
+    """Names of the searches for the longest sequence that have ended in none of these plans."""
+    searches = [search for plan in found for search in plan.searches.items()]
+    ended = {name for name, has_ended in searches if has_ended}
+    return list(dict.fromkeys(name for name, _ in searches if name not in ended))
+
+
 def _plans(folder: Path) -> Iterator[Plan]:
     for path in (folder / FOLDER).glob("[!.]*.json"):
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -63,5 +70,5 @@ def _plans(folder: Path) -> Iterator[Plan]:
                 for method, ids in said["trials"].items()
                 for trial_id, env_id in ids
             )
-            searches = said.get("searches", {}).items()
-            yield Plan(float(said["started"]), trials, tuple(str(name) for name, ended in searches if not ended))
+            searches = {str(name): bool(ended) for name, ended in said.get("searches", {}).items()}
+            yield Plan(float(said["started"]), trials, searches)
