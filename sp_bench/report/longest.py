@@ -9,16 +9,8 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.limits import Limit
 from sp_bench.report.settings import Setting
 
-# What moves the edge of memory and may be missing in titles, which leave out what comes along with another option, such
-# as an engine. They always tell of an offloaded optimizer.
-OF_MEMORY = (
-    "workload.activation_checkpointing",
-    "workload.model_code",
-    "workload.loss_tile_tokens",
-    "workload.mlp_tile_tokens",
-    "workload.checkpoint_offload",
-    "hardware.allocator",
-)
+# What moves the edge of memory, and may be missing in titles
+UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")
 
 
 def tries(limit: Limit) -> str:
@@ -53,7 +45,7 @@ def longest(settings: Sequence[Setting]) -> Longest | None:
     cells = tuple(cell for _, limit in found for cell in limit.cells)
     like = shown[0]
     ends = [limit.cells[0] for _, limit in found]
-    moving = ("kernel.name", *OF_MEMORY) if ends[0].asked["workload"] in TRAINING else ()
+    moving = UNTITLED if ends[0].asked["workload"] in TRAINING else ()
     differing = [path for path in moving if len({str(cell.options.get(path)) for cell in ends}) > 1]
     shared += tuple(_said(ends[0], [path for path in moving if path not in differing], shared))
     setting = Setting(shared, cells, {}, like.fabrics, like.smallest)

@@ -144,16 +144,7 @@ USES = {
         "optimizer",
     },
     "report/limits.py": {"device_memory_gib", "ranks_per_gpu"},
-    "report/longest.py": {  # what moves the edge of memory
-        *(
-            "activation_checkpointing",
-            "allocator",
-            "checkpoint_offload",
-            "loss_tile_tokens",
-            "mlp_tile_tokens",
-            "model_code",
-        ),
-    },
+    "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
     # whose schedule and amounts are predicted
     "report/projection.py": {
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
