@@ -15,7 +15,7 @@ from sp_bench import handover
 from sp_bench.config.parsing import shown
 from sp_bench.driver import claims, slurm
 from sp_bench.driver.progress import duration, number_of
-from sp_bench.rows import plans, store, submissions
+from sp_bench.rows import packed, plans, store, submissions
 from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
@@ -109,8 +109,14 @@ def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
 def _eta_s(folder: Path, done: Collection[RowName], started: float, left: int) -> float | None:
     """Seconds left at the pace at which launched trials ended since `started`."""
     launched = [row for row in done if row.status != "unsupported"]
-    ended = [at for row in launched if (at := (folder / row.file_name).stat().st_mtime) > started] if left else []
+    ended = [at for row in launched if (at := _written_at(folder, row)) > started] if left else []
     return left * (max(ended) - started) / len(ended) if ended else None
+
+
+def _written_at(folder: Path, row: RowName) -> float:
+    """When the row's file was written, or the pack that holds it."""
+    own = folder / row.file_name
+    return (own if own.exists() else folder / packed.PACK).stat().st_mtime
 
 
 def _running(folder: Path) -> Iterator[Running]:
@@ -156,7 +162,7 @@ def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
     """By status and reason, whatever numbers it has; the most frequent first. Of many only the newest are opened."""
     if not rows:
         return
-    newest = sorted(rows, key=lambda row: (folder / row.file_name).stat().st_mtime_ns)[-MAX_REASONS:]
+    newest = sorted(rows, key=lambda row: _written_at(folder, row))[-MAX_REASONS:]
     table, _ = store.read(folder, ("status", "trial_id", "reason"), names={row.file_name for row in newest})
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for row in table.to_pylist():

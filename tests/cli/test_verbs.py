@@ -9,6 +9,7 @@ from sp_bench import kernels, methods
 from sp_bench.driver import methods_table
 from sp_bench.rows import store
 
+from ..unit.rows import commit, row
 from .console import console, refusal
 
 
@@ -37,6 +38,14 @@ def test_status_counts_rows_from_their_names_alone(capfd, tmp_path):
     heading, line = printed.splitlines()
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert (counts["env_ids"], counts["ok"], counts["oom"], counts["unsupported"]) == ("1", "2", "0", "1")
+
+
+def test_status_reads_a_pack(capfd, tmp_path):
+    folder = commit([row(), row(seq_len=8192, status="oom", reason="out of memory")], tmp_path / "night")
+    assert console(capfd, "pack", str(folder))[0] == 0
+    code, printed, errors = console(capfd, "status", str(folder))
+    assert code == 0, errors
+    assert "out of memory" in printed
 
 
 @pytest.mark.parametrize("verb", ["status", "report"])
