@@ -162,11 +162,14 @@ def tile_mlp(mlp: nn.Module, tile_tokens: int) -> None:
     forward, weights = mlp.forward, list(mlp.parameters())
 
     def tiled(x: Tensor) -> Tensor:
+        # `of_tile` may not close over x: TiledMLP keeps the function until the backward, where a checkpoint drops x
+        num_sequences, num_tokens, _ = x.shape
+
         def of_tile(_: nn.Module, tile: Tensor) -> Tensor:  # [B,t,h] in the forward, [B*t,h] in the backward
-            require_tile("mlp_tile_tokens", tile_tokens, x.shape[0], tile)
+            require_tile("mlp_tile_tokens", tile_tokens, num_sequences, tile)
             return forward(tile)
 
-        return TiledMLP.apply(of_tile, mlp, x, num_tiles(x.shape[1], tile_tokens), weights)
+        return TiledMLP.apply(of_tile, mlp, x, num_tiles(num_tokens, tile_tokens), weights)
 
     mlp.forward = tiled
 

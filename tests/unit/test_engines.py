@@ -5,6 +5,7 @@ import json
 import shutil
 import subprocess
 import sys
+import weakref
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
@@ -304,6 +305,27 @@ def test_deepspeed_is_told_as_many_tiles_as_torch_makes(num_tokens, tile_tokens,
     assert (len(tiles), max(map(len, tiles)) <= tile_tokens) == (number, True)
     # TiledMLP's backward cuts all sequences as one
     assert len(torch.arange(num_sequences * num_tokens).chunk(number)) == number
+
+
+def test_a_tiled_mlp_keeps_nothing_of_its_input(monkeypatch):
+    kept = []  # DeepSpeed's function is kept until the backward
+
+    class TiledMLP:
+        @staticmethod
+        def apply(function, mlp, x, number, _):
+            kept.append(function)
+            return torch.cat([function(mlp, tile) for tile in x.chunk(number, dim=1)], dim=1)
+
+    ulysses_sp = "deepspeed.runtime.sequence_parallel.ulysses_sp"
+    monkeypatch.setitem(sys.modules, ulysses_sp, SimpleNamespace(TiledMLP=TiledMLP))
+    mlp = torch.nn.Linear(4, 4)
+    zero3.tile_mlp(mlp, 3)
+    x = torch.zeros(2, 8, 4)
+    seen = weakref.ref(x)
+    assert mlp(x).shape == x.shape
+    del x
+    assert kept
+    assert seen() is None
 
 
 def test_tiles_of_deepspeed_run_an_mlp_once_more(make):
