@@ -10,6 +10,7 @@ from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
+RINGS = ("ring", "double_ring", "ring_flash_attn")
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron")  # engines of which committed rows have peaks
 BF16, FP32 = 2, 4
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
@@ -49,8 +50,8 @@ def held_on_host_bytes(config: TrialConfig) -> int:
 
 
 def offloaded_bytes(config: TrialConfig) -> float:
-    """Of one rank's checkpoints in host memory, at least: what all layers but the last keep. It leaves out LSEs,
-    padding of the sequence, and the 512 bytes to which each tensor is rounded."""
+    """Of one rank's checkpoints in host memory, at least: what all layers but the last keep. It leaves out padding of
+    the sequence, and the 512 bytes to which each tensor is rounded."""
     if not config.workload.checkpoint_offload:
         return 0
     return (config.model.num_layers - 1) * kept_bytes(config)
@@ -75,7 +76,8 @@ def kept_bytes(config: TrialConfig) -> float:
         "selective_output": hidden + q,
         "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
     }.get(workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
-    return _local_tokens(config) * elements * ELEMENT_BYTES[config.dtype]
+    lse = 0 if workload.activation_checkpointing == "full" else FP32 * model.num_heads
+    return _local_tokens(config) * (elements * ELEMENT_BYTES[config.dtype] + lse)
 
 
 def _local_tokens(config: TrialConfig) -> float:
@@ -312,6 +314,8 @@ def _attention_elements(config: TrialConfig) -> float:
         queries, keys = (0.5, config.sp_size - 0.5) if config.method.layout == "zigzag" else (1, config.sp_size - 1)
         gradients += 2 * kv + at_once * 2 * kv * (config.sp_size + keys)
         kernel = at_once * 2 * q * (queries + keys)
+    elif config.method.name in RINGS and config.sp_size > 1:
+        gradients += 4 * kv  # keys, values and their gradients of a neighbour
     elif config.sp_size > 1:
-        gradients += q  # of the output, by heads and by tokens; or what a ring has of its neighbours
+        gradients += q  # of the output, by heads and by tokens
     return hidden + projected + inputs + output + gradients + kernel

@@ -51,7 +51,15 @@ WORKLOADS = {
     ("parity", "step"): "Training parity",
     ("collective", "exchange"): "Messages alone",
 }
-MODELS = {"qwen3_4b": "Qwen3-4B", "llama3_8b": "Llama-3-8B", "qwen2_5_7b": "Qwen2.5-7B", "tiny": "a tiny model"}
+MODELS = {
+    "qwen3_0_6b": "Qwen3-0.6B",
+    "qwen3_1_7b": "Qwen3-1.7B",
+    "qwen3_4b": "Qwen3-4B",
+    "qwen3_8b": "Qwen3-8B",
+    "llama3_8b": "Llama-3-8B",
+    "qwen2_5_7b": "Qwen2.5-7B",
+    "tiny": "a tiny model",
+}
 VARIANTS = {"allgather": "all-gather", "alltoall": "all-to-all", "a2a": "all-to-all", "p2p": "ring", "usp": "USP",
             "ulysses": "Ulysses", "all_gather": "all-gather", "a2a+p2p": "USP"}  # fmt: skip
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}

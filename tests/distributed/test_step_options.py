@@ -90,8 +90,8 @@ def check_offload(rank: int, world_size: int) -> None:
         workload = replace(config.workload, activation_checkpointing=next(kept), checkpoint_offload=True)
         measurement = check_counted_bytes(replace(config, workload=workload))
         at_least = memory.offloaded_bytes(replace(config, workload=workload))
-        lse = 2 * 4 * TINY.num_heads * 48 / world_size  # of the one layer, padded; of KV heads that are replicated more
-        assert at_least <= measurement.columns["pinned_host_bytes"] <= 1.3 * at_least + lse + 12 * ALIGNMENT
+        # with padding, and KV heads that are replicated
+        assert at_least <= measurement.columns["pinned_host_bytes"] <= 1.3 * at_least + 12 * ALIGNMENT
     workload = replace(TRAIN, activation_checkpointing="full", checkpoint_offload=True, single_step=True, timed_steps=1)
     deep = replace(TINY, num_layers=4)
     ring = MethodConfig("ring", dkv_dtype="input")

@@ -67,7 +67,7 @@ def committed() -> list[Cell]:
 def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
     cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
-    assert len(steps) >= 115
+    assert len(steps) >= 117
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
@@ -98,9 +98,9 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 35,
+        "hf_deepspeed": 36,
         "hf_trainer": 2,
-        "trl_sft": 6,
+        "trl_sft": 9,
         "megatron": 2,
     }
     for of_row, config in steps:

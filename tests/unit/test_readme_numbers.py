@@ -296,8 +296,12 @@ def hugging_face() -> Iterator[str]:
     best, kept = cell("h200x2_theirs_best", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_2", "ulysses")
     yield f"By {ratio(best, kept)} over its best"
     yield f"it takes {ms(best)} ms, where ours takes {ms(kept)} on FlashAttention-4 with attention kept"
-    longer = cell("h200x2_theirs_64k", "deepspeed_ulysses_hf"), cell("h200x2_step_methods_3", "ulysses")
+    published, best_64k = (
+        cell("h200x2_theirs_64k", "deepspeed_ulysses_hf", model_code=code) for code in ("eager", "liger")
+    )
+    longer = best_64k, cell("h200x2_step_methods_3", "ulysses")
     yield f"At 65,536 tokens by {ratio(*longer)} ({ms(longer[1])} against {ms(longer[0])} ms)"
+    yield f"over its published settings by {ratio(published, longer[1])} ({ms(published)} ms, on another machine)"
     yield f"its best one at each length, beside {len(kept.step_ms)} and {len(longer[1].step_ms)} of ours"
 
 
@@ -437,6 +441,19 @@ def longest() -> Iterator[str]:
     trl, deepspeed = (bracket("h200x2_theirs", "deepspeed_ulysses_hf", engine=e) for e in ("trl_sft", "hf_deepspeed"))
     yield f"At their published settings `trl_sft`: {trl}, and `hf_deepspeed`: {deepspeed}"
     yield f"With torch's allocator as it comes Ulysses has {bracket('h200x2_longest', 'ulysses')}"
+    best = [c for c in campaign("h200x2_theirs") if c.fits and is_asked(c, {"model_code": "liger"})]
+    fits = max(c.asked["seq_len"] for c in best)
+    yield f"`trl_sft` fits at least {whole(fits)}, and its end is not known"
+
+
+@line("A million tokens, 2 GPUs")
+def million() -> Iterator[str]:
+    ulysses, ring = (cell("h200x2_million", method) for method in ("ulysses", "ring"))
+    assert Difference(ulysses, ring).outcome == TIE
+    yield f"{whole(ulysses.asked['seq_len'])} tokens of Qwen3-0.6B take {whole((ulysses.median_step_ms or 0) / 1e3)} s"
+    yield f"with Ulysses and {whole((ring.median_step_ms or 0) / 1e3)} s with the zigzag ring"
+    yield f"at {ulysses.mfu:.2f} MFU"
+    yield f"{gib(ulysses)} and {gib(ring)} GiB"
 
 
 @line("The longest step that one GPU has taken")
