@@ -1,5 +1,6 @@
 """The report as a whole: from rows to the page and the files beside it. Most pages here are made without figures."""
 
+import csv
 import json
 import re
 import subprocess
@@ -218,12 +219,14 @@ def trained(step: tuple[str, float]) -> dict[str, Any]:
     checkpointing, share_of_limit = step
     parts = {"attention": 50.0, "matmul": 30.0, "other": 10.0, "messages": 9.0, "exposed_messages": 5.0, "idle": 4.0}
     parts |= {"host_copies": 8.0, "exposed_host_copies": 1.0}
+    recompute = 5.0 if checkpointing == "full" else 1.0
     config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": {"activation_checkpointing": checkpointing}}
     asked = {"workload": "train_step", "pass_kind": "step", "model": "qwen3_4b", "engine": "fsdp2"}
     return on_gpus(
         **{**ULYSSES, **asked},
         config=json.dumps(config),
         kernel_ms=[parts, parts],
+        part_ms=[{"forward": 30.0, "recompute": recompute, "backward": 60.0, "optimizer": 10.0 - recompute}] * 2,
         peak_parts_bytes=[dict.fromkeys(PARTS, 2**30)] * 2,
         share_of_limit=share_of_limit,
     )
@@ -250,8 +253,12 @@ def test_nothing_is_drawn_of_times_of_a_cpu() -> None:
 
 def test_the_parts_of_a_step_are_shares_of_it() -> None:
     found = cells_of(campaign())
-    (steps,) = draw(settings(found), found, only=["steps"])
+    steps, phases = draw(settings(found), found, only=["steps"])
     head, *lines = [line.split(",") for line in steps.files["csv"].decode().splitlines()]
+    told_phases = list(csv.DictReader(phases.files["csv"].decode().splitlines()))
+    assert phases.stem == "steps-phases"
+    assert [line["recompute"] for line in told_phases] == ["0.05", "0.01"]
+    assert all(line["forward"] == "0.3" and line["backward"] == "0.6" for line in told_phases)
     for line, share_of_limit in zip(lines, ("0.6", "0.8"), strict=True):
         told = dict(zip(head, line, strict=True))
         names = ("attention", "matmul", "other", "exposed_messages", "exposed_host_copies", "idle", "share_of_limit")

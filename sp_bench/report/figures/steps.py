@@ -1,4 +1,4 @@
-"""Where a training step's time goes: its kernels by class, messages that nothing hides, and waiting."""
+"""Where a training step's time goes: its phases; and its kernels by class, messages that nothing hides, and waiting."""
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
@@ -16,7 +16,7 @@ from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
 # Paul Tol's bright scheme and greys, 2021
-SHOWN = {
+KERNELS = {
     "attention": ("attention", "#4477AA"),
     "matmul": ("matrix products", "#66CCEE"),
     "other": ("other kernels", "#CCBB44"),
@@ -24,23 +24,42 @@ SHOWN = {
     "exposed_host_copies": ("copies from or to the host that nothing hides", "#AA3377"),
     "idle": ("nothing runs", "#DDDDDD"),
 }
+PHASES = {
+    "forward": ("forward", "#4477AA"),
+    "recompute": ("recomputation", "#EE6677"),
+    "backward": ("backward", "#66CCEE"),
+    "optimizer": ("optimizer", "#AA3377"),
+}
 MOST_BARS = 24  # of one figure: the longest sequences go first
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    found = [(setting, cell) for setting in settings for cell in setting.cells if _is_step(cell) and shares(cell)]
+    kernels = _plot(settings, "", "kernel_ms", KERNELS, look)
+    phases = _plot(settings, "phases", "part_ms", PHASES, look)
+    return [plot for plot in (kernels, phases) if plot]
+
+
+def _plot(
+    settings: Sequence[Setting], name: str, column: str, shown: Mapping[str, tuple[str, str]], look: Look
+) -> Plot | None:
+    """A bar for each step of which `column` is known."""
+    cells = [(setting, cell) for setting in settings for cell in setting.cells if _is_step(cell)]
+    found = [(setting, cell, parts) for setting, cell in cells if (parts := shares(cell, column, [*shown]))]
     found.sort(key=lambda each: (-(each[1].asked["seq_len"] or 0), by_speed(each[1])))
-    found = found[:MOST_BARS]
     if not found:
-        return []
+        return None
+    limit = "share_of_limit" if column == "kernel_ms" else None
+    bars = [Bar(*each, limit and each[1].middle(limit)) for each in found[:MOST_BARS]]
+    figure, shared, data = stacked(bars, shown, "share of the step", look)
+    figure.axes[0].set_xlim(0, 1)
+    if limit is None:
+        told = " Shares of one untimed step, or of the one step that was timed, by its phases."
+        return Plot("steps", name, figure, shared + told, data.drop(columns="line"))
     told = (
         " Shares of one untimed step, by the kernels that ran. The black line is the limit: what attention and "
         "matrix products would take of the timed step, each alone and computed once."
     )
-    bars = [Bar(setting, cell, shares(cell), cell.middle("share_of_limit")) for setting, cell in found]
-    figure, shared, data = stacked(bars, SHOWN, "share of the step", look)
-    figure.axes[0].set_xlim(0, 1)
-    return [Plot("steps", "", figure, shared + told, data.rename(columns={"line": "share_of_limit"}))]
+    return Plot("steps", name, figure, shared + told, data.rename(columns={"line": limit}))
 
 
 class Bar(NamedTuple):
@@ -89,16 +108,17 @@ def _is_step(cell: Cell) -> bool:
     return cell.ok and cell.asked["workload"] == "train_step"
 
 
-def shares(cell: Cell) -> dict[str, float]:
-    """Of the untimed step, by class of kernels: mean over ranks, median over replicates. Empty: not known."""
-    known = [ranks for row in cell.measured if (ranks := listed(row["kernel_ms"]))]
-    per_row = [_of_row(ranks) for ranks in known if all(rank[part] is not None for rank in ranks for part in SHOWN)]
-    return {part: median(each[part] for each in per_row) for part in SHOWN} if per_row else {}
+def shares(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
+    """Of one step: mean over ranks, median over replicates. Empty: not known."""
+    known = [ranks for row in cell.measured if (ranks := listed(row[column]))]
+    complete = [ranks for ranks in known if all(rank[part] is not None for rank in ranks for part in parts)]
+    per_row = [_of_row(ranks, parts) for ranks in complete]
+    return {part: median(each[part] for each in per_row) for part in parts} if per_row else {}
 
 
-def _of_row(ranks: Sequence[dict[str, float]]) -> dict[str, float]:
-    total = mean(sum(rank[part] for part in SHOWN) for rank in ranks)
-    return {part: mean(rank[part] for rank in ranks) / total for part in SHOWN}
+def _of_row(ranks: Sequence[dict[str, float]], parts: Sequence[str]) -> dict[str, float]:
+    total = mean(sum(rank[part] for part in parts) for rank in ranks)
+    return {part: mean(rank[part] for rank in ranks) / total for part in parts}
 
 
 def _name(bar: Bar, settings: Sequence[Setting], several_kernels: bool) -> str:
