@@ -21,6 +21,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, attempt, derived, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
+from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
 from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, Search, next_step
@@ -92,6 +93,7 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     notes += _of_packs(trials)
     names = search_names([search.config for search in searches])
     notes += [f"search: {n}: {_search_words(s, settings, found)}" for n, s in zip(names, searches, strict=True)]
+    notes += _device_time(trials, numbers, searches, settings, found)
     return _State(campaign, found, trials, rows, numbers, notes)
 
 
@@ -104,7 +106,7 @@ def _planned(
         settings.order_seed,
         num_gpus=len(found.devices) if found else None,
         host_bytes=hardware.host_bytes(),
-        device_name=found.devices[0].name if found and found.devices else None,
+        device_name=_device_name(found),
         measure_s=settings.deadlines.measure,
         warmup_s=settings.deadlines.warmup,
         num_hosts=allocation.here().num_hosts,
@@ -395,14 +397,42 @@ def _smallest_gpu_bytes(found: hardware.Gpus | None) -> int | None:
     return min((gpu.memory_bytes for gpu in found.devices), default=None) if found else None
 
 
+def _device_name(found: hardware.Gpus | None) -> str | None:
+    return found.devices[0].name if found and found.devices else None
+
+
+def _device_time(
+    trials: Sequence[Trial],
+    numbers: Sequence[int | None],
+    searches: Sequence[Search],
+    settings: CampaignConfig,
+    found: hardware.Gpus | None,
+) -> list[str]:
+    """How long what is left would keep GPUs busy. Without GPUs here all trials count, as a login node may ask."""
+    name = _device_name(found)
+    left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
+    asked = [trial.config for trial in left if trial.unsupported_reason is None or name is None]
+    listed = [seconds for config in asked if (seconds := trial_s(config, name)) is not None]
+    searched = [seconds for s in searches if (seconds := _search_s(s, _guess(s, settings, found), found)) is not None]
+    if not listed and not searched:
+        return []
+    counts = [number_of(len(listed))] if listed else []
+    counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
+    return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]
+
+
+def _search_s(search: Search, seq_len: int, found: hardware.Gpus | None) -> float | None:
+    probe_s = trial_s(search.at(seq_len), _device_name(found))
+    return None if probe_s is None else EXPECTED_PROBES * probe_s
+
+
 def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
     """What a search will take, for the plan."""
     guess = _guess(search, settings, found)
     first = next_step({}, guess, search.multiple, settings.search)
     assert isinstance(first, Probe)
-    model = found.devices[0].name if found and found.devices else ""
-    minutes = search.minutes(guess, hardware.peak_flops(model, search.config.dtype))
-    told = "" if minutes is None else f", about {minutes:.0f} minutes"
+    seconds = _search_s(search, first.seq_len, found)
+    told = "" if seconds is None else f", about {minutes(seconds)}"
     doubt = ", where the memory model lets nothing fit" if guess == 1 else ""
     return f"from {first.seq_len:,} tokens{doubt}, about {EXPECTED_PROBES} probes if they fit{told}"
 

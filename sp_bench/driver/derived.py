@@ -55,7 +55,7 @@ def derived(config: TrialConfig, padded_len: int | None, record: Record, device_
         )
         row |= {"latency_us": line.latency_us, "bandwidth_bytes_per_s": line.bandwidth_bytes_per_s}
     else:
-        row |= _flops(config, padded_len or config.seq_len)
+        row |= flops(config, padded_len or config.seq_len)
         row |= _utilisation(config, row, record.get("limit_ms"), device_name)
     row |= of_documents(config)
     row["comm_predicted_bytes"] = predicted_bytes(config, padded_len)
@@ -110,7 +110,7 @@ def _memory(record: Record) -> Columns:
     return {f"max_{name}": max(record[name]) for name in columns if record.get(name) is not None}
 
 
-def _flops(config: TrialConfig, padded_len: int) -> Columns:
+def flops(config: TrialConfig, padded_len: int) -> Columns:
     if config.workload.name in TRAINING:
         model, hardware_ = training_costs.model_flops(config), training_costs.hardware_flops(config, padded_len)
     else:

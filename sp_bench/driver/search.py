@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sp_bench import methods
-from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs import memory, training
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
@@ -26,8 +26,6 @@ OUTSIDE_BYTES = 4 * 2**30
 # searches with torch's own allocator, 0.97 to 0.99 in four with expandable_segments
 TENSORS_SHARE = 0.85
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
-SHARE_OF_PEAK = 0.4  # what a training step reaches
-START_S = 40  # of fresh processes and their proof
 # how a whole step may end that says nothing of memory -> what that leaves of a bracket
 UNCONFIRMED = {
     "unsupported": "fit only: the whole step cannot run here",
@@ -79,16 +77,6 @@ class Search:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if fits(self.at(middle)) else (low, middle - 1)
         return low
-
-    def minutes(self, seq_len: int, peak_flops: float | None) -> float | None:
-        """About what EXPECTED_PROBES of a training step take; None: nothing says."""
-        workload = self.config.workload
-        if workload.name not in TRAINING or peak_flops is None:
-            return None
-        flops = training.hardware_flops(self.at(seq_len), seq_len)
-        step_s = flops / (self.config.world_size * peak_flops * SHARE_OF_PEAK)
-        steps = workload.warmup_steps + workload.timed_steps + 3  # the proof's at nearly this length, the counted one
-        return EXPECTED_PROBES * (steps * step_s + START_S) / 60
 
 
 def _on_host_bytes(config: TrialConfig) -> int:

@@ -29,6 +29,15 @@ def test_a_plan_shows_validity_and_counts(plan):
     assert "nearest lengths: 6144 or 6152" in printed
 
 
+def test_a_plan_for_gpus_says_about_how_long_they_will_be_busy(plan):
+    words = ("sweep=h200x2_step_long", "seq_len=131072", "method.head_chunks=null")
+    (told,) = [line for line in plan(*words).splitlines() if line.startswith("devices: ")]
+    assert told == "devices: 1 trial on GPUs, about 3 minutes"  # it took 125 s
+    assert "devices: 3 trials on GPUs, about 10 minutes" in plan(*words, "replicates=3")
+    assert "devices:" not in plan("sweep=smoke")
+    assert "devices: 20 trials and 6 searches on GPUs, about 53 minutes" in plan("sweep=h200x2_theirs")
+
+
 def test_a_file_of_document_lengths_is_read_once_and_the_trial_has_what_it_says(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "one.txt").write_text("512 256 256")

@@ -1,0 +1,33 @@
+"""About how long trials keep GPUs busy, for `plan`: so that a sweep is cut to what can be borrowed. Pure.
+
+Of 51 committed campaigns of GPUs 46 took half to twice as long as this: shares of the peak differ by kernel and length,
+and trials that compile take longer.
+"""
+
+from sp_bench import hardware, methods
+from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.driver.derived import flops
+
+SHARE_OF_PEAK = 0.4  # the median of committed rows is 0.41 for attention and 0.52 for steps of fsdp2
+# Seconds beside the steps, in fresh processes and in a warm group: about the medians of committed rows.
+BESIDE_S = {"attention": (20, 3), "fsdp2": (40, 12), "other engines": (60, 36)}
+
+
+def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
+    """Of one trial; None: not on GPUs, or nothing says. device_name: of the GPUs; None: what `hardware` is called."""
+    workload = config.workload
+    peak = hardware.peak_flops(device_name or f"{config.hardware.name.upper()} SXM", config.dtype)
+    if config.hardware.device != "cuda" or workload.name not in ("attention", *TRAINING) or peak is None:
+        return None
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    step_s = flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * SHARE_OF_PEAK)
+    # beside them the counted one, the proof at the timed length and the arms
+    steps = workload.warmup_steps + workload.timed_steps + (0 if workload.single_step else 3)
+    kind = "attention" if workload.name == "attention" else config.engine.name
+    fresh, warm = BESIDE_S.get(kind, BESIDE_S["other engines"])
+    return (warm if config.isolation == "group" else fresh) + steps * step_s
+
+
+def minutes(seconds: float) -> str:
+    number = max(round(seconds / 60), 1)
+    return f"{number} minute{'s' * (number != 1)}"
