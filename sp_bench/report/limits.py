@@ -29,6 +29,12 @@ class Limit:
     def cells(self) -> tuple[Cell, ...]:
         return tuple(cell for cell in (self.largest_ok, self.smallest_oom) if cell is not None)
 
+    @property
+    def is_bracket(self) -> bool:
+        """A length fits, and a longer one does not."""
+        ends = [cell.asked["seq_len"] for cell in self.cells]
+        return len(ends) == 2 and ends[0] < ends[1]
+
 
 def capacity_gib(cell: Cell) -> float | None:
     """Of a device: the cap, or all that it has; None of a device that is not known."""

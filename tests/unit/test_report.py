@@ -272,6 +272,16 @@ def test_a_figure_holds_what_its_rows_say() -> None:
     assert {float(line[-3]) for line in data} == {1.1, 1.2}
 
 
+def test_throughput_falls_to_the_shortest_length_that_was_out_of_memory() -> None:
+    found = cells_of(campaign())
+    (drawing,) = [
+        d for d in draw(settings(found), found, only=["throughput"]) if d.stem == "throughput-attention-length"
+    ]
+    lines = list(csv.DictReader(drawing.files["csv"].decode().splitlines()))
+    assert [line["value"] == "" for line in lines if line["seq_len"] == "8192"] == [True]
+    assert "out of memory" in drawing.caption
+
+
 # the folder
 
 

@@ -90,10 +90,11 @@ def in_use_gib(cell: Cell) -> float | None:
 
 
 def _with_capacity(panel: Panel) -> Panel:
-    """Only where a sequence came near it: elsewhere the line would press all others to the ground."""
+    """Only where a sequence came near it: elsewhere the line would press all others to the ground. What did not fit has
+    no peak."""
     limit = capacity_gib(panel.cells[0])
     most = max((memory_gib(c) or 0.0 for c in panel.cells), default=0.0)
-    return replace(panel, limit=limit if limit is not None and most > limit / 8 else None)
+    return replace(panel, limit=limit if limit is not None and most > limit / 8 else None, edges=())
 
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:

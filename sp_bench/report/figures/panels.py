@@ -45,6 +45,7 @@ class Panel:
     cells: tuple[Cell, ...]  # that have the quantity
     roofs: Mapping[int, Cell]  # length -> the kernel alone
     limit: float | None = None  # a line across, as the capacity of the device
+    edges: tuple[Cell, ...] = ()  # of a method the shortest that was out of memory
 
     @property
     def at_longest(self) -> "Panel":
@@ -68,15 +69,20 @@ def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
         for cell in setting.cells:
             first = cell.asked["fabric"] == setting.fabrics[0] or (cell.asked["world_size"] or 1) == 1
             if cell.ok and cell.is_of_a_length and first and value(cell) is not None:
-                key = (cell.asked["world_size"], cell.asked["sp_size"], cell.name.pack, cell.asked["kernel"])
-                grouped.setdefault(key, []).append(cell)
-        for _, cells in sorted(grouped.items(), key=lambda item: (-len(item[1]), str(item[0]))):
+                grouped.setdefault(_panel_key(cell), []).append(cell)
+        failed = [limit.smallest_oom for limit in setting.limits if limit.smallest_oom and limit.is_bracket]
+        for key, cells in sorted(grouped.items(), key=lambda item: (-len(item[1]), str(item[0]))):
             roofs = {c.asked["seq_len"]: setting.alone[c.cell_id] for c in cells if c.cell_id in setting.alone}
             first = cells[0]
             where = ", ".join(filter(None, [words.pack(first), words.processors(first), words.kernel(first)]))
             title = "\n".join(filter(None, [setting.apart(settings), where]))
-            found.append(Panel(title, tuple(cells), roofs))
+            edges = tuple(cell for cell in failed if _panel_key(cell) == key)
+            found.append(Panel(title, tuple(cells), roofs, edges=edges))
     return found
+
+
+def _panel_key(cell: Cell) -> tuple[Any, ...]:
+    return (cell.asked["world_size"], cell.asked["sp_size"], cell.name.pack, cell.asked["kernel"])
 
 
 def shared_title(settings: Sequence[Setting]) -> str:
@@ -131,16 +137,22 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
             style = line(cells[0]) if cells[0].asked["method"] != "single" else {**line(cells[0]), "ls": ":"}
             (drawn,) = axis.plot([c.asked["seq_len"] for c, _ in known], [v for _, v in known], **style)
             handles.setdefault(method, drawn)
+            edges = [edge for edge in panel.edges if words.method(edge) == words.method(cells[0])]
+            for edge in edges:  # the line falls to it
+                ends = [known[-1][0].asked["seq_len"], edge.asked["seq_len"]]
+                axis.plot(ends, [known[-1][1], 0], color=style["color"], ls=":", lw=1.0)
+                (cross,) = axis.plot(ends[1:], [0], color=style["color"], marker="x", mew=1.4, ls="none", clip_on=False)
+                handles["out of memory"] = cross
             data += [
                 {"panel": panel.title.replace("\n", ", "), **about(c), "value": v, "trial_ids": trial_ids(c)}
-                for c, v in known
+                for c, v in [*known, *((edge, None) for edge in edges)]
             ]
         if roofs := [(n, v) for n, c in sorted(panel.roofs.items()) if (v := value(c)) is not None]:
             (drawn,) = axis.plot([n for n, _ in roofs], [v for _, v in roofs], color=BLACK, lw=0.9, marker="*", ms=5)
             handles.setdefault("the kernel alone", drawn)
         if panel.limit is not None:
             axis.axhline(panel.limit, color=BLACK, lw=0.9)
-        length_axis(axis, panel.lengths, panel_in(look, len(axes)) - 0.5)
+        length_axis(axis, [*panel.lengths, *(c.asked["seq_len"] for c in panel.edges)], panel_in(look, len(axes)) - 0.5)
         axis.set_ylim(0, 1.06 * axis.get_ylim()[1])
         axis.set_title(wrapped_title(panel.title, look, len(axes)), loc="left")
     for axis in axes:

@@ -11,6 +11,7 @@ from sp_bench.report.settings import Setting
 CAPTION = (
     "Throughput a {ranks}. Colour: what travels; marker: the method; hollow: another library; star: the kernel alone."
 )
+OF_LINES = " A dotted line falls to the shortest sequence that was out of memory."
 OF_DOTS = " Bars: intervals over 6 replicates or more. The axis does not begin at zero."
 
 
@@ -24,7 +25,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         ranks = group[0].cells[0].processor
         label = f"1,000 tokens/s a {ranks}" if trains else f"TFLOP/s a {ranks}"
         found, caption = panels(group, value), shared_title(group) + CAPTION.format(ranks=ranks)
-        made = over_length("throughput", found, value, label, look, caption)
+        fell = OF_LINES if any(panel.edges for panel in found) else ""
+        made = over_length("throughput", found, value, label, look, caption + fell)
         made += dots(
             "throughput", found, [(label, value)], label, look, caption + OF_DOTS, lambda c, v=value: _interval(c, v)
         )
