@@ -10,6 +10,7 @@ from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
+FUSED = ("compiled", "liger")  # workload.model_code
 RINGS = ("ring", "double_ring", "ring_flash_attn")
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron")  # engines of which committed rows have peaks
 BF16, FP32 = 2, 4
@@ -70,12 +71,15 @@ def kept_bytes(config: TrialConfig) -> float:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
     exchanged = q if config.method.name in KEEPS_OUTPUT_TWICE and config.sp_size > 1 else 0
+    # with nothing recomputed: four of the norms and sums, q and k before and after their norms, and the MLP's width
+    normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
+    everything = 4 * hidden + normed * (q + kv) + exchanged + wide * mlp
     elements = {  # of a token
         "full": hidden,
         "selective": hidden + 2 * q + 2 * kv + exchanged,
         "selective_output": hidden + q,
         "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
-    }.get(workload.activation_checkpointing or "none", 6 * hidden + 3 * q + 4 * kv + 3 * mlp)
+    }.get(workload.activation_checkpointing or "none", everything)
     lse = 0 if workload.activation_checkpointing == "full" else FP32 * model.num_heads
     return _local_tokens(config) * (elements * ELEMENT_BYTES[config.dtype] + lse)
 
@@ -279,7 +283,7 @@ def _computed_elements(config: TrialConfig) -> float:
     model, workload = config.model, config.workload
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    fused = workload.model_code in ("compiled", "liger")
+    fused = workload.model_code in FUSED
     before = 2 * hidden + 3 * q + (3 if fused else 4) * kv
     after = (2 if fused else 4) * hidden
     wide = (4 if fused else 6) * mlp

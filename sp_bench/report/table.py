@@ -13,7 +13,7 @@ from tabulate import tabulate
 from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING, number, whole
+from sp_bench.report.formats import GIB, MISSING, number, whole
 from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
@@ -42,6 +42,11 @@ LONGEST_CAPTION = (
     "confirmed. Peak, prediction and speed are of the longest that fits. The prediction is of the memory model of the "
     "code that ran. Fit only: all attention but one layer's was left out of the step, which allocates and sends all "
     "the same."
+)
+LADDER_HEADS = (*HEADS[:7], "work", PEAK, "predicted GiB", "host GiB", *HEADS[8:])
+LADDER_CAPTION = (
+    f"{CAPTION} Work: FLOPs that ran over those of the model; above 1, because something is computed again, if only "
+    "scores in the kernel's backward. Peaks are of the rank that needs most; the prediction is of tensors alone."
 )
 PACKED_HEADS = (
     *("Method", "ms", "tokens/s/{ranks}", "TFLOP/s/{ranks}", "imbalance", "exposed ms"),
@@ -120,9 +125,20 @@ def _ladder_table(ladder: Ladder) -> SettingTable:
     setting, cells = ladder.setting, ladder.measured
     ratios = [None, *(Difference(cells[0], cell, setting.smallest) for cell in cells[1:])]
     lines = [_line(setting, cell, ratio) for cell, ratio in zip(cells, ratios, strict=True)] if cells else []
-    lines += [_failed(cell) for cell in setting.cells if not cell.ok]
-    named = [replace(line, texts=(ladder.names[line.cell.cell_id], *line.texts[1:])) for line in lines]
-    return _without_empty(setting, [Group(ladder.where, tuple(named))])
+    rungs = [replace(line, texts=_of_rung(line)) for line in lines]
+    rungs += [_failed(cell, LADDER_HEADS) for cell in setting.cells if not cell.ok]
+    named = [replace(line, texts=(ladder.names[line.cell.cell_id], *line.texts[1:])) for line in rungs]
+    return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], LADDER_HEADS), caption=LADDER_CAPTION)
+
+
+def _of_rung(line: Line) -> tuple[str, ...]:
+    """By LADDER_HEADS. On a CPU the peak is the host's."""
+    cell, n = line.cell, HEADS.index(PEAK)
+    ran, of_model, predicted = map(cell.middle, ("hardware_flops", "model_flops", "predicted_peak_bytes"))
+    host = cell.largest("max_peak_host_bytes") if cell.memory_column != "max_peak_host_bytes" else None
+    sizes = (MISSING if size is None else gib(size / GIB) for size in (predicted, host))
+    work = f"{ran / of_model:.2f}" if ran and of_model else MISSING
+    return (*line.texts[:n], work, line.texts[n], *sizes, *line.texts[n + 1 :])
 
 
 def _packed_table(packs: documents.Packs) -> SettingTable:

@@ -92,9 +92,8 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
-    "driver/search.py": {
-        *("allocator", "device_memory_gib", "fit", "num_nodes", "ranks_per_gpu", "timed_steps", "warmup_steps")
-    },
+    "driver/search.py": {"allocator", "device_memory_gib", "fit", "num_nodes", "ranks_per_gpu"},
+    "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *(
             "allocator",

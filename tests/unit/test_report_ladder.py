@@ -59,6 +59,9 @@ def test_the_committed_options_are_one_ladder_and_the_committed_methods_none():
     }
     (ladder,) = ladders(of["h200x2_step_options"])
     assert len(ladder.measured) == 9
+    (table,) = [each for each in tables(of["h200x2_step_options"]) if each.setting.title == ladder.setting.title]
+    work = [line.texts[table.heads.index("work")] for line in table.groups[0].lines]
+    assert work == ["1.13", *["1.19"] * 4, *["1.38"] * 3, "1.41"]
     assert ladders(of["h200x2_step_methods"]) == []
 
 
