@@ -71,7 +71,8 @@ def kept_bytes(config: TrialConfig) -> float:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
     exchanged = q if config.method.name in KEEPS_OUTPUT_TWICE and config.sp_size > 1 else 0
-    # with nothing recomputed: four of the norms and sums, q and k before and after their norms, and the MLP's width
+    # With nothing recomputed: inputs and outputs of both norms; q and k before and after theirs, v and the output; and
+    # gate, up, their product, and what an eager layer makes of gate before that.
     normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
     everything = 4 * hidden + normed * (q + kv) + exchanged + wide * mlp
     elements = {  # of a token
