@@ -247,7 +247,9 @@ def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
 
 
 def test_nothing_is_drawn_of_times_of_a_cpu() -> None:
-    found = cells_of([row(), row(**ULYSSES)])
+    phases = [{"forward": 30.0, "recompute": 0.0, "backward": 60.0, "optimizer": 10.0}] * 2
+    step = row(**{**ULYSSES, "workload": "train_step", "pass_kind": "step", "part_ms": phases})
+    found = cells_of([row(), row(**ULYSSES), step])
     assert {d.name for d in draw(settings(found), found)} == {"bytes"}
 
 
