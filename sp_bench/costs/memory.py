@@ -243,12 +243,13 @@ def _transformers_elements(config: TrialConfig) -> float:
 
 def _transformers_computed_elements(config: TrialConfig) -> float:
     """Of a token in the backward of a layer: what it keeps, the gradient of its output, and the gradients of the MLP's
-    width, two more than the product that is gone by then. Liger's overwrite what they are of."""
+    width, two more than the product that is gone by then. Liger's overwrite what they are of. Where an MLP in tiles
+    leaves its width out, the backward of attention has more."""
     model, workload = config.model, config.workload
     gradients = (1 if workload.model_code == "liger" else 2) * model.intermediate_size
     if workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width; it is computed once more
         gradients = 6 * model.intermediate_size * min(workload.mlp_tile_tokens / _local_tokens(config), 1)
-    return _transformers_elements(config) + model.hidden_size + gradients
+    return max(_transformers_elements(config) + model.hidden_size + gradients, _attention_elements(config))
 
 
 def _megatron_peak(config: TrialConfig) -> Peak:

@@ -98,9 +98,9 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 36,
+        "hf_deepspeed": 37,
         "hf_trainer": 2,
-        "trl_sft": 9,
+        "trl_sft": 10,
         "megatron": 2,
     }
     for of_row, config in steps:
@@ -121,7 +121,7 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
     of them."""
     for of_row, config in steps_of_other_engines("oom"):
         if memory.unmodelled_reason(config) is None:
-            capacity = (config.hardware.device_memory_gib or 139.8) * GIB
+            capacity = (config.hardware.device_memory_gib or {"h100": 79.2, "h200": 139.8}[config.hardware.name]) * GIB
             share = 0.75 if (of_row["folder"], config.seq_len) in IN_PIECES else 0.8
             assert memory.peak(config).bytes > share * capacity, of_row["folder"]
         else:
@@ -144,7 +144,9 @@ def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
 
 def test_tiles_and_fused_layers_take_less_in_transformers_model(qwen):
     workload = replace(qwen.workload, activation_checkpointing="full", mlp_tile_tokens=None, loss_tile_tokens=2048)
-    step = replace(qwen, seq_len=2**20, engine=replace(qwen.engine, name="hf_deepspeed"), workload=workload)
+    # a wide MLP: else the backward of attention has more
+    wide = replace(qwen.model, intermediate_size=4 * qwen.model.intermediate_size)
+    step = replace(qwen, seq_len=2**20, model=wide, engine=replace(qwen.engine, name="hf_deepspeed"), workload=workload)
     options = {"loss_tile_tokens": None}, {}, {"model_code": "liger"}, {"model_code": "liger", "mlp_tile_tokens": 4096}
     peaks = [memory.peak(replace(step, workload=replace(workload, **each))).bytes for each in options]
     assert peaks == sorted(peaks, reverse=True)
