@@ -71,6 +71,7 @@ class Gpu(NamedTuple):
     name: str
     uuid: str
     memory_bytes: int = 0  # 0: the driver does not tell, as of memory that it shares with the processors
+    capability: tuple[int, int] | None = None  # CUDA's compute capability: (9, 0) is Hopper
 
 
 class Gpus(NamedTuple):
@@ -105,7 +106,13 @@ def gpus() -> Gpus | None:
             return None
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
         found = [
-            Gpu(pynvml.nvmlDeviceGetName(each), pynvml.nvmlDeviceGetUUID(each), _memory_bytes(each)) for each in handles
+            Gpu(
+                pynvml.nvmlDeviceGetName(each),
+                pynvml.nvmlDeviceGetUUID(each),
+                _memory_bytes(each),
+                pynvml.nvmlDeviceGetCudaComputeCapability(each),
+            )
+            for each in handles
         ]
         return Gpus(pynvml.nvmlSystemGetDriverVersion(), tuple(_visible(found)))
 

@@ -270,7 +270,8 @@ class WorkloadConfig:
     activation_checkpointing: Annotated[
         Literal["none", "full", "selective", "selective_output", "selective_mlp"] | None,
         Declared(
-            "training: what the backward computes again: none | full, each layer | selective, all but attention | "
+            "training: what the backward computes again: none | full, each layer | selective, all but attention "
+            "(engine megatron: MLPs alone) | "
             "selective_output, its q, k and v too | selective_mlp, less than selective: gate and up are kept",
             column=None,
         ),

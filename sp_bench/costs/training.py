@@ -126,6 +126,8 @@ def _repeated_parameters(config: TrialConfig) -> int:
     if checkpointing in (None, "none"):
         return 0
     mlp = model.hidden_size * model.intermediate_size
+    if config.engine.name == "megatron" and checkpointing == "selective":
+        return 3 * mlp  # its MLPs alone, and whole
     if config.engine.name in (*ZERO_3, "megatron"):  # Megatron's checkpointing repeats whole layers
         # DeepSpeed's TiledMLP keeps its input alone, so its backward repeats its forward once more
         return block_matmul_parameters(model) + (3 * mlp if config.workload.mlp_tile_tokens else 0)

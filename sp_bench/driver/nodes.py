@@ -309,19 +309,27 @@ def _write_privately(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _welcome(connection: socket.socket, secret: str) -> Agent | None:
-    """The agent behind a connection; None: somebody else."""
-    connection.settimeout(10)
-    lines = connection.makefile("rb")
-    try:
-        hello = json.loads(lines.readline(1_000_000))
-        if secrets.compare_digest(str(hello["secret"]), secret):
-            connection.settimeout(None)
-            keep_alive(connection)
-            return Agent(connection, hello, iter(lines))
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not one of ours
-    connection.close()
-    return None
+    """The agent behind a connection; None: somebody else.
+
+    Raises:
+        KeyError: who has the secret leaves out what an agent says of itself.
+    """
+    with ExitStack() as held:
+        held.enter_context(connection)
+        lines = held.enter_context(connection.makefile("rb"))
+        connection.settimeout(10)
+        try:
+            hello = json.loads(lines.readline(1_000_000))
+            said = str(hello["secret"]).encode()
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):  # silent, not JSON, or of another shape
+            return None
+        if not secrets.compare_digest(said, secret.encode()):
+            return None
+        connection.settimeout(None)
+        keep_alive(connection)
+        agent = Agent(connection, hello, iter(lines))
+        held.pop_all()  # from here on they are the agent's
+        return agent
 
 
 @contextmanager

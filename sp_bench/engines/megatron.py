@@ -44,6 +44,15 @@ from sp_bench.training.train import Batch, Part, StepResult, Watch
 UNPREDICTED = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer")
 UNLABELLED = 0
 
+# Checkpointing -> Megatron's words. "mlp" is an MLP whole, with its norm where TransformerEngine's layers have it, so
+# "layernorm" would find no norm left. "core_attn", the modules of "selective" if none are named, runs attention twice.
+_RECOMPUTATION: Mapping[str, Mapping[str, Any]] = {
+    "none": {},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+}
+# What a layer calls -> by which checkpointing it runs twice a micro-batch.
+_RUN_AGAIN = {"self_attention.core_attention": ("full",), "mlp": ("full", "selective")}
 _BACKENDS = {"flash_attn": "flash", "cudnn": "fused"}  # our kernel -> Megatron's attention_backend
 _NAMES = {  # our decoder's name of a module -> Megatron's
     "embedding": "embedding.word_embeddings",
@@ -191,9 +200,7 @@ def _transformer_config(config: TrialConfig) -> Any:
     from megatron.core.transformer.enums import AttnBackend  # pyright: ignore[reportMissingImports]
 
     model, fused = config.model, _on_transformer_engine(config)
-    own: dict[str, Any] = {}
-    if config.workload.activation_checkpointing == "full":
-        own |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    own = dict(_RECOMPUTATION[config.workload.activation_checkpointing or "none"])
     if fused:
         own |= {"attention_backend": AttnBackend[_BACKENDS[config.kernel.name]]}
         own |= {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
@@ -255,10 +262,29 @@ def build(config: TrialConfig, seq_len: int, positions: Tensor, attention: Any) 
         angles = torch.cat((angles, angles), -1)[:, None, None, :]  # [s,D] -> [s,1,1,D]
         built.rotary_pos_emb.forward = lambda *_, **__: angles
     else:
+        _require_asked_for(config, built)
         for layer in built.decoder.layers:
             layer.self_attention.core_attention.forward = _tagged(layer.self_attention.core_attention.forward)
     initialise(config, built)
     return built.train()
+
+
+def _require_asked_for(config: TrialConfig, built: Any) -> None:
+    """
+    Raises:
+        Incorrect: the attention of a layer sends by another cp_comm_type than the method's variant, or over another
+            number of ranks than sp_size.
+    """
+    if config.sp_size == 1:
+        return
+    for index, layer in enumerate(built.decoder.layers):
+        attention = layer.self_attention.core_attention
+        num_ranks = 1 if attention.cp_group is None else dist.get_world_size(attention.cp_group)
+        if (attention.cp_comm_type, num_ranks) != (config.method.variant, config.sp_size):
+            raise Incorrect(
+                f"method.variant={config.method.variant}, sp_size={config.sp_size}: TransformerEngine's attention in "
+                f"layer {index} has cp_comm_type={attention.cp_comm_type} over {num_ranks} ranks"
+            )
 
 
 def _stand_in(attention: Callable[[Tensor, Tensor, Tensor], Tensor]) -> type[nn.Module]:
@@ -288,16 +314,17 @@ def _tagged(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return tagged
 
 
-def _counted(built: Any) -> list[int]:
-    """How often each layer of Megatron's model has run its forward, from now on."""
+def _counted(built: Any) -> dict[str, list[int]]:
+    """How often the attention and the MLP of each layer have run their forward, from now on."""
     layers = built.decoder.layers
-    calls = [0] * len(layers)
+    calls = {part: [0] * len(layers) for part in _RUN_AGAIN}
 
-    def count(index: int, *_: Any) -> None:
-        calls[index] += 1
+    def count(part: str, index: int, *_: Any) -> None:
+        calls[part][index] += 1
 
-    for index, layer in enumerate(layers):
-        layer.register_forward_pre_hook(partial(count, index))
+    for part in calls:
+        for index, layer in enumerate(layers):
+            layer.get_submodule(part).register_forward_pre_hook(partial(count, part, index))
     return calls
 
 
@@ -348,7 +375,7 @@ class Training:
     optimizer: Any
     device: torch.device
     watch: Watch | None
-    layer_calls: list[int]  # of each layer's forward, in this step
+    calls: Mapping[str, list[int]]  # part of a layer -> of each layer, how often it ran its forward in this step
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
@@ -377,17 +404,18 @@ class Training:
     def _require_recomputed(self, num_micro_batches: int) -> None:
         """
         Raises:
-            Incorrect: layers ran more or less often than `workload.activation_checkpointing` says. Neither bytes nor
-                products of this engine tell.
+            Incorrect: attentions or MLPs ran more or less often than `workload.activation_checkpointing` says. Neither
+                bytes nor products of this engine tell.
         """
         checkpointing = self.config.workload.activation_checkpointing
-        wanted = num_micro_batches * (2 if checkpointing == "full" else 1)
-        if any(calls != wanted for calls in self.layer_calls):
-            raise Incorrect(
-                f"workload.activation_checkpointing={checkpointing}: with {num_micro_batches} micro-batches each layer "
-                f"runs its forward {wanted} times, and they ran {self.layer_calls} times"
-            )
-        self.layer_calls[:] = [0] * len(self.layer_calls)
+        for part, calls in self.calls.items():
+            wanted = num_micro_batches * (1 + (checkpointing in _RUN_AGAIN[part]))
+            if any(each != wanted for each in calls):
+                raise Incorrect(
+                    f"workload.activation_checkpointing={checkpointing}: with {num_micro_batches} micro-batches {part} "
+                    f"of each layer runs its forward {wanted} times, and they ran {calls} times"
+                )
+            calls[:] = [0] * len(calls)
 
     def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
         """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats."""

@@ -14,6 +14,7 @@ from sp_bench.methods import installed
 HF_METHOD = "deepspeed_ulysses_hf"
 CONTEXT_PARALLEL = "torch_context_parallel"
 MEGATRON_METHOD = "transformer_engine"
+MEGATRON_VARIANTS = ("p2p", "all_gather", "a2a")  # cp_comm_type; a2a+p2p would need hierarchical process groups
 ATTENTION = {  # our kernels -> what transformers calls the attention that launches them
     "flash_attn": "flash_attention_2",
     "sdpa_flash": "sdpa",
@@ -150,11 +151,8 @@ def _reason(config: TrialConfig) -> str | None:
         )
     if (code := config.workload.model_code) not in (None, "eager") and not (code == "liger" and name in HUGGING_FACE):
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
-    if (checkpointing := config.workload.activation_checkpointing) not in (None, "none", "full"):
-        return (
-            f"workload.activation_checkpointing={checkpointing}: engine {name} has whole layers recomputed "
-            "or none here; use none or full, or engine=fsdp2"
-        )
+    if reason := _checkpointing_reason(config):
+        return reason
     if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     if name == "hf_fsdp2":
@@ -187,6 +185,25 @@ def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
     elif cut.ulysses_degree == 1:
         ours = MethodConfig("ring", cut.kind, dkv_dtype="float32")
     return replace(twin, method=ours), "step_only"
+
+
+def _checkpointing_reason(config: TrialConfig) -> str | None:
+    """What engines but fsdp2 cannot recompute."""
+    name, checkpointing = config.engine.name, config.workload.activation_checkpointing
+    said = f"workload.activation_checkpointing={checkpointing}: engine {name}"
+    if checkpointing in (None, "none", "full") or (name == "megatron" and checkpointing == "selective"):
+        return None
+    if name != "megatron":
+        return f"{said} has whole layers recomputed or none here; use none or full, or engine=fsdp2"
+    if checkpointing == "selective_mlp":
+        return (
+            f"{said} recomputes MLPs whole or keeps all of them, and has no checkpoint around the rest; use none, "
+            "selective or full, or engine=fsdp2"
+        )
+    return (
+        f"{said} keeps an attention's q, k and v beside its output, or calls its kernel again; use none, selective or "
+        "full, or engine=fsdp2"
+    )
 
 
 def _fit_reason(config: TrialConfig) -> str | None:
@@ -352,10 +369,11 @@ def _megatron_reason(config: TrialConfig) -> str | None:
         return f"engine megatron trains in bfloat16, not dtype={config.dtype}; use it, or engine=fsdp2"
     if config.sp_size == 1 and method.name != "single":
         return "sp_size=1: engine megatron then has no context parallelism; use method=single, or sp_size of 2 or more"
-    if config.sp_size > 1 and (method.name != MEGATRON_METHOD or method.variant == "a2a+p2p"):
+    if config.sp_size > 1 and (method.name != MEGATRON_METHOD or method.variant not in MEGATRON_VARIANTS):
         return (
             f"engine megatron has the context parallelism of TransformerEngine, not method={method.name} with "
-            f"variant={method.variant}; use method={MEGATRON_METHOD} with method.variant=p2p, all_gather or a2a"
+            f"variant={method.variant}; use method={MEGATRON_METHOD} with method.variant in "
+            f"{', '.join(MEGATRON_VARIANTS)}"
         )
     if kernel not in ("flash_attn", "cudnn"):
         return f"engine megatron runs TransformerEngine's kernels, not kernel={kernel}; use flash_attn or cudnn"

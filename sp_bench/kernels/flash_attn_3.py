@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sp_bench import hardware
 from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import cuts, half_precision_reason
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PACKAGES = ("flash-attn-3", "xformers")
+HOPPER = (9, 0)  # the compute capability that FlashAttention-3 is written for
 PACKS = True
 CUDA_KERNELS = (r"FlashAttnFwdSm\d", r"FlashAttnBwdSm\d")
 CUDA_HELPERS = r"FlashAttnFwdCombine|FlashAttnBwdP(re|ost)process|flash::prepare_varlen"
@@ -28,6 +30,21 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
             "kernel flash_attn_3 needs FlashAttention-3: the flash-attn-3 package of torch's wheel index, or xformers "
             "0.0.31 to 0.0.34, which brings it"
         )
+    return _device_reason()
+
+
+@cache
+def _device_reason() -> str | None:
+    """Cached, because a plan asks of each trial, and the driver answers slowly. Without a driver nothing is known: a
+    plan may be made where it does not run."""
+    found = hardware.gpus()
+    for gpu in found.devices if found else ():
+        if gpu.capability != HOPPER:
+            capability = ".".join(map(str, gpu.capability or ("unknown",)))
+            return (
+                f"kernel flash_attn_3 runs on Hopper GPUs (compute capability 9.0) only, not on {gpu.name} "
+                f"({capability}); use kernel=flash_attn_4, flash_attn or cudnn"
+            )
     return None
 
 

@@ -6,7 +6,7 @@ own on torch, and our ring is the attention, as where a step is proven in float3
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -16,9 +16,11 @@ import pytest
 import torch
 from ranks import here, local_rank, run, worlds
 from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 from trials import ODD, TINY, TRAIN, job, trial
 
 from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.costs import training as training_costs
 from sp_bench.engines import megatron
 from sp_bench.hardware import package_versions
 from sp_bench.measure.incorrect import Incorrect
@@ -30,6 +32,7 @@ RING, ULYSSES, SINGLE = (
     MethodConfig("ulysses"),
     MethodConfig("single"),
 )
+SELECTIVE = replace(TRAIN, activation_checkpointing="selective")
 LLAMA = replace(TINY, name="llama", qk_norm=False, qkv_bias=True, tie_embeddings=True)
 
 pytestmark = pytest.mark.skipif("megatron-core" not in package_versions(), reason="megatron-core not installed")
@@ -67,7 +70,7 @@ def cases(world_size: int) -> list[TrialConfig]:
         return [trial(SINGLE, 1, batch_size=2, engine=ENGINE)]
     return [
         trial(RING, 2, engine=ENGINE, workload=replace(TRAIN, activation_checkpointing="full")),
-        trial(ULYSSES, 2, seq_len=45, model=LLAMA, engine=ENGINE, workload=replace(TRAIN, micro_batches=3)),
+        trial(ULYSSES, 2, seq_len=45, model=LLAMA, engine=ENGINE, workload=replace(SELECTIVE, micro_batches=3)),
         trial(SINGLE, 1, dp_shard_size=2, model=replace(ODD, head_dim=10), engine=ENGINE),
     ]
 
@@ -86,26 +89,50 @@ def test_its_steps_are_those_of_our_decoder_on_one_process(backend: str, world_s
 
 
 def check_recomputation(rank: int) -> None:
-    """Megatron recomputes nothing, whatever it is told."""
+    """Megatron recomputes nothing, or attention, whatever it is told; honest steps multiply as often as predicted."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    honest = megatron._transformer_config
+    honest, step = megatron._transformer_config, megatron.Training.step
+    counted_flops = []
 
-    def recomputing_nothing(config: TrialConfig) -> Any:
-        made = honest(config)
-        made.recompute_granularity = None
+    def recomputing(granularity: str | None, modules: list[str] | None) -> Callable[[TrialConfig], Any]:
+        def made(config: TrialConfig) -> Any:
+            told = honest(config)
+            told.recompute_granularity, told.recompute_modules = granularity, modules
+            return told
+
         return made
 
-    config = trial(SINGLE, 1, engine=ENGINE, workload=replace(TRAIN, activation_checkpointing="full", micro_batches=2))
-    reason = r"activation_checkpointing=full: with 2 micro-batches .* forward 4 times, and they ran \[2, 2\] times"
-    with (
-        as_on_cuda(),
-        mock.patch.object(megatron, "_transformer_config", recomputing_nothing),
-        pytest.raises(Incorrect, match=reason),
-    ):
-        train_step.run(job(config))
+    def counted(self: megatron.Training, batches: Any) -> Any:
+        with FlopCounterMode(display=False) as counter:
+            result = step(self, batches)
+        products = counter.get_flop_counts()["Global"]
+        flops = sum(products.get(op, 0) for op in (torch.ops.aten.mm, torch.ops.aten.addmm))
+        assert flops == training_costs.matmul_flops(self.config, batches[0].tokens.shape[1]), self.config
+        counted_flops.append(flops)
+        return result
+
+    kept = replace(TRAIN, micro_batches=2)
+    with as_on_cuda():
+        for checkpointing, told, reason in (
+            (
+                "full",
+                (None, None),
+                r"core_attention of each layer runs its forward 4 times, and they ran \[2, 2\] times",
+            ),
+            ("selective", (None, None), r"mlp of each layer runs its forward 4 times, and they ran \[2, 2\] times"),
+            ("selective", ("selective", ["core_attn"]), r"core_attention .* 2 times, and they ran \[4, 4\] times"),
+        ):
+            workload = replace(kept, activation_checkpointing=checkpointing)
+            config = trial(SINGLE, 1, engine=ENGINE, workload=workload)
+            lie = mock.patch.object(megatron, "_transformer_config", recomputing(*told))
+            with lie, pytest.raises(Incorrect, match=f"activation_checkpointing={checkpointing}: .*{reason}"):
+                train_step.run(job(config))
+            with mock.patch.object(megatron.Training, "step", counted):
+                train_step.run(job(config))
+    assert len(set(counted_flops)) > 1
 
 
-def test_layers_that_are_not_recomputed_are_noticed() -> None:
+def test_layers_that_are_recomputed_otherwise_are_noticed_and_products_are_as_predicted() -> None:
     run(1, check_recomputation)
 
 
@@ -116,7 +143,7 @@ def check_gpus(rank: int, world_size: int) -> None:
     for variant in ("p2p", "all_gather", "a2a"):
         method, kernel = MethodConfig("transformer_engine", "zigzag", variant), KernelConfig("cudnn")
         options = {"engine": ENGINE, "kernel": kernel, "dtype": "bfloat16", "model": model, "seq_len": 512}
-        for checkpointing in ("none", "full"):
+        for checkpointing in ("none", "selective", "full"):
             workload = replace(TRAIN, correctness_seq_len=256, activation_checkpointing=checkpointing)
             train_step.run(job(trial(method, world_size, workload=workload, **options, **on_gpus)))
     assert here().type == "cuda"

@@ -2,10 +2,12 @@
 
 import gc
 import json
+import math
 import shutil
 import subprocess
 import sys
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import lru_cache
 from types import ModuleType, SimpleNamespace
@@ -23,6 +25,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements, zero3
+from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import model
 
 from .rows import asked_for
@@ -80,12 +83,74 @@ def test_an_engine_runs_what_it_is_for(make, name):
 
 
 @pytest.mark.usefixtures("libraries")
-@pytest.mark.parametrize("name", OTHERS)
 @pytest.mark.parametrize("checkpointing", ["selective", "selective_output", "selective_mlp"])
-def test_only_fsdp2_recomputes_a_part_of_a_layer(make, name, checkpointing):
+@pytest.mark.parametrize("name", [name for name in OTHERS if name != "megatron"])
+def test_engines_that_recompute_no_part_of_a_layer_say_so(make, name, checkpointing):
     reason = requirements.unsupported_reason(make(name, workload__activation_checkpointing=checkpointing))
     said = f"workload.activation_checkpointing={checkpointing}: engine {name} has whole layers recomputed"
     assert reason == said + " or none here; use none or full, or engine=fsdp2"
+
+
+@pytest.mark.usefixtures("libraries")
+def test_megatron_recomputes_mlps_and_says_what_it_cannot(make):
+    said = {
+        checkpointing: requirements.unsupported_reason(
+            make("megatron", workload__activation_checkpointing=checkpointing)
+        )
+        for checkpointing in ("selective", "selective_mlp", "selective_output")
+    }
+    assert said["selective"] is None
+    assert "recomputes MLPs whole or keeps all of them" in str(said["selective_mlp"])
+    assert "keeps an attention's q, k and v beside its output, or calls its kernel again" in str(
+        said["selective_output"]
+    )
+
+
+def test_megatrons_selective_step_computes_the_mlps_twice_and_nothing_else(make):
+    none, selective, full = (
+        make("megatron", workload__activation_checkpointing=each) for each in ("none", "selective", "full")
+    )
+    mlps = sum(math.prod(s) for name, s in training_costs.block_shapes(none.model).items() if "feed_forward." in name)
+    again = 2 * none.model.num_layers * mlps * none.num_sequences * 4096
+    flops = training_costs.hardware_flops
+    assert flops(selective, 4096) == flops(none, 4096) + again
+    assert flops(selective, 4096) < flops(full, 4096)
+    assert training_costs.attention_flops(selective, 4096) == training_costs.attention_flops(none, 4096)
+
+
+@pytest.mark.parametrize(
+    ("cp_comm_type", "num_ranks", "said"),
+    [
+        ("p2p", 4, None),
+        ("a2a", 4, "layer 1 has cp_comm_type=a2a over 4 ranks"),
+        ("p2p", 2, "layer 1 has cp_comm_type=p2p over 2 ranks"),
+        ("p2p", None, "layer 1 has cp_comm_type=p2p over 1 ranks"),
+    ],
+)
+def test_megatrons_layers_must_send_as_the_method_says(make, monkeypatch, cp_comm_type, num_ranks, said):
+    from sp_bench.engines import megatron
+
+    def layer(sends_by, ranks):
+        attention = SimpleNamespace(cp_comm_type=sends_by, cp_group=ranks)
+        return SimpleNamespace(self_attention=SimpleNamespace(core_attention=attention))
+
+    monkeypatch.setattr(megatron.dist, "get_world_size", lambda group: group)
+    layers = [layer("p2p", 4), layer(cp_comm_type, num_ranks)]
+    built = SimpleNamespace(decoder=SimpleNamespace(layers=layers))
+    expected = pytest.raises(Incorrect, match=f"method.variant=p2p, sp_size=4: .* {said}") if said else nullcontext()
+    with expected:
+        megatron._require_asked_for(make("megatron"), built)
+
+
+@pytest.mark.usefixtures("libraries")
+@pytest.mark.parametrize("variant", [None, "ring", "allgather"])
+def test_a_cp_comm_type_that_megatron_does_not_have_is_refused_before_the_launch(make, variant):
+    config = make("megatron", method__variant=variant)
+    with pytest.raises(ConfigError, match="transformer_engine has p2p, all_gather, a2a"):
+        plan.unsupported_reason(config, 4, None)
+    assert "use method=transformer_engine with method.variant in p2p, all_gather, a2a" in str(
+        requirements.unsupported_reason(config)
+    )
 
 
 def test_the_output_alone_is_kept_for_our_methods(make):
@@ -218,7 +283,7 @@ def test_trl_is_asked_for_where_all_the_rest_is_there(make, monkeypatch):
         (
             "megatron",
             {"method__variant": "a2a+p2p", "method__ulysses_degree": 2},
-            "method.variant=p2p, all_gather or a2a",
+            "method.variant in p2p, all_gather, a2a",
         ),
         ("megatron", {"kernel": "sdpa_flash"}, "not kernel=sdpa_flash; use flash_attn or cudnn"),
         ("megatron", {"dtype": "float16"}, "trains in bfloat16, not dtype=float16"),

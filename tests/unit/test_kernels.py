@@ -1,12 +1,16 @@
 """Each kernel against autograd through torch's own attention, forward and backward, and its LSE against its meaning."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from sp_bench import kernels
+from sp_bench import hardware, kernels
 from sp_bench.attention.merge import Part, merge
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape
+from sp_bench.kernels import flash_attn_3
 from sp_bench.measure.ledger import CountedKernel, Ledger
 
 TOLERANCE = {"float64": 1e-13, "float32": 2e-6, "bfloat16": 1.5e-2}
@@ -102,6 +106,27 @@ def test_kernels_say_what_they_cannot_do() -> None:
     assert "runs on CUDA only" in str(kernels.get("cudnn").unsupported_reason(shape, "cpu"))
     assert "runs on CPU only" in str(kernels.get("cpu_flash").unsupported_reason(shape, "cuda"))
     assert "not dtype=float32" in str(kernels.get("sdpa_flash").unsupported_reason(shape, "cuda"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reason"),
+    [
+        ([("NVIDIA H200", (9, 0))] * 2, None),
+        ([("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0))], r"9\.0\) only, not on NVIDIA A100 \(8\.0\); use kernel="),
+        ([("NVIDIA B200", (10, 0))], r"not on NVIDIA B200 \(10\.0\); use kernel=flash_attn_4, flash_attn or cudnn"),
+        (None, None),  # planned where no GPU is
+    ],
+)
+def test_flash_attention_3_is_refused_where_a_gpu_is_not_hopper(
+    monkeypatch: pytest.MonkeyPatch, gpus: list[tuple[str, tuple[int, int]]] | None, reason: str | None
+) -> None:
+    found = gpus and hardware.Gpus("1", tuple(hardware.Gpu(name, "GPU", 0, number) for name, number in gpus))
+    monkeypatch.setattr(hardware, "gpus", lambda: found)
+    monkeypatch.setattr(flash_attn_3, "_shared_library", lambda: Path("_C.so"))
+    monkeypatch.setattr(flash_attn_3, "_device_reason", flash_attn_3._device_reason.__wrapped__)
+    said = flash_attn_3.unsupported_reason(AttentionShape(1, 64, 4, 4, 64, True, "bfloat16"), "cuda")
+    assert (said is None) == (reason is None)
+    assert re.search(reason or "", said or "")
 
 
 def test_an_unknown_kernel_gets_the_nearest_name_and_the_list() -> None:

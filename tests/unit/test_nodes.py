@@ -147,11 +147,31 @@ def test_ranks_whose_driver_is_gone_are_ended_and_ranks_whose_agent_is_gone_are_
 
 
 def test_only_who_has_the_secret_of_the_run_is_taken_for_an_agent():
-    for hello in (b'{"secret": "other", "node": 1}\n', b"GET / HTTP/1.1\n", b"{}\n", b""):
+    strangers = (
+        b'{"secret": "other", "node": 1}',
+        b'{"secret": "\xc3\xa9"}',
+        b"GET / HTTP/1.1",
+        b"{}",
+        b"[" * 10_000,
+        b"7",
+        b"",
+    )
+    for hello in strangers:
         here, there = socket.socketpair()
-        there.sendall(hello)
+        there.sendall(hello + b"\n")
         there.close()
         assert nodes._welcome(here, "secret") is None
+
+
+def test_an_agent_that_leaves_out_what_it_is_is_an_error_and_no_stranger():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as there,
+    ):
+        here, _ = listening.accept()
+        there.sendall(b'{"secret": "secret", "machine": "ffffffff"}\n')
+        with pytest.raises(KeyError, match="node"):
+            nodes._welcome(here, "secret")
 
 
 @pytest.mark.parametrize(

@@ -80,9 +80,10 @@ class World:
         self.local.driver = driver
         try:
             self.fill(driver)
-        except Killed:
-            pass
-        except BaseException as failure:
+        except Killed as end:
+            if not driver.dead:
+                self.failures.append(end)
+        except Exception as failure:
             self.failures.append(failure)
         for holding in self.holders.values():
             holding.discard(driver.pid)
