@@ -18,13 +18,13 @@ from sp_bench import hardware
 from sp_bench.config.documents import MULTIPLE, from_text
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, attempt, derived, nodes, plan
+from sp_bench.driver import allocation, attempt, derived, identity, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
-from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, Search, next_step
+from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_left, so_far
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -92,8 +92,9 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     notes += _unknown_rates(trials, found)
     notes += _of_packs(trials)
     names = search_names([search.config for search in searches])
-    notes += [f"search: {n}: {_search_words(s, settings, found)}" for n, s in zip(names, searches, strict=True)]
-    notes += _device_time(trials, numbers, searches, settings, found)
+    begun = [_begun(search, campaign, found) for search in searches]
+    notes += [f"search: {name}: {_search_words(each, found)}" for name, each in zip(names, begun, strict=True)]
+    notes += _device_time(trials, numbers, begun, found)
     return _State(campaign, found, trials, rows, numbers, notes)
 
 
@@ -163,14 +164,16 @@ def run(
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
+                counted = {trial.trial_id: trial for trial in trials}
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
                     driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
+                    progress.later = sum(_begun(each, campaign, found).left for each in searches)
                     _fill(attempts, driver)
-                    for name, search in zip(names, searches, strict=True):
-                        searched, edge = _search(name, search, driver, found)
-                        trials += searched
+                    for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
+                        progress.later = sum(_begun(each, campaign, found).left for each in searches[number:])
+                        edge = _search(name, search, driver, found, counted)
                         edges.append(f"longest: {name}: {edge.words}")
                         ended[name] = edge.ended
                         _write_plan(campaign, listed, ended)
@@ -185,7 +188,7 @@ def run(
                     print(line)
                 if interrupted and (left := [name for name in names if not ended[name]]):
                     print(f"{len(left)} of {len(names)} searches did not end; the words of this run go on with them")
-            latest = [row for row in _latest_rows(trials, campaign) if row]
+            latest = [row for row in _latest_rows([*counted.values()], campaign) if row]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
                 raise SystemExit(signals.exit_code)
@@ -352,45 +355,90 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             time.sleep(0.1)
 
 
-def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | None) -> tuple[list[Trial], Edge]:
-    """Run the trials of a search, but for those that have rows. Returns them, and where the edge is."""
+@dataclass(frozen=True)
+class _Begun:
+    """A search on this machine, and what is known before it goes on."""
+
+    search: Search
+    course: Course
+    tried: dict[Probe, str]  # by rows of this environment
+
+    @property
+    def known(self) -> int:
+        return len(self.tried)
+
+    @property
+    def step(self) -> Probe | Edge:
+        """What comes first."""
+        return next_step(self.tried, self.course, self.known)
+
+    @property
+    def left(self) -> int:
+        """About how many probes."""
+        return probes_left(self.tried, self.course, self.known)
+
+
+def _begun(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _Begun:
+    asked, gpu_bytes = campaign.settings.search, _smallest_gpu_bytes(found)
+    on_host = _longest_on_host(search, campaign, found)
+    guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, asked.start)
+    within = asked if on_host is None else replace(asked, longest=on_host)
+    return _Begun(search, search.course(guess, within), _tried(search, campaign))
+
+
+def _longest_on_host(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> int | None:
+    """The longest length that this host's memory holds; None: the search ends before it, or will run elsewhere."""
+    if found is None and search.config.hardware.device == "cuda":
+        return None
+    on_host = search.longest_on_host(hardware.host_bytes())
+    return on_host if on_host is not None and on_host < (campaign.settings.search.longest or math.inf) else None
+
+
+def _tried(search: Search, campaign: Campaign) -> dict[Probe, str]:
+    """The lengths of which rows of this environment say whether they fit: of listed trials, of other searches and of
+    earlier runs."""
+    env_id = identity.env_id(search.config)
+    latest = store.latest(store.committed(campaign.folder)).values()
+    names = {row.file_name for row in latest if row.env_id == env_id and row.status in ("ok", "oom")}
+    if not names:
+        return {}
+    rows = store.read(campaign.folder, ("seq_len", "replicate", "status", "config"), names=names)[0].to_pylist()
+    return {probe: row["status"] for row in rows if (probe := search.probe_of(row)) is not None}
+
+
+def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | None, counted: dict[str, Trial]) -> Edge:
+    """Run the trials of a search, but for those that have rows, and add all of them to `counted`, by trial_id. Returns
+    where the edge is."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
-    guess, statuses, trials = _guess(search, settings, found), {}, []
-    on_host, asked = search.longest_on_host(hardware.host_bytes()), settings.search
-    of_host = on_host is not None and on_host < (asked.longest or math.inf)
-    within = replace(asked, longest=on_host) if of_host else asked
-    while isinstance(step := next_step(statuses, guess, search.multiple, within), Probe):
-        trial = _planned([search.at(step.seq_len, confirming=step.confirming)], step.replicate + 1, settings, found)[
-            step.replicate
-        ]
+    begun = _begun(search, campaign, found)
+    course, statuses, known = begun.course, dict(begun.tried), begun.known
+
+    def trial_of(probe: Probe) -> Trial:
+        config = search.at(probe.seq_len, confirming=probe.confirming)
+        return _planned([config], probe.replicate + 1, settings, found)[probe.replicate]
+
+    for probe, status in begun.tried.items():
+        if (trial := trial_of(probe)).trial_id not in counted:
+            progress.know(status)
+            counted[trial.trial_id] = trial
+    while isinstance(step := next_step(statuses, course, known), Probe):
+        trial = trial_of(step)
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
-            progress.note(f"search: {name}: {_bracket(statuses)}; next {step.seq_len:,}")
+            left = probes_left(statuses, course, known), course.settings.max_probes - (len(statuses) - known)
+            progress.probe(f"search: {name}: {so_far(statuses).words}; next {step.seq_len:,}", *left)
             progress.expect(trial)
             _fill([Attempt(trial, campaign.env_id(trial), number)], driver)
             (row,) = _latest_rows([trial], campaign)
         elif row is not None:
+            known += 1
             progress.know(row.status)
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
-        trials.append(trial)
-    if of_host and step.fits is not None and step.fails is None:
+        counted[trial.trial_id] = trial
+    if _longest_on_host(search, campaign, found) is not None and step.fits is not None and step.fails is None:
         step = replace(step, note=f"{step.note}, since the memory of this host holds no more")
-    return trials, step
-
-
-def _bracket(statuses: Mapping[Probe, str]) -> str:
-    ran = max((probe.seq_len for probe, status in statuses.items() if status == "ok"), default=None)
-    out = [probe.seq_len for probe, status in statuses.items() if status == "oom" and probe.seq_len >= (ran or 0)]
-    failed = min(out, default=None)
-    told = [f"{ran:,} tokens fit" if ran else "", f"{failed:,} do not" if failed else ""]
-    return ", ".join(filter(None, told)) or "nothing is known"
-
-
-def _guess(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> int:
-    gpu_bytes = _smallest_gpu_bytes(found)
-    guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, settings.search.start)
-    return min(guess, settings.search.longest or guess)
+    return step
 
 
 def _smallest_gpu_bytes(found: hardware.Gpus | None) -> int | None:
@@ -402,18 +450,14 @@ def _device_name(found: hardware.Gpus | None) -> str | None:
 
 
 def _device_time(
-    trials: Sequence[Trial],
-    numbers: Sequence[int | None],
-    searches: Sequence[Search],
-    settings: CampaignConfig,
-    found: hardware.Gpus | None,
+    trials: Sequence[Trial], numbers: Sequence[int | None], begun: Sequence[_Begun], found: hardware.Gpus | None
 ) -> list[str]:
     """How long what is left would keep GPUs busy. Without GPUs here all trials count, as a login node may ask."""
     name = _device_name(found)
     left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
     asked = [trial.config for trial in left if trial.unsupported_reason is None or name is None]
     listed = [seconds for config in asked if (seconds := trial_s(config, name)) is not None]
-    searched = [seconds for s in searches if (seconds := _search_s(s, _guess(s, settings, found), found)) is not None]
+    searched = [seconds for each in begun if (seconds := _search_s(each, found))]
     if not listed and not searched:
         return []
     counts = [number_of(len(listed))] if listed else []
@@ -421,20 +465,25 @@ def _device_time(
     return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]
 
 
-def _search_s(search: Search, seq_len: int, found: hardware.Gpus | None) -> float | None:
-    probe_s = trial_s(search.at(seq_len), _device_name(found))
-    return None if probe_s is None else EXPECTED_PROBES * probe_s
+def _search_s(begun: _Begun, found: hardware.Gpus | None) -> float | None:
+    """Of the probes that are left; 0: none is. None: not on GPUs, or nothing says."""
+    if isinstance(step := begun.step, Edge):
+        return 0.0
+    probe_s = trial_s(begun.search.at(step.seq_len), _device_name(found))
+    return None if probe_s is None else begun.left * probe_s
 
 
-def _search_words(search: Search, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
+def _search_words(begun: _Begun, found: hardware.Gpus | None) -> str:
     """What a search will take, for the plan."""
-    guess = _guess(search, settings, found)
-    first = next_step({}, guess, search.multiple, settings.search)
-    assert isinstance(first, Probe)
-    seconds = _search_s(search, first.seq_len, found)
+    rows = f"{begun.known} row{'s' * (begun.known != 1)} here: {so_far(begun.tried).words}"
+    if isinstance(step := begun.step, Edge):
+        return f"nothing to try; {rows}"
+    seconds = _search_s(begun, found)
     told = "" if seconds is None else f", about {minutes(seconds)}"
-    doubt = ", where the memory model lets nothing fit" if guess == 1 else ""
-    return f"from {first.seq_len:,} tokens{doubt}, about {EXPECTED_PROBES} probes if they fit{told}"
+    if begun.known:
+        return f"from {rows}; next {step.seq_len:,} tokens, about {begun.left} probes{told}"
+    doubt = ", where the memory model lets nothing fit" if begun.course.guess == 1 else ""
+    return f"from {step.seq_len:,} tokens{doubt}, about {begun.left} probes if they fit{told}"
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

@@ -149,6 +149,9 @@ class Progress:
         self.planned, self.before = len(left) + len(before), Counter(before)
         self.counts: Counter[str] = Counter()
         self.elsewhere = 0  # of these, by other runs
+        self.later = 0  # probes that searches after this one will take
+        self._probing: str | None = None  # what is known of the edge that is searched for
+        self._probes, self._most_probes = 0, 0  # left of this search: about, and of its budget
         self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
         self._launched_s: list[float] = []
         self._current: Trial | None = None
@@ -179,7 +182,23 @@ class Progress:
         if not self._launched_s:
             return None
         mean = sum(self._launched_s) / len(self._launched_s)
-        return mean * (self._to_launch - len(self._launched_s))
+        listed = self._to_launch - len(self._launched_s) if self._probing is None else 0
+        return mean * (listed + self._probes + self.later)
+
+    @property
+    def left(self) -> str:
+        """How much is left, in words."""
+        eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
+        if self._probing is None:
+            later = f" and about {self.later} probes of searches" if self.later else ""
+            return f"{self.planned - self.done} left{later}{eta}"
+        return f"about {self._probes} of at most {self._most_probes} probes left{eta}"
+
+    def probe(self, words: str, left: int, most: int) -> None:
+        """The next trial is of a search. words: what that knows. left, most: its probes with this one, about and of its
+        budget."""
+        self._probing, self._probes, self._most_probes = words, left, most
+        self.note(f"{words}; {self.left}")
 
     def know(self, status: str) -> None:
         """One more trial, which has had its row since before the run."""
@@ -211,7 +230,7 @@ class Progress:
             elapsed = time.monotonic() - self._since
             self._launched_s.append(elapsed)
             self._current = None
-        self.counts[status] += 1
+        self._count(status)
         took = f" {duration(elapsed)}" if elapsed is not None else ""
         said = (
             f": {shown(shorten(reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
@@ -227,10 +246,15 @@ class Progress:
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""
-        self.counts[status] += 1
+        self._count(status)
         self.elsewhere += 1
         self._to_launch -= not trial.unsupported_reason
         self._tell(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
+
+    def _count(self, status: str) -> None:
+        self.counts[status] += 1
+        if self._probing is not None:
+            self._probes, self._most_probes = max(self._probes - 1, 0), max(self._most_probes - 1, 0)
 
     def refuse(self, trial: Trial) -> None:
         """The row of the trial that ran was not taken."""
@@ -258,14 +282,12 @@ class Progress:
         if self._console.is_terminal:
             self._console.print(Text(line, style))
         else:
-            eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
-            print(f"{line} ({counts_text(self.counts)}, {self.planned - self.done} left{eta})", flush=True)
+            print(f"{line} ({counts_text(self.counts)}, {self.left})", flush=True)
 
     def _panel(self) -> Group:
-        eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
-        left = self.planned - self.done
-        head = f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {left} left{eta}"
-        lines = [Text(head)]
+        lines = [Text(f"{self.done}/{self.planned} done: {counts_text(self.counts)}, {self.left}")]
+        if self._probing is not None:
+            lines.append(Text(self._probing, "dim"))
         if self._current:
             now = f"{self._phase} {duration(time.monotonic() - self._since)}: {self._label(self._current)}"
             lines.append(Text(now, "dim"))

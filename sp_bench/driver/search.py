@@ -1,20 +1,22 @@
 """seq_len=max: searches for the longest sequence that fits, by trials at lengths that nobody has listed.
 
-The search is a function of what is known so far, so it goes on wherever the rows of an earlier run stop. It starts from
-a guess, steps away from it until one length fits and a longer one does not, and halves that bracket down to the
-resolution. Then it tries both ends of the bracket once more, each in fresh processes, and one length above: memory need
-not be monotone in the length. Pure; no files, no processes.
+The search is a function of what is known so far, whichever run, list of lengths or other search found it out. It starts
+from a guess, unless that is known to fit or not to. It steps away from there until one length fits and a longer one
+does not, and halves that bracket down to the resolution. Then it tries both ends of the bracket once more, each in
+fresh processes, and one length above: memory need not be monotone in the length. Pure; no files, no processes.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sp_bench import methods
+from sp_bench.config.options import canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
+from sp_bench.rows.names import config_leaves, said
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
@@ -31,7 +33,6 @@ UNCONFIRMED = {
     "unsupported": "fit only: the whole step cannot run here",
     "timeout": "fit only: the whole step did not end in time",
 }
-EXPECTED_PROBES = 5  # from a good guess: it, one beside it, both ends again, one above
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,18 @@ class Search:
     def multiple(self) -> int:
         """Lengths that the method can cut without padding are multiples of it."""
         return methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size).multiple
+
+    def probe_of(self, row: Mapping[str, Any]) -> "Probe | None":
+        """Which probe of this search a row is; None: it is of another configuration, whatever its length."""
+        fit = self.config.workload.fit
+        apart = ("seq_len", "workload.fit") if fit else ("seq_len",)
+        if said(row["config"], apart) != said(canonical(self.config), apart):
+            return None
+        whole = not config_leaves(row["config"]).get("workload.fit")
+        return Probe(row["seq_len"], row["replicate"], confirming=fit and whole)
+
+    def course(self, guess: int, settings: SearchConfig) -> "Course":
+        return Course(min(guess, settings.longest or guess), self.multiple, settings, self.config.workload.fit)
 
     def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
         """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
@@ -107,64 +120,114 @@ class Edge:
         return f"[{fits}, {fails}]{f'; {self.note}' if self.note else ''}"
 
 
-def next_step(found: Mapping[Probe, str], guess: int, multiple: int, settings: SearchConfig) -> Probe | Edge:
-    """What to try next, or the end of the search. found: the status of each probe so far."""
-    resolution = settings.resolution
-    longest = max((settings.longest or LONGEST) // multiple * multiple, multiple)
-    tried: dict[int, list[str]] = {}
-    for probe, status in found.items():
-        tried.setdefault(probe.seq_len, []).append(status)
-    failed = sorted(length for length, statuses in tried.items() if "oom" in statuses)
-    ran = sorted(length for length in tried if length not in failed and "ok" in tried[length])
-    low = max(ran, default=None)
-    high = min((length for length in failed if low is None or length > low), default=None)
+@dataclass(frozen=True)
+class Course:
+    """What steers a search, apart from what is known."""
+
+    guess: int  # tokens
+    multiple: int  # of which lengths are
+    settings: SearchConfig
+    fit: bool  # lengths are tried with `workload.fit`, and the longest is confirmed by a whole step
+
+    @property
+    def longest(self) -> int:
+        """Of the lengths that may be tried."""
+        return max((self.settings.longest or LONGEST) // self.multiple * self.multiple, self.multiple)
+
+    @property
+    def start(self) -> int:
+        return min(self.rounded(self.guess), self.longest)
+
+    def rounded(self, length: float) -> int:
+        """The nearest of the method's lengths, as round as the resolution allows; at least one."""
+        unit = self.multiple
+        while 2 * unit <= length * self.settings.resolution / 4:
+            unit *= 2
+        return max(round(length / unit) * unit, self.multiple)
+
+    def factor(self, number: int) -> float:
+        """How far the next length is, after `number` of lengths on one side of the edge."""
+        factors = (*(1 + step * self.settings.resolution for step in FIRST_STEPS), 1.5, 2.0)
+        return factors[min(max(number, 1), len(factors)) - 1]
+
+
+def so_far(found: Mapping[Probe, str]) -> Edge:
+    """The bracket that the statuses give. A length that was out of memory once does not fit."""
+    ran, failed = _lengths(found, "ok"), _lengths(found, "oom")
+    low = max(ran - failed, default=None)
+    return Edge(low, min((length for length in failed if low is None or length > low), default=None), ended=False)
+
+
+def _lengths(found: Mapping[Probe, str], ended: str) -> set[int]:
+    return {probe.seq_len for probe, status in found.items() if status == ended}
+
+
+def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Probe | Edge:
+    """What to try next, or the end of the search. found: the status of each probe so far. known: how many of them were
+    no trials of this run, and so take nothing of its budget."""
+    step = _next_step(found, course)
+    if isinstance(step, Probe) and len(found) - known >= (most := course.settings.max_probes):
+        return replace(so_far(found), note=f"stopped after search.max_probes={most}")
+    return step
+
+
+def probes_left(found: Mapping[Probe, str], course: Course, known: int = 0) -> int:
+    """How many trials the search has left, if nothing fits beyond what is known to, or beyond the start."""
+    edge = so_far(found)
+    longest = edge.fits or (course.start if edge.fails is None else edge.fails - 1)
+    ahead = dict(found)
+    while isinstance(step := next_step(ahead, course, known), Probe):
+        ahead[step] = "ok" if step.seq_len <= longest else "oom"
+    return len(ahead) - len(found)
+
+
+def _next_step(found: Mapping[Probe, str], course: Course) -> Probe | Edge:
+    edge, longest = so_far(found), course.longest
+    low, high = edge.fits, edge.fails
     for probe, status in found.items():
         if status not in ("ok", "oom") and not (probe.confirming and status in UNCONFIRMED):
             return Edge(low, high, f"{probe.seq_len:,} tokens ended as {status}")
-    if not found:
-        return Probe(min(_rounded(guess, multiple, resolution), longest), 0)
-    if len(found) >= settings.max_probes:
-        return Edge(low, high, f"stopped after search.max_probes={settings.max_probes}", ended=False)
-    if high is None:
-        assert low is not None
-        longer = max(_rounded(low * _factor(len(ran), resolution), multiple, resolution), low + multiple)
-        longer = min(longer, longest)
-        return Probe(longer, 0) if longer > low else Edge(low, None, f"nothing beyond {longest:,} was tried")
-    if low is None:
-        shorter = min(_rounded(high / _factor(len(failed), resolution), multiple, resolution), high - multiple)
-        return Probe(shorter, 0) if shorter >= multiple else Edge(None, high)
-    middle = _rounded((low + high) / 2, multiple, resolution)
-    middle = middle if low < middle < high else low + (high - low) // (2 * multiple) * multiple
-    if high > low * (1 + resolution) and low < middle < high:
-        return Probe(middle, 0)
+    if (between := _between(found, course)) is not None:
+        return Probe(between, 0)
+    if low is None or high is None:
+        return Edge(low, high, f"nothing beyond {max(longest, low or 0):,} was tried" if high is None else "")
     whole_step_failed = found.get(Probe(high, 1, confirming=True)) == "oom"
-    for end in (Probe(low, 1, confirming=True), *(() if whole_step_failed else (Probe(high, 1),))):
-        if end not in found:
+    for end in (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),))):
+        if end not in found and end.seq_len <= longest:
             return end
-    above = max(_rounded(high * (1 + 4 * resolution), multiple, resolution), high + multiple)
-    if max(tried) < above <= longest:
+    above = max(course.rounded(high * (1 + 4 * course.settings.resolution)), high + course.multiple)
+    if max(probe.seq_len for probe in found) < above <= longest:
         return Probe(above, 0)
-    return Edge(low, high, _doubts(found, tried, low, high))
+    return Edge(low, high, _doubts(found, low, high, longest))
 
 
-def _doubts(found: Mapping[Probe, str], tried: Mapping[int, list[str]], low: int, high: int) -> str:
-    told = [UNCONFIRMED[status]] if (status := found[Probe(low, 1, confirming=True)]) in UNCONFIRMED else []
-    if "ok" in tried[high]:
+def _between(found: Mapping[Probe, str], course: Course) -> int | None:
+    """The next length between the ends of the bracket; None: they are close, or nothing between them may be tried."""
+    edge, start, multiple = so_far(found), course.start, course.multiple
+    low, high = edge.fits or 0, edge.fails or math.inf
+    shortest = low // multiple * multiple + multiple
+    longest = min(course.longest, math.ceil(high / multiple) * multiple - multiple if edge.fails else LONGEST)
+    close = 1 + course.settings.resolution
+    if shortest > longest or (low and high <= low * close):
+        return None
+    if low * close < start < high / close:
+        return start
+    # steps away from the start, but no further than half way to an end that is known
+    if start <= low * close:
+        number = sum(start <= length <= low for length in _lengths(found, "ok"))
+        aim = min(low * course.factor(number), (low + high) / 2)
+    else:
+        number = sum(high <= length <= start for length in _lengths(found, "oom"))
+        aim = max(high / course.factor(number), (low + high) / 2 if low else 0)
+    return min(max(course.rounded(aim), shortest), longest)
+
+
+def _doubts(found: Mapping[Probe, str], low: int, high: int, longest: int) -> str:
+    told = [UNCONFIRMED[status]] if (status := found.get(Probe(low, 1, confirming=True))) in UNCONFIRMED else []
+    if high in _lengths(found, "ok"):
         whole = found.get(Probe(high, 1, confirming=True)) == "oom"
         told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
-    told += [f"{length:,} was out of memory" for length in sorted(tried) if length < low and "oom" in tried[length]]
+    told += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
+    if high > longest:
+        told.append(f"nothing beyond {longest:,} was tried")
     return ", ".join(told)
-
-
-def _factor(number: int, resolution: float) -> float:
-    """How far the next length is, after `number` of lengths on one side of the edge."""
-    factors = (*(1 + step * resolution for step in FIRST_STEPS), 1.5, 2.0)
-    return factors[min(number, len(factors)) - 1]
-
-
-def _rounded(length: float, multiple: int, resolution: float) -> int:
-    """The nearest of the method's lengths, as round as the resolution allows; at least one."""
-    unit = multiple
-    while 2 * unit <= length * resolution / 4:
-        unit *= 2
-    return max(round(length / unit) * unit, multiple)

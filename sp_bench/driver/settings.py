@@ -27,7 +27,7 @@ class SearchConfig:
     """How seq_len=max is searched for (driver/search.py)."""
 
     resolution: float  # the bracket's width over its shorter end
-    max_probes: int  # trials of one search
+    max_probes: int  # trials of one search in one run; rows that are there take nothing of it
     start: int | None  # tokens of the first probe; None: the memory model's guess
     longest: int | None  # tokens beyond which nothing is tried; None: there is no such length
 

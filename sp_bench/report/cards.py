@@ -228,8 +228,9 @@ def memory_words(setting: Setting) -> str:
             if (largest := limit.largest_ok) is not None:
                 tokens = whole(largest.asked["seq_len"])
                 ran = f"{tokens} ran" if largest.ok else f"{tokens} fit"
+            told = f"{ran}; {limit.of_whom}" if limit.of_whom else ran
             brackets.append(
-                f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({ran})"
+                f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({told})"
             )
     return f"Out of memory: {'; '.join(brackets[:3])}{f'; and {len(brackets) - 3} more' if len(brackets) > 3 else ''}."
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from sp_bench.report import words
 from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING, counted, number, whole
+from sp_bench.report.formats import MISSING, counted, number
 from sp_bench.report.ladder import ladders
 from sp_bench.report.limits import Limit
-from sp_bench.report.longest import is_fit_only, longest, tries
+from sp_bench.report.longest import ends, is_fit_only, longest, tries
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
 from sp_bench.report.rivals import SAME, counterparts
@@ -110,19 +110,19 @@ def _kernels(settings: Sequence[Setting]) -> list[str]:
 
 
 def _memory(settings: Sequence[Setting]) -> list[str]:
-    """A line a method and set of options that was out of memory at some length."""
+    """A line a method and set of options of which something says how long a sequence may be."""
     found = longest(settings)
     if found is None:
         return []
     rows = []
     for name, limit in zip(found.names, found.limits, strict=True):
-        if limit.smallest_oom is not None:
-            ends = [None if cell is None else cell.asked["seq_len"] for cell in (limit.largest_ok, limit.smallest_oom)]
-            rows.append((name, *map(whole, ends), _of_tries(limit), _among(limit.cells)))
+        rows.append((name, *ends(limit), _of_tries(limit), _among(limit.cells)))
     heads = (found.title, "fits", "does not fit", "evidence", "campaigns")
     about = (
-        "The longest sequence that fits, and the shortest that does not, in tokens. Fit only: all attention but one "
-        "layer's was left out of the step. Tries: of the one and of the other."
+        "The longest sequence that fits, and the shortest that does not, in tokens. At least, not reached: nothing "
+        "longer has a row that says whether it fits, so this is neither a bracket nor the longest. Host memory: that "
+        "of the machine ran out, not a device's. Fit only: all attention but one layer's was left out of the step. "
+        "Tries: of the one and of the other."
     )
     return _section("Where memory runs out", heads, rows, about)
 

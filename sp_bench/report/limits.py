@@ -35,6 +35,23 @@ class Limit:
         ends = [cell.asked["seq_len"] for cell in self.cells]
         return len(ends) == 2 and ends[0] < ends[1]
 
+    @property
+    def is_open(self) -> bool:
+        """A length fits, and nothing longer was out of memory: the edge is not reached."""
+        return self.largest_ok is not None and not self.is_bracket
+
+    @property
+    def of_whom(self) -> str:
+        """Whose memory the shortest that does not fit was out of, where it was the host's; else nothing."""
+        rows = () if self.smallest_oom is None else self.smallest_oom.rows
+        sites = {row["oom_site"] for row in rows if row["status"] == "oom"}
+        return "" if "host" not in sites else "host memory" if len(sites) == 1 else "at times host memory"
+
+    @property
+    def is_search(self) -> bool:
+        """The trials were to find out whether the length fits, not how fast it is."""
+        return any(cell.options.get("workload.fit") for cell in self.cells)
+
 
 def capacity_gib(cell: Cell) -> float | None:
     """Of a device: the cap, or all that it has; None of a device that is not known."""

@@ -1,4 +1,5 @@
-"""The longest sequence that fits, of each method and each set of options, where anything ran out of memory."""
+"""The longest sequence that fits, of each method and each set of options, where anything ran out of memory or trials
+asked whether it does."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 from sp_bench.config.trial import TRAINING
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
+from sp_bench.report.formats import MISSING, whole
 from sp_bench.report.limits import Limit
 from sp_bench.report.settings import Setting
 
@@ -19,6 +21,19 @@ def tries(limit: Limit) -> str:
     return " and ".join(map(str, numbers))
 
 
+NOT_REACHED = "not reached"  # the edge: nothing longer has a row that says whether it fits
+
+
+def ends(limit: Limit) -> tuple[str, str]:
+    """What fits, and what does not, in words: 374,784 and 387,072; at least 249,856 and not reached."""
+    ran, failed = (cell and cell.asked["seq_len"] for cell in (limit.largest_ok, limit.smallest_oom))
+    fits = f"at least {whole(ran)}" if limit.is_open else whole(ran)
+    if failed is None:
+        return fits, NOT_REACHED if limit.is_open else MISSING
+    fails = f"{whole(failed)} ({limit.of_whom})" if limit.of_whom else whole(failed)
+    return fits, f"{NOT_REACHED}, but {fails} did not fit" if limit.is_open else fails
+
+
 def is_fit_only(limit: Limit) -> bool:
     """No whole step of the longest that fits was taken."""
     return limit.largest_ok is not None and not limit.largest_ok.ok
@@ -26,7 +41,7 @@ def is_fit_only(limit: Limit) -> bool:
 
 @dataclass(frozen=True)
 class Longest:
-    setting: Setting  # of the ends of the brackets alone
+    setting: Setting  # of the ends of the brackets, and of the longest that fit, alone
     limits: tuple[Limit, ...]
     names: tuple[str, ...]  # of each limit: method, kernel, number of ranks, and what tells it from the others
 
@@ -36,8 +51,10 @@ class Longest:
 
 
 def longest(settings: Sequence[Setting]) -> Longest | None:
-    """None: nothing ran out of memory."""
-    found = [(setting, limit) for setting in settings if setting.out_of_memory for limit in setting.limits]
+    """None: nothing ran out of memory, and no trial asked whether a length fits."""
+    found = [
+        (setting, limit) for setting in settings for limit in setting.limits if setting.out_of_memory or limit.is_search
+    ]
     if not found:
         return None
     shown = list({setting.title: setting for setting, _ in found}.values())

@@ -13,11 +13,11 @@ from tabulate import tabulate
 from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import GIB, MISSING, number, whole
+from sp_bench.report.formats import GIB, MISSING, number
 from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
-from sp_bench.report.longest import Longest, is_fit_only, longest, tries
+from sp_bench.report.longest import Longest, ends, is_fit_only, longest, tries
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
 
@@ -38,10 +38,11 @@ CAPTION = (
     "replicates on."
 )
 LONGEST_CAPTION = (
-    "Where memory runs out, as a bracket. Tries: how often each of its ends was tried; one that was tried once is not "
-    "confirmed. Peak, prediction and speed are of the longest that fits. The prediction is of the memory model of the "
-    "code that ran. Fit only: all attention but one layer's was left out of the step, which allocates and sends all "
-    "the same."
+    "Where memory runs out, as a bracket. At least, not reached: nothing longer has a row that says whether it fits. "
+    "Host memory: that of the machine ran out, not a device's. Tries: how often each of its ends was tried; one that "
+    "was tried once is not confirmed. Peak, prediction and speed are of the longest that fits. The prediction is of "
+    "the memory model of the code that ran. Fit only: all attention but one layer's was left out of the step, which "
+    "allocates and sends all the same."
 )
 LADDER_HEADS = (*HEADS[:7], "work", PEAK, "predicted GiB", "host GiB", *HEADS[8:])
 LADDER_CAPTION = (
@@ -104,8 +105,8 @@ def tables(settings: Sequence[Setting]) -> list[SettingTable]:
 def _longest_table(found: Longest) -> SettingTable:
     lines = []
     for name, limit in zip(found.names, found.limits, strict=True):
-        ran, failed, first = limit.largest_ok, limit.smallest_oom, limit.cells[0]
-        fits, fails = (whole(cell and cell.asked["seq_len"]) for cell in (ran, failed))
+        ran, first = limit.largest_ok, limit.cells[0]
+        fits, fails = ends(limit)
         peak, predicted = (None, None) if ran is None else (memory_gib(ran), ran.predicted_gib)
         sizes = [MISSING if size is None else gib(size) for size in (peak, predicted, capacity_gib(first))]
         rate = None if ran is None else rate_of(ran)

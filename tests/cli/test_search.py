@@ -50,6 +50,13 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
     again = says(tmp_path, "run", *MAX, "--no-report")
     assert said in again.stdout
     assert lengths(tmp_path) == found
+    finer = [word for word in MAX if not word.startswith("search.resolution")] + ["search.resolution=0.02"]
+    finer = says(tmp_path, "run", *finer, "search.max_probes=1", "--no-report")
+    assert f"from {len(found)} rows here: [{fits:,} tokens fit, {fails:,} do not]" in finer.stdout
+    assert "about 1 of at most 1 probes left" in finer.stdout
+    ((more, _),) = lengths(tmp_path).keys() - found.keys()
+    assert fits < more < fails
+    fits, fails = (more, fails) if lengths(tmp_path)[more, 0] == "ok" else (fits, more)
     page = says(tmp_path, "report", "results/edge")
     assert page.returncode == 0, page.stderr
     text = (tmp_path / "results" / "edge" / store.WORK / "report" / "index.html").read_text()

@@ -142,7 +142,7 @@ USES = {
         *("activation_checkpointing", "learning_rate", "masked_label_share", "max_grad_norm", "model_code"),
         "optimizer",
     },
-    "report/limits.py": {"device_memory_gib", "ranks_per_gpu"},
+    "report/limits.py": {"device_memory_gib", "fit", "ranks_per_gpu"},  # fit: a trial that asks how long it can get
     "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
     # whose schedule and amounts are predicted
     "report/projection.py": {

@@ -1,10 +1,19 @@
 """The table and the figure of the longest sequence that fits."""
 
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from sp_bench.report import read, settings
+from sp_bench.report.cards import memory_words
+from sp_bench.report.figures import memory
+from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings
-from sp_bench.report.longest import longest
+from sp_bench.report.longest import ends, longest
+from sp_bench.report.table import tables
+
+from .rows import cells_of, row
 
 
 def test_where_memory_runs_out_each_line_names_the_options_that_move_the_edge():
@@ -16,8 +25,11 @@ def test_where_memory_runs_out_each_line_names_the_options_that_move_the_edge():
     assert len(ours) == 5
     assert all("compiled, loss_tile_tokens=2048, mlp_tile_tokens=4096" in name and "cuDNN" in name for name in ours)
     assert sum("allocator=expandable_segments" in name for name in ours) == 4
-    assert len(theirs) == 2
-    assert all(name.endswith("FlashAttention-2, eager") for name in theirs)
+    assert sorted(name.partition("trl_sft, ")[2] for name in theirs) == [
+        "",
+        "FlashAttention-2, eager",
+        "liger, cuDNN, allocator=expandable_segments",
+    ]
 
 
 def test_findings_have_each_bracket_with_its_tries_and_no_line_where_nothing_ran_out():
@@ -27,3 +39,48 @@ def test_findings_have_each_bracket_with_its_tries_and_no_line_where_nothing_ran
     (upipe,) = [line for line in told.splitlines() if line.startswith("| UPipe")]
     assert "| 425,984 | 442,368 | fit only, tries: 1 and 1, code 7681aa8 | h200x2_longest |" in upipe  # once refused
     assert sum("tries:" in line for line in told.splitlines()) == 5
+
+
+def test_a_search_in_which_nothing_ran_out_says_at_least_and_never_a_bracket():
+    cells = read([Path(__file__).parents[2] / "results" / "h200x2_theirs"])
+    found = settings(cells)
+    (told,) = [line for line in findings(found, cells).splitlines() if "liger" in line and "at least" in line]
+    assert "| at least 249,856 | not reached | fit only, tries: 1, code 814f061 | h200x2_theirs |" in told
+    lines = tables(found)[0].groups[0].lines
+    assert [line.texts[1:4] for line in lines if "liger" in line.texts[0]] == [
+        ("at least 249,856 (fit only)", "not reached", "1")
+    ]
+    (drawn,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
+    assert [bool(reached) for reached in drawn.data["edge_reached"]].count(False) == 1
+    assert any("the edge is not reached" in text.get_text() for text in drawn.figure.legends[0].get_texts())
+    drawn.figure.draw_without_rendering()
+
+
+STEP = {"workload": "train_step", "pass_kind": "step", "method": "ulysses", "sp_size": 2}
+
+
+def ended(seq_len: int, site: str | None = None, replicate: int = 0) -> dict[str, Any]:
+    failed = {"status": "oom", "oom_site": site, "reason": "out of memory"} if site else {}
+    return row(**STEP, seq_len=seq_len, replicate=replicate, **failed)
+
+
+@pytest.mark.parametrize(
+    ("failed", "shown"),
+    [
+        ([ended(8192, "torch")], ("4,096", "8,192")),
+        ([ended(8192, "host"), ended(8192, "host", 1)], ("4,096", "8,192 (host memory)")),
+        ([ended(8192, "host"), ended(8192, "torch", 1)], ("4,096", "8,192 (at times host memory)")),
+        ([ended(2048, "torch")], ("at least 4,096", "not reached, but 2,048 did not fit")),
+        ([ended(2048, "host")], ("at least 4,096", "not reached, but 2,048 (host memory) did not fit")),
+    ],
+)
+def test_an_upper_end_says_whose_memory_it_was_where_it_was_the_hosts(failed, shown):
+    found = settings(cells_of([ended(4096), *failed]))
+    where = longest(found)
+    assert where is not None
+    assert [ends(limit) for limit in where.limits] == [shown]
+    (plot,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
+    assert list(plot.data["out_of"]) == [where.limits[0].of_whom]
+    marks = [text.get_text() for text in plot.figure.legends[0].get_texts()]
+    assert any("host memory" in mark for mark in marks) == ("host memory" in shown[1])
+    assert ("host memory" in memory_words(found[0])) == ("host memory" in shown[1])

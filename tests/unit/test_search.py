@@ -1,26 +1,33 @@
 """seq_len=max: the search for the longest sequence that fits, on edges that are made up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.driver.search import EXPECTED_PROBES, Edge, Probe, next_step
+from sp_bench.driver.search import Course, Edge, Probe, next_step, probes_left, so_far
 from sp_bench.driver.settings import SearchConfig
 
 SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=None)
 
 
 def search(
-    status: Callable[[Probe], str], guess: int, multiple: int = 4, settings: SearchConfig = SETTINGS
+    status: Callable[[Probe], str],
+    guess: int,
+    multiple: int = 4,
+    settings: SearchConfig = SETTINGS,
+    known: Mapping[Probe, str] = {},
+    *,
+    fit: bool = True,
 ) -> tuple[Edge, dict[Probe, str]]:
-    found: dict[Probe, str] = {}
-    while not isinstance(step := next_step(found, guess, multiple, settings), Edge):
+    """Where the search ends, and the probes that it took."""
+    course, found = Course(guess, multiple, settings, fit), dict(known)
+    while not isinstance(step := next_step(found, course, len(known)), Edge):
         assert step not in found
         assert step.seq_len % multiple == 0
         found[step] = status(step)
-    return step, found
+    return step, {probe: each for probe, each in found.items() if probe not in known}
 
 
 def up_to(longest: int) -> Callable[[Probe], str]:
@@ -48,14 +55,14 @@ def test_a_sharp_edge_is_bracketed_and_both_ends_are_tried_twice(longest, guess,
 @given(error=st.floats(-0.024, 0.024), longest=st.integers(20_000, 2_000_000))  # as wrong as the memory model was
 def test_from_a_good_guess_five_probes_are_enough(error, longest):
     _, found = search(up_to(longest), round(longest * (1 + error)), 16, SearchConfig(0.04, 40, None, None))
-    assert len(found) <= EXPECTED_PROBES
+    assert len(found) <= 5
 
 
 @given(longest=st.integers(64, 2**22), guess=st.integers(1, 2**22), stopped=st.integers(0, 12))
 def test_a_search_that_was_killed_goes_on_from_what_is_known(longest, guess, stopped):
     edge, found = search(up_to(longest), guess)
     known = dict(list(found.items())[:stopped])
-    while not isinstance(step := next_step(known, guess, 4, SETTINGS), Edge):
+    while not isinstance(step := next_step(known, Course(guess, 4, SETTINGS, True)), Edge):
         known[step] = up_to(longest)(step)
     assert (step, known) == (edge, found)
 
@@ -138,3 +145,88 @@ def test_a_whole_step_that_takes_too_long_leaves_the_bracket_fit_only():
 def test_where_nothing_was_tried_that_could_fit_the_words_say_so():
     assert Edge(None, None).words == "[nothing that fits was tried, nothing ran out of memory]"
     assert Edge(None, 4).words == "[nothing fits, 4 do not]"
+
+
+ROWS = st.lists(st.tuples(st.integers(1, 2**20), st.integers(0, 2)), max_size=8)  # units of length and replicates
+
+
+@given(longest=st.integers(64, 2**22), guess=st.integers(1, 2**22), rows=ROWS, coarse=st.sampled_from([0.02, 0.1, 0.3]))
+def test_rows_of_other_lengths_are_where_a_search_begins(longest, guess, rows, coarse):
+    """Of a list of lengths, and of an earlier search with another resolution, start and budget."""
+    listed = {probe: up_to(longest)(probe) for probe in (Probe(4 * unit, replicate) for unit, replicate in rows)}
+    earlier = search(up_to(longest), 2 * guess, settings=SearchConfig(coarse, 3, None, None))[1]
+    known = listed | earlier
+    before = so_far(known)
+    edge, tried = search(up_to(longest), guess, known=known)
+    assert edge.fits is not None
+    assert edge.fails is not None
+    assert edge.fits <= longest < edge.fails
+    assert edge.fails <= max(edge.fits * 1.02, edge.fits + 4)
+    assert {Probe(edge.fits, 1, confirming=True), Probe(edge.fails, 1)} <= known.keys() | tried.keys()
+    assert edge.note == ""
+    within = [probe for probe in tried if (before.fits or 0) <= probe.seq_len <= (before.fails or 2**40)]
+    assert len(tried) - len(within) <= 1  # the one above
+
+
+def test_a_search_with_another_resolution_begins_at_the_bracket_of_the_first():
+    first, found = search(up_to(100_000), 97_000, settings=SearchConfig(0.1, 40, None, None))
+    assert (first.fits, first.fails) == (96_256, 104_448)
+    edge, more = search(up_to(100_000), 97_000, known=found)
+    assert 0.98 * (edge.fails or 0) <= (edge.fits or 0) <= 100_000 < (edge.fails or 0)
+    assert all(96_256 < probe.seq_len < 104_448 for probe in more)
+    assert len(more) == 6  # four lengths, then both ends again
+    assert search(up_to(100_000), 3000, settings=SearchConfig(0.02, 1, 3000, None), known=found | more) == (edge, {})
+
+
+def test_a_row_far_away_leaves_a_good_guess_as_good_as_it_is():
+    known = {Probe(4096, 0): "ok", Probe(8192, 0): "ok", Probe(2**20, 0): "oom"}
+    edge, found = search(up_to(400_000), 396_000, settings=SearchConfig(0.04, 40, None, None), known=known)
+    assert edge.note == ""
+    assert len(found) == 4  # that something longer does not fit is known
+
+
+def test_rows_that_contradict_each_other_are_taken_as_those_of_one_search_are():
+    at_times = {Probe(8000, 0): "ok", Probe(8000, 2): "oom"}
+    edge, found = search(up_to(8000), 7900, known=at_times)
+    assert edge.fails == 8000
+    assert "8,000 ran at times" in edge.note
+    assert Probe(edge.fits or 0, 1, confirming=True) in found
+    edge, _ = search(up_to(12_000), 8000, known={Probe(6000, 0): "oom", Probe(9000, 0): "ok"})
+    assert edge.fits is not None
+    assert edge.fits > 11_000
+    assert edge.note == "6,000 was out of memory"
+
+
+def test_rows_beyond_the_longest_are_known_and_nothing_is_tried_there():
+    settings = SearchConfig(0.02, 40, None, 10_000)
+    edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "oom"})
+    assert (edge.fits, edge.fails, edge.note) == (10_000, 20_000, "nothing beyond 10,000 was tried")
+    assert max(found).seq_len == 10_000
+    edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "ok"})
+    assert (edge, found) == (Edge(20_000, None, "nothing beyond 20,000 was tried"), {})
+
+
+def test_rows_that_are_there_take_nothing_of_the_budget():
+    known = search(up_to(100_000), 50_000)[1]
+    edge, found = search(up_to(100_000), 50_000, settings=SearchConfig(0.001, 3, None, None), known=known)
+    assert len(found) == 3
+    assert "max_probes=3" in edge.note
+    assert not edge.ended
+
+
+def test_without_fit_each_probe_is_a_whole_step_and_one_that_fails_at_times_is_told_as_that():
+    edge, _ = search(
+        lambda p: "oom" if p.seq_len > 8000 or (p.seq_len > 7950 and p.replicate) else "ok", 8000, fit=False
+    )
+    assert edge.note == f"{edge.fails:,} ran at times"
+    edge, found = search(lambda p: "timeout" if p.replicate else up_to(8000)(p), 8000, fit=False)
+    assert edge.note.endswith("tokens ended as timeout")
+    assert not any(probe.confirming for probe in found)
+
+
+def test_the_probes_that_are_left_are_counted_as_if_nothing_longer_fitted():
+    course = Course(8000, 4, SETTINGS, True)
+    _, found = search(up_to(8000), 8000)
+    items = list(found.items())
+    assert [probes_left(dict(items[:done]), course) for done in range(6)] == [5, 4, 3, 2, 1, 0]
+    assert probes_left(dict(items[:1]), Course(8000, 4, SearchConfig(0.02, 3, None, None), True)) == 2

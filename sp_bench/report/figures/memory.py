@@ -4,6 +4,7 @@ sequence that fits."""
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pandas as pd
 from matplotlib.lines import Line2D
@@ -16,7 +17,7 @@ from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
-from sp_bench.report.longest import is_fit_only, longest, tries
+from sp_bench.report.longest import NOT_REACHED, is_fit_only, longest, tries
 from sp_bench.report.settings import Setting
 
 
@@ -98,7 +99,8 @@ def _with_capacity(panel: Panel) -> Panel:
 
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    """A line a method and number of GPUs, of the settings in which anything ran out of memory."""
+    """A line a method and number of GPUs, of the settings in which anything ran out of memory or was to fit; an arrow
+    where nothing longer did."""
     found = longest(settings)
     if found is None:
         return []
@@ -115,41 +117,60 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     lengths = [c.asked["seq_len"] for limit in rows for c in limit.cells]
     for place, (name, limit) in enumerate(zip(reversed(found.names), reversed(rows), strict=True)):
         ran, failed = limit.largest_ok, limit.smallest_oom
-        ends = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
-        axis.plot(ends, [place] * len(ends), color="#999999", lw=1.2)
+        tokens = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
+        axis.plot(tokens, [place] * len(tokens), color="#999999", lw=1.2)
         if ran is not None:
             axis.plot([ran.asked["seq_len"]], [place], **mark(ran))
         if failed is not None:
-            axis.plot([failed.asked["seq_len"]], [place], marker="x", color=BLACK, ls="none", mew=1.4)
+            axis.plot([failed.asked["seq_len"]], [place], **_failure(limit))
+        if limit.is_open:
+            across = axis.get_yaxis_transform()  # x from 0 to 1
+            axis.annotate("", (1, place), (tokens[0], place), xycoords=across, textcoords="data", arrowprops=OPEN)
         data.append(_data(name, limit))
     axis.set_yticks(range(len(rows)), names, fontsize=6.5)
     axis.set_ylim(-0.7, len(rows) - 0.3)
     length_axis(axis, lengths, look.width_in / 2)
     axis.set_xlabel("tokens")
+    marks = {"the longest that fits": {"marker": "o", "color": BLACK, "ls": "none"}}
+    marks |= {FAILURES[limit.of_whom]: _failure(limit) for limit in rows if limit.smallest_oom is not None}
+    if any(limit.is_open for limit in rows):
+        marks[f"the edge is {NOT_REACHED}"] = {"marker": ">", "color": "#999999", "ls": ":", "mfc": "white"}
     figure.legend(
-        [
-            Line2D([], [], marker="o", color=BLACK, ls="none"),
-            Line2D([], [], marker="x", color=BLACK, ls="none", mew=1.4),
-        ],
-        ["the longest that fits", "the shortest that does not"],
+        [Line2D([], [], **each) for each in marks.values()],
+        [*marks],
         loc="outside lower center",
-        ncols=2 if look.width_in > 5 else 1,
+        ncols=min(len(marks), 3) if look.width_in > 5 else 1,
     )
     return [
         Plot(
             "memory",
             "longest",
             figure,
-            f"{found.title}. The longest sequence that fits, as a bracket. Fit only: all attention but one layer's was "
-            "left out.",
+            f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
+            "says whether it fits. Fit only: all attention but one layer's was left out.",
             pd.DataFrame(data),
         )
     ]
+
+
+OPEN = {"arrowstyle": "-|>", "color": "#999999", "fc": "white", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
+FAILURES = {
+    "": "the shortest that does not",
+    "host memory": "the shortest that does not, by host memory",
+    "at times host memory": "the shortest that does not, at times by host memory",
+}
+
+
+def _failure(limit: Limit) -> dict[str, Any]:
+    """The mark of the shortest that does not fit."""
+    shape = {"marker": "s", "mfc": "white", "mew": 1.0} if limit.of_whom else {"marker": "x", "mew": 1.4}
+    return {**shape, "color": BLACK, "ls": "none"}
 
 
 def _data(name: str, limit: Limit) -> dict[str, object]:
     ran, failed = limit.largest_ok, limit.smallest_oom
     lengths = {"longest_ok": ran and ran.asked["seq_len"], "shortest_oom": failed and failed.asked["seq_len"]}
     ids = " ".join(trial_ids(cell) for cell in limit.cells)
+    lengths |= {"edge_reached": not limit.is_open, "out_of": limit.of_whom}
     told = {"tries": tries(limit), "fit_only": is_fit_only(limit), "trial_ids": ids}
     return {"method": words.method(limit.cells[0]), "sp_size": limit.sp_size, "line": name, **lengths, **told}
