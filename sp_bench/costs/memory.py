@@ -1,6 +1,7 @@
 """What a trial must hold, whatever its method does: a lower bound, so that above the machine's memory it cannot run.
 And an estimate of the peak of a training step."""
 
+import math
 from math import prod
 from typing import NamedTuple
 
@@ -40,14 +41,42 @@ def held_bytes(config: TrialConfig) -> int:
 
 def held_on_host_bytes(config: TrialConfig) -> int:
     """Bytes of them that are in host memory: all of a trial on the CPU; with an optimizer that was offloaded the
-    parameters and moments that it steps, and under fsdp2 their gradients; and offloaded checkpoints."""
+    parameters and moments that it steps, and their gradients; and offloaded checkpoints. What a process holds without
+    them, 2 to 3 GiB on GPUs, is left out."""
     checkpoints = round(config.world_size * offloaded_bytes(config))
     if config.hardware.device == "cpu":
         return held_bytes(config) + checkpoints
     if config.workload.name in TRAINING and config.engine.optimizer_offload is not None:
-        tensors = 4 if config.engine.name == "fsdp2" else 3
-        return tensors * _stored_bytes(config) * _copies(config) + checkpoints
+        of_rank = _fsdp2_host_bytes(config) if config.engine.name == "fsdp2" else _zero_3_host_bytes(config)
+        return round(config.world_size * of_rank) + checkpoints
     return checkpoints
+
+
+def _fsdp2_host_bytes(config: TrialConfig) -> float:
+    """Of one rank's parameters, gradients and moments. FSDP2 page-locks its part of each parameter, and each of its
+    gradients."""
+    ranks, element = config.sp_size * config.dp_shard_size, _stored_element_bytes(config)
+    block, root = (
+        sum(_page_locked(-(-rows // ranks) * prod(rest) * element) for rows, *rest in shapes(config.model).values())
+        for shapes in (block_shapes, root_shapes)
+    )
+    return 2 * (config.model.num_layers * block + root) + 2 * _stored_bytes(config) / ranks
+
+
+def _zero_3_host_bytes(config: TrialConfig) -> float:
+    """Of one rank: fp32 parameters and moments; fp32 gradients, page-locked for each group of parameters that is
+    updated at once; sums of gradients in the trial's dtype, page-locked in one buffer; and one group's new parameters
+    in that dtype, on their way to the device. Source: deepspeed/runtime/zero/stage3.py."""
+    mine, element = num_parameters(config.model) / config.world_size, ELEMENT_BYTES[config.dtype]
+    groups, rest = divmod(mine, SUB_GROUP_PARAMETERS)
+    gradients = groups * _page_locked(FP32 * SUB_GROUP_PARAMETERS) + _page_locked(FP32 * rest)
+    cast = element * min(mine, SUB_GROUP_PARAMETERS) if element != FP32 else 0
+    return 3 * FP32 * mine + gradients + _page_locked(element * mine) + cast
+
+
+def _page_locked(num_bytes: float) -> int:
+    """What torch's allocator of page-locked memory takes for a tensor: the next power of two."""
+    return 1 << (math.ceil(num_bytes) - 1).bit_length() if num_bytes else 0
 
 
 def offloaded_bytes(config: TrialConfig) -> float:
@@ -92,7 +121,11 @@ def _local_tokens(config: TrialConfig) -> float:
 
 def _stored_bytes(config: TrialConfig) -> int:
     """Of all parameters once: fp32, or fp64 where that is asked for."""
-    return num_parameters(config.model) * (8 if config.dtype == "float64" else 4)
+    return num_parameters(config.model) * _stored_element_bytes(config)
+
+
+def _stored_element_bytes(config: TrialConfig) -> int:
+    return max(ELEMENT_BYTES[config.dtype], FP32)
 
 
 def _copies(config: TrialConfig) -> int:
@@ -104,7 +137,9 @@ class Peak(NamedTuple):
 
     loss: float  # around the logits: all that is kept, and one tile of logits
     last_layer: float  # its backward: all that is kept, and what that layer computes again
-    first_layer: float  # its backward: the gradients of all others, and what that layer computes again
+    first_layer: (
+        float  # its backward, before it has gradients to share: those of all others, and what it computes again
+    )
     reduce: float  # at the end of the backward: all gradients, and embedding and head with their whole ones
     update: float  # parameters, gradients and moments
 
@@ -163,15 +198,17 @@ def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
     tokens = _local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     ranks = config.sp_size * config.dp_shard_size
-    state, of_root = _stored_bytes(config) / ranks, 4 * root / ranks
+    state, of_root, of_block = _stored_bytes(config) / ranks, 4 * root / ranks, 4 * block / ranks
     if config.engine.optimizer_offload is not None:
-        state = of_root = 0  # parameters, gradients and moments are in host memory
+        state = of_root = of_block = 0  # parameters, gradients and moments are in host memory
     held = 3 * state + root * element  # parameters and moments
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last, at_first = (1, min(2, layers), min(2, layers)) if offloads else (layers, layers, 1)
     tile = _tile_tokens(config)
-    logits = tile * model.vocab_size * (2 * element + 8)  # and their gradients, both in fp32 too
+    # In bf16 the logits and their gradient are there in both dtypes. In wider ones they are there once, as are the
+    # logarithms of their softmax.
+    logits = tile * model.vocab_size * (2 * element + 2 * FP32 if element < FP32 else 3 * element)
     head = _head_elements(config)
     summed = head * (element + 4) if tile < tokens else 0  # the head's gradient, over the tiles
     layer = head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
@@ -180,7 +217,7 @@ def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
     return Peak(
         held + at_loss * kept + logits + summed + _around_logits(config),
         held + at_last * kept + layer,
-        held + at_first * kept + layer + state - of_root,
+        held + at_first * kept + layer + state - of_root - of_block,
         4 * state + root * (2 * element + 4) + _around_logits(config),
         copies * state,
     )
@@ -280,8 +317,9 @@ def _head_elements(config: TrialConfig) -> int:
 
 def _computed_elements(config: TrialConfig) -> float:
     """Of a token in the backward of a layer, the activations that it computes again and their gradients. Selective
-    checkpoints compute the halves of a layer one after the other, of which that with the MLP has more. Fused code
-    writes gradients of the MLP's width over what they are of."""
+    checkpoints compute the halves of a layer one after the other, of which that with the MLP has more. With
+    `selective_mlp` that has gate and up already, which count as kept. Fused code writes gradients of the MLP's width
+    over what they are of."""
     model, workload = config.model, config.workload
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
@@ -289,6 +327,8 @@ def _computed_elements(config: TrialConfig) -> float:
     before = 2 * hidden + 3 * q + (3 if fused else 4) * kv
     after = (2 if fused else 4) * hidden
     wide = (4 if fused else 6) * mlp
+    if workload.activation_checkpointing == "selective_mlp":
+        wide -= 2 * mlp
     if workload.mlp_tile_tokens is not None:  # only one tile has the MLP's width
         wide *= min(workload.mlp_tile_tokens / _local_tokens(config), 1)
         after = 3 * hidden  # its input, and the gradients of its input and output

@@ -27,6 +27,7 @@ from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure import trace
 from sp_bench.measure.counters import DeviceCounters
 from sp_bench.measure.ledger import Counts, Ledger
+from sp_bench.measure.memory_parts import at_peak
 from sp_bench.measure.step_parts import by_class, ran_on
 from sp_bench.measure.work import Work
 
@@ -193,7 +194,8 @@ def _inspect(
         measurement.cuda_kernels = Counter(kernel.name for kernel in ran)
         measurement.profiled_steps = 1 + replayed
         measurement.kernel_ms = None if replayed else by_class(ran)
-        measurement.peak_parts_bytes = traced.peak_parts_bytes
+        if traced.events is not None:
+            measurement.peak_parts_bytes = at_peak(traced.events, traced.held_before, ledger.work.update_bytes)
     measurement.part_ms, measurement.phase_end_bytes = ledger.phase_times.ms(), ledger.phase_times.end_bytes()
     measurement.counts, measurement.work = ledger.counts, ledger.work
     measurement.between_nodes = ledger.between_nodes

@@ -3,16 +3,15 @@ torch's allocator held meanwhile, with the lines of Python that asked for it. Bo
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
-
-from sp_bench.measure.memory_parts import at_peak
 
 MAX_ENTRIES = 200_000  # allocations that torch remembers
 
@@ -20,7 +19,9 @@ MAX_ENTRIES = 200_000  # allocations that torch remembers
 @dataclass
 class Traced:
     profiler: profile
-    peak_parts_bytes: Mapping[str, int] | None = None  # on CUDA with a place: what held the memory at its peak
+    # Of the allocator, on CUDA with a place; None: not known, or there were more than it remembers
+    events: Sequence[Mapping[str, Any]] | None = None
+    held_before: int = 0  # bytes that were allocated when they began
 
 
 @contextmanager
@@ -32,25 +33,24 @@ def profiled(device: torch.device, place: Path | None) -> Iterator[Traced | None
     if not activities:
         yield None
         return
-    held_before = 0
+    traced = Traced(profile(activities=activities))
     if cuda and place is not None:
-        held_before = torch.cuda.memory_allocated(device)
+        traced.held_before = torch.cuda.memory_allocated(device)
         # Lines of Python of allocations alone. To look them up where something is freed fails as an exception passes,
         # and torch's checkpoint stops a layer's second run by one.
         torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=MAX_ENTRIES)
-    with profile(activities=activities) as profiler:
-        traced = Traced(profiler)
+    with traced.profiler:
         yield traced
     if place is None:
         return
     place.mkdir(parents=True, exist_ok=True)
-    profiler.export_chrome_trace(str(place / f"rank{dist.get_rank()}.trace.json.gz"))
+    traced.profiler.export_chrome_trace(str(place / f"rank{dist.get_rank()}.trace.json.gz"))
     if cuda:
         snapshot = torch.cuda.memory._snapshot(device)
         torch.cuda.memory._record_memory_history(None)
         events = snapshot.get("device_traces", [[]])[torch.cuda.current_device()]
         if len(events) < MAX_ENTRIES:  # otherwise the first are lost
-            traced.peak_parts_bytes = at_peak(events, held_before)
+            traced.events = events
         with gzip.open(place / f"rank{dist.get_rank()}.memory.json.gz", "wt") as file:
             json.dump(snapshot, file, default=str)
 

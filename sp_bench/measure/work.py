@@ -6,7 +6,7 @@ B batch, Sq queries, Sk keys, Hq and Hkv heads, D head size.
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from sp_bench.costs.attention import FLASH_BACKWARD
 from sp_bench.costs.work import NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.memory_parts import MOMENTS, SHARDS
 
 aten = torch.ops.aten
 # matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
@@ -41,6 +42,7 @@ class Work:
     eager_ops: Counter[str] = field(default_factory=Counter)  # op -> calls, of EAGER_OPS
     updated_elements: int = 0  # of the parameters that the optimizer updates on this rank
     updated_by: set[str] = field(default_factory=set)  # the optimizers' classes and the devices of what they update
+    update_bytes: Counter[str] = field(default_factory=Counter)  # on CUDA: of memory_parts.SHARDS and MOMENTS
     _in_kernel: bool = False
 
     def see(self, op: Any, args: Sequence[Any]) -> None:
@@ -93,6 +95,14 @@ class Work:
                     local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
                     self.updated_elements += local.numel()
                     self.updated_by.add(f"{type(optimizer).__name__} on {local.device.type}")
+                    self.update_bytes[SHARDS] += _cuda_bytes([parameter])
+                    self.update_bytes[MOMENTS] += _cuda_bytes(optimizer.state[parameter].values())
+
+
+def _cuda_bytes(values: Iterable[Any]) -> int:
+    """Of the tensors among `values`; of sharded ones, of this rank's parts."""
+    local = (value.to_local() if hasattr(value, "to_local") else value for value in values)
+    return sum(tensor.nbytes for tensor in local if isinstance(tensor, Tensor) and tensor.is_cuda)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -47,7 +47,12 @@ KERNEL_PARTS = pa.list_(
 )
 PHASE_ENDS = pa.list_(pa.struct([(name, INT) for name in ("forward", "backward", "optimizer")]))
 PEAK_PARTS = pa.list_(
-    pa.struct([(name, INT) for name in ("before", "attention", "parameters", "optimizer", "loss", "layers", "other")])
+    pa.struct(
+        [
+            *((name, INT) for name in ("parameter_shards", "gathered_parameters", "gradients", "moments")),
+            *((name, INT) for name in ("checkpoints", "attention", "tiles", "messages", "layers", "other")),
+        ]
+    )
 )
 LAUNCHES = pa.map_(TEXT, INT)
 CURVE = pa.list_(pa.struct([("message_bytes", INT), ("ms", REAL)]))
@@ -188,7 +193,7 @@ COLUMNS = (
         "peak_parts_bytes",
         PEAK_PARTS,
         "bytes",
-        "per rank, the peak of the untimed step by who allocated it (workload.trace); null: CPU, or not traced",
+        "per rank, the peak of the untimed step by what holds it (workload.trace); null: CPU, or not traced",
     ),
     Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
     Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),

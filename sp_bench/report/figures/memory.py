@@ -42,14 +42,18 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 # Paul Tol's bright scheme and greys, 2021
 HOLDERS = {
-    "before": ("parameters' and moments' shards", "#BBBBBB"),
-    "layers": ("layers", "#66CCEE"),
+    "parameter_shards": ("parameters", "#BBBBBB"),
+    "moments": ("optimizer state", "#777777"),
+    "gradients": ("gradients", "#AA3377"),
+    "gathered_parameters": ("gathered parameters", "#228833"),
+    "checkpoints": ("kept for the backward", "#EE6677"),
     "attention": ("attention", "#4477AA"),
-    "parameters": ("gathered parameters, whole gradients", "#228833"),
-    "loss": ("loss", "#CCBB44"),
-    "optimizer": ("optimizer", "#AA3377"),
+    "tiles": ("loss, and tiles of the MLP", "#CCBB44"),
+    "layers": ("layers", "#66CCEE"),
+    "messages": ("messages", "#EE8866"),
     "other": ("other", "#DDDDDD"),
 }
+ENDS = {"forward": "after the forward", "backward": "after the backward", "optimizer": "after the optimizer"}
 
 
 def _parts(settings: Sequence[Setting], look: Look) -> list[Plot]:
@@ -58,22 +62,30 @@ def _parts(settings: Sequence[Setting], look: Look) -> list[Plot]:
     if not found:
         return []
     found.sort(key=lambda each: -sum(_held_gib(each[1]).values()))
-    bars = [Bar(setting, cell, _held_gib(cell), cell.predicted_gib) for setting, cell in found[:MOST_BARS]]
+    bars = [Bar(s, cell, _held_gib(cell), cell.predicted_gib, _ends_gib(cell)) for s, cell in found[:MOST_BARS]]
     figure, shared, data = stacked(bars, HOLDERS, "GiB a GPU", look)
     told = (
-        " The peak of one untimed step by who allocated it, on the rank that needs most. The black line is what was "
-        "predicted."
+        " The peak of one untimed step by what holds it, on the rank that needs most. The black line is what was "
+        "predicted. Marks are what was allocated at the end of each phase."
     )
     return [Plot("memory", "parts", figure, shared + told, data.rename(columns={"line": "predicted_gib"}))]
 
 
 def _held_gib(cell: Cell) -> dict[str, float]:
-    """By holder; empty: not traced."""
-    traced = [ranks for row in cell.measured if (ranks := listed(row["peak_parts_bytes"]))]
+    """By holder; empty: not traced, or in a row from before there were all of them."""
+    traced = [
+        ranks for row in cell.measured if (ranks := listed(row["peak_parts_bytes"])) and None not in ranks[0].values()
+    ]
     if not traced:
         return {}
     most = max(traced[-1], key=lambda rank: sum(rank.values()))
     return {part: most[part] / GIB for part in HOLDERS}
+
+
+def _ends_gib(cell: Cell) -> dict[str, float]:
+    """By phase, of the rank that holds most then; empty: not known."""
+    known = [ranks for row in cell.measured if (ranks := listed(row["phase_end_bytes"]))]
+    return {told: max(rank[phase] for rank in known[-1]) / GIB for phase, told in ENDS.items()} if known else {}
 
 
 def largest(cell: Cell, column: str) -> float | None:

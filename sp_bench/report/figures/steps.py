@@ -2,10 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
+from types import MappingProxyType
 from typing import NamedTuple
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from sp_bench.report import words
@@ -30,6 +33,7 @@ PHASES = {
     "backward": ("backward", "#66CCEE"),
     "optimizer": ("optimizer", "#AA3377"),
 }
+MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
 MOST_BARS = 24  # of one figure: the longest sequences go first
 
 
@@ -67,6 +71,7 @@ class Bar(NamedTuple):
     cell: Cell
     parts: Mapping[str, float]
     line: float | None  # where a black line is drawn
+    marks: Mapping[str, float] = MappingProxyType({})  # words -> where a mark is drawn; the same words for each bar
 
 
 def stacked(
@@ -78,27 +83,33 @@ def stacked(
     """
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     wide = look.width_in > 5
-    width, around_in = (60, 0.95) if wide else (28, 0.6 + 0.15 * len(shown))  # the legend has a line a part there
+    width, around_in = (
+        (60, 0.95) if wide else (28, 0.6 + 0.15 * (len(shown) + len(bars[0].marks)))
+    )  # the legend has a line a part there
     kernels = {bar.cell.asked["kernel"] for bar in bars}
     names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]
     tallest = max(name.count("\n") for name in names)
     figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(bars) + around_in)
     axis = figure.subplots()
     data = []
-    for place, (_, cell, parts, line) in enumerate(reversed(bars)):
+    for place, (_, cell, parts, line, marks) in enumerate(reversed(bars)):
         left = 0.0
         for part, size in parts.items():
             axis.barh(place, size, left=left, color=shown[part][1], height=0.7, lw=0)
             left += size
         if line is not None:
             axis.plot([line, line], [place - 0.42, place + 0.42], color=BLACK, lw=1.2)
+        for at, shape in zip(marks.values(), MARKS, strict=False):
+            axis.plot([at], [place], **shape)
         data.append({"method": words.method(cell), "seq_len": cell.asked["seq_len"], "step_ms": cell.median_step_ms,
-                     **parts, "line": line, "trial_ids": trial_ids(cell)})  # fmt: skip
+                     **parts, **marks, "line": line, "trial_ids": trial_ids(cell)})  # fmt: skip
     axis.set_yticks(range(len(bars)), names, fontsize=6.5)
     axis.set_ylim(-0.7, len(bars) - 0.3)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(label)
-    handles = [Patch(color=colour, label=name) for name, colour in shown.values()]
+    handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in shown.values()]
+    marked = next((bar.marks for bar in bars if bar.marks), {})
+    handles += [Line2D([], [], label=told, **shape) for told, shape in zip(marked, MARKS, strict=False)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3 if wide else 1)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
     return figure, f"{', '.join(shared)}.", pd.DataFrame(data[::-1])
