@@ -28,6 +28,8 @@ class Ladder:
     setting: Setting  # of the rungs alone
     where: str
     names: Mapping[str, str]  # cell_id -> method, kernel and the options in which the rungs differ
+    short_names: Mapping[str, str]  # the same without `columns`
+    columns: tuple[str, ...]  # options in which the rungs differ, and for which a table has columns
 
     @property
     def measured(self) -> list[Cell]:
@@ -94,11 +96,13 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
         campaign,
     )
     setting = Setting(tuple(filter(None, parts)), tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
-    return Ladder(setting, where, _names(cells))
+    columns = words.step_columns(cells)
+    return Ladder(setting, where, _names(cells), _names(cells, columns), tuple(columns))
 
 
-def _names(cells: Sequence[Cell]) -> dict[str, str]:
-    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone."""
+def _names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
+    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone. `left_out`:
+    options that stand elsewhere."""
     engines = {str(cell.options.get(_ENGINE)) for cell in cells}
     among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in engines}
     of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
@@ -107,6 +111,7 @@ def _names(cells: Sequence[Cell]) -> dict[str, str]:
         alike = among[str(cell.options.get(_ENGINE))]
         options = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
         said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
+        said = [path for path in said if path not in left_out]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
         names[cell.cell_id] = ", ".join(
             filter(None, [words.method(cell), kernel, *(words.of_step(path, cell.options.get(path)) for path in said)])

@@ -4,12 +4,13 @@ CSV, JSON, Markdown and LaTeX."""
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
 
+from sp_bench.config.options import OPTIONS, Option
 from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
@@ -20,6 +21,7 @@ from sp_bench.report.limits import capacity_gib
 from sp_bench.report.longest import Longest, is_fit_only, longest, tries
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
+from sp_bench.rows.names import short_name
 
 HEADS = (
     "Method",
@@ -59,6 +61,13 @@ PACKED_CAPTION = (
 )
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
+# What tells cells apart, as values: all options but how a cell is measured, and but mappings, which titles name. Of a
+# model those that rows have columns for: its name says the others.
+TOLD = tuple(
+    option
+    for option in OPTIONS
+    if not (option.protocol or issubclass(option.type, Mapping) or (option.group == "model" and not option.column))
+)
 FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
 
 
@@ -103,17 +112,21 @@ def tables(settings: Sequence[Setting]) -> list[SettingTable]:
 
 def _longest_table(found: Longest) -> SettingTable:
     lines = []
-    for name, limit in zip(found.names, found.limits, strict=True):
+    for name, limit in zip(found.short_names, found.limits, strict=True):
         ran, failed, first = limit.largest_ok, limit.smallest_oom, limit.cells[0]
         fits, fails = (whole(cell and cell.asked["seq_len"]) for cell in (ran, failed))
         peak, predicted = (None, None) if ran is None else (memory_gib(ran), ran.predicted_gib)
         sizes = [MISSING if size is None else gib(size) for size in (peak, predicted, capacity_gib(first))]
         rate = None if ran is None else rate_of(ran)
         fit_only = " (fit only)" if is_fit_only(limit) else ""
-        lines.append(Line(first, (name, fits + fit_only, fails, tries(limit), *sizes, number(rate)), None, None))
-    heads = ("Method", "fits", "does not fit", "tries", "peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
+        options = _in_columns(first, found.columns)
+        texts = (name, *options, fits + fit_only, fails, tries(limit), *sizes, number(rate))
+        lines.append(Line(first, texts, None, None))
+    heads = ("Method", *(words.STEP_COLUMNS[path] for path in found.columns), "fits", "does not fit", "tries")
+    heads += ("peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
     ranks = "GPU" if any(c.processor == "GPU" for c in found.setting.cells) else "rank"
-    kept = [i for i in range(len(heads)) if i < 3 or any(line.texts[i] != MISSING for line in lines)]
+    first = 3 + len(found.columns)
+    kept = [i for i in range(len(heads)) if i < first or any(line.texts[i] != MISSING for line in lines)]
     lines = [replace(line, texts=tuple(line.texts[i] for i in kept)) for line in lines]
     shown = tuple(heads[i].replace("GPU", ranks) for i in kept)
     title = "the longest sequence that fits, and the shortest that does not, in tokens"
@@ -127,8 +140,17 @@ def _ladder_table(ladder: Ladder) -> SettingTable:
     lines = [_line(setting, cell, ratio) for cell, ratio in zip(cells, ratios, strict=True)] if cells else []
     rungs = [replace(line, texts=_of_rung(line)) for line in lines]
     rungs += [_failed(cell, LADDER_HEADS) for cell in setting.cells if not cell.ok]
-    named = [replace(line, texts=(ladder.names[line.cell.cell_id], *line.texts[1:])) for line in rungs]
-    return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], LADDER_HEADS), caption=LADDER_CAPTION)
+    named = [
+        replace(line, texts=(ladder.short_names[line.cell.cell_id], *_in_columns(line.cell, ladder.columns),
+                             *line.texts[1:]))
+        for line in rungs
+    ]  # fmt: skip
+    heads = (LADDER_HEADS[0], *(words.STEP_COLUMNS[path] for path in ladder.columns), *LADDER_HEADS[1:])
+    return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], heads), caption=LADDER_CAPTION)
+
+
+def _in_columns(cell: Cell, columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words.in_column(path, cell.options.get(path)) for path in columns)
 
 
 def _of_rung(line: Line) -> tuple[str, ...]:
@@ -271,27 +293,12 @@ def records(tables: Sequence[SettingTable]) -> list[dict[str, Any]]:
 
 def _record(setting: Setting, line: Line) -> dict[str, Any]:
     cell, ratio, share = line.cell, line.ratio, line.share
-    asked = cell.asked
-    of_asked = (
-        *(
-            "workload",
-            "pass_kind",
-            "model",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "dtype",
-            "method",
-            "layout",
-            "variant",
-        ),
-        *("exchange", "kernel", "fabric", "hardware", "seq_len", "sp_size", "world_size"),
-    )
     return {
         "setting": setting.title,
         "campaigns": " ".join(sorted({str(row["folder"]) for row in cell.rows})),
         "name": words.method(cell),
-        **{name: asked[name] for name in of_asked},
+        **{short_name(option.path): _set(cell, option) for option in TOLD},
+        "world_size": cell.asked["world_size"],
         "status": " ".join(cell.statuses),
         "replicates": len(cell.step_ms),
         "median_step_ms": cell.median_step_ms,
@@ -309,6 +316,12 @@ def _record(setting: Setting, line: Line) -> dict[str, Any]:
         "flags": " ".join(cell.flags),
         "cell_id": cell.cell_id,
     }
+
+
+def _set(cell: Cell, option: Option) -> Any:
+    """What the option was set to; None where it was not, or where a method or an engine does the same without it."""
+    value = cell.options.get(option.path)
+    return None if option.none_means != option.old_rows and value == option.none_means else value
 
 
 def _bounds(name: str, interval: Any) -> dict[str, float | None]:

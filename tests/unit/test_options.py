@@ -188,6 +188,7 @@ USES = {
     "report/table.py": {"exchange", "layout", "variant"},
     "report/time_parts.py": {"device_memory_gib"},
     "report/words.py": {
+        *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns
         *("document_len", "document_lens", "document_sigma", "masked_label_share"),
         "activation_checkpointing",
         "batch_size",
