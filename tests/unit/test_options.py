@@ -146,6 +146,7 @@ USES = {
     "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
     # whose schedule and amounts are predicted
     "report/projection.py": {
+        *("checkpoint_offload", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "optimizer_offload"),
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
         *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
     },
