@@ -11,7 +11,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import ranked
-from sp_bench.report.series import PROTOCOL
+from sp_bench.report.series import PROTOCOL, SINGLE_STEP
 from sp_bench.report.settings import Setting
 from sp_bench.report.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
@@ -113,9 +113,12 @@ def _names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str
         said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
         said = [path for path in said if path not in left_out]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
-        names[cell.cell_id] = ", ".join(
-            filter(None, [words.method(cell), kernel, *(words.of_step(path, cell.options.get(path)) for path in said)])
-        )
+        options = [words.of_step(path, cell.options.get(path)) for path in said]
+        told = (
+            cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.told
+        )  # whether or not it tells rungs apart
+        options.append(words.ONE_STEP if told else "")
+        names[cell.cell_id] = ", ".join(filter(None, [words.method(cell), kernel, *options]))
     return names
 
 

@@ -48,7 +48,8 @@ LONGEST_CAPTION = (
 LADDER_HEADS = (*HEADS[:7], "work", PEAK, "predicted GiB", "host GiB", *HEADS[8:])
 LADDER_CAPTION = (
     f"{CAPTION} Work: FLOPs that ran over those of the model; above 1, because something is computed again, if only "
-    "scores in the kernel's backward. Peaks are of the rank that needs most; the prediction is of tensors alone."
+    "scores in the kernel's backward. Peaks are of the rank that needs most; the prediction is of tensors alone. One "
+    "step: a single step was timed, so its ratio is of one step of each replicate, without an interval below 6 of them."
 )
 PACKED_HEADS = (
     *("Method", "ms", "tokens/s/{ranks}", "TFLOP/s/{ranks}", "imbalance", "exposed ms"),

@@ -7,7 +7,7 @@ from typing import Any
 from sp_bench.config.trial import TRAINING
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, whole
-from sp_bench.report.series import OF_STEP, option_words
+from sp_bench.report.series import OF_STEP, SINGLE_STEP, option_words
 from sp_bench.rows.names import short_name
 
 METHODS = {
@@ -138,6 +138,7 @@ _SAID = (
     *("method.name", "kernel.name", "method.exchange", "method.head_chunks", "method.head_stride"),
     *("method.head_stages", "method.inner_ring_degree"),
 )
+ONE_STEP = "one step"  # was timed
 _USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
 _DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
 
@@ -153,6 +154,8 @@ def _told(path: str, value: Any) -> str:
         )
     if value is None:
         return ""
+    if path == SINGLE_STEP:
+        return ONE_STEP if value else ""
     return str(value) if path == "implementation" else f"{short_name(path)}={value}"
 
 

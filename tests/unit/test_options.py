@@ -160,6 +160,7 @@ USES = {
     "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
     "report/rivals.py": {"layout", "placement"},
     "report/series.py": {
+        "single_step",  # a name of its own
         "activation_checkpointing",
         "backward_prefetch",
         "batch_size",

@@ -65,6 +65,27 @@ def test_values_of_the_table_have_each_option_whether_or_not_lines_differ_in_it(
     assert {r["head_chunks"] for r in found if r["method"] == "ring"} == {None}  # no option of a ring
 
 
+def test_a_single_step_is_called_one_step_and_its_ratio_has_no_interval():
+    """Beside the same step that was timed six times, and not by what warmed it up."""
+
+    def replicates(*rungs: dict[str, object]) -> list[dict[str, object]]:
+        return [each | {"replicate": r, "trial_id": f"{each['cell_id']}{r}"} for each in rungs for r in range(6)]
+
+    usual = [rung(*each) | {"cell_id": f"c{n}"} for n, each in enumerate(RUNGS)]
+    config = json.loads(usual[1]["config"])
+    config["workload"] |= {"single_step": True, "warmup_steps": 0, "timed_steps": 1}
+    single = usual[1] | {"config": json.dumps(config), "single_step": True, "warmup_steps": 0, "timed_steps": 1}
+    single |= {"cell_id": "single", "trial_id": "single", "step_ms": [12.5], "median_step_ms": 12.5}
+    (table,) = tables(settings(cells_of([*replicates(*usual), single])))
+    lines = {line.cell.cell_id: line for line in table.groups[0].lines}
+    assert lines["single"].texts[0] == "Ulysses, one step"
+    assert not any("warmup_steps" in line.texts[0] for line in lines.values())
+    assert [lines[name].texts[-1] for name in ("single", "c1")] == ["1.25x", "1.20x [1.20, 1.20]"]
+    assert "One step: a single step was timed" in table.caption
+    (alone,) = ladders(settings(cells_of([*replicates(usual[0], usual[2]), single])))
+    assert alone.names["single"] == "Ulysses, selective, compiled, one step"  # nothing else has its options
+
+
 def test_two_rungs_and_rungs_of_several_campaigns_are_no_ladder(tmp_path):
     two = settings(cells_of([rung(*each) for each in RUNGS[:2]]))
     assert ladders(two) == []
