@@ -43,10 +43,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     for setting in settings:
         for cell in setting.cells:
             if cell.asked["workload"] == "train_step":
-                shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
-                given = [str(cell.options[path]) for path in shared]
-                for campaign in _campaigns(cell):  # machines and code differ between them, so no ladder mixes them
-                    places.setdefault((campaign, cell.micro_batches, *given), []).append(cell)
+                for campaign in folders(cell):  # machines and code differ between them, so no ladder mixes them
+                    places.setdefault((campaign, *of_place(cell)), []).append(cell)
     found = [
         (campaign, cells)
         for (campaign, *_), at_place in places.items()
@@ -72,7 +70,13 @@ def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
     return not setting.contests and all(cell.cell_id in rungs for cell in setting.cells)
 
 
-def _campaigns(cell: Cell) -> tuple[str, ...]:
+def of_place(cell: Cell) -> tuple[str, ...]:
+    """What steps have in common that do the same work on the same ranks: all but what rungs differ in."""
+    shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
+    return str(cell.micro_batches), *(str(cell.options[path]) for path in shared)
+
+
+def folders(cell: Cell) -> tuple[str, ...]:
     return tuple(sorted({str(row["folder"]) for row in cell.rows}))
 
 
@@ -97,10 +101,10 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
     )
     setting = Setting(tuple(filter(None, parts)), tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
     columns = words.step_columns(cells)
-    return Ladder(setting, where, _names(cells), _names(cells, columns), tuple(columns))
+    return Ladder(setting, where, rung_names(cells), rung_names(cells, columns), tuple(columns))
 
 
-def _names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
+def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
     """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone. `left_out`:
     options that stand elsewhere."""
     engines = {str(cell.options.get(_ENGINE)) for cell in cells}

@@ -19,7 +19,8 @@ from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
 from sp_bench.report.longest import Longest, is_fit_only, longest, tries
-from sp_bench.report.ratios import by_speed
+from sp_bench.report.ratios import PairedRatio, by_speed, times
+from sp_bench.report.scaling import Scaling, Scalings, scalings
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
 from sp_bench.rows.names import short_name
 
@@ -60,6 +61,13 @@ PACKED_CAPTION = (
     "Exposed: the part of the step that communication adds. Work: model FLOPs, of which only visible pairs count. "
     "Ratio: step time over that of the first line of its group, with an interval from 6 replicates on."
 )
+SCALING_HEADS = ("Method", "ms", "ms on 1 GPU", "tokens/s/GPU", "of 1 GPU's speed", "net ratio to the first")
+SCALING_CAPTION = (
+    "Medians over replicates. Of 1 GPU's speed: tokens/s a GPU over those of the same stack's step of the same "
+    "sequence on one GPU, on the same kernel and with the same options. Net ratio: the first line's share over this "
+    "line's. It is how much slower this stack is than the first beyond what it is slower on one GPU. "
+    "Intervals from 6 replicates on."
+)
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
 # What tells cells apart, as values: all options but how a cell is measured, and but mappings, which titles name. Of a
@@ -80,6 +88,7 @@ class Line:
     share: Difference | None  # the kernel alone's step time over the cell's
     bold: bool = False  # proven faster than every other method of its group
     doubts: str = ""
+    scaling: tuple[Scaling, float, PairedRatio | None] | None = None  # with the net ratio
 
 
 @dataclass(frozen=True)
@@ -101,12 +110,14 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One of where memory runs out, one a ladder, one of packed documents, and one a setting that none of these shows;
-    columns of which no line knows anything are left out. A setting of a single line has none."""
+    """One of where memory runs out, one a ladder, one of packed documents, one of stacks net of one GPU, and one a
+    setting that none of these shows; columns of which no line knows anything are left out. A setting of a single line
+    has none."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     rungs, packed = ladders(settings), documents.packs(settings)
     found += [_ladder_table(ladder) for ladder in rungs]
     found += [_packed_table(each) for each in packed]
+    found += [_scaling_table(each) for each in scalings(settings)]
     others = [each for each in settings if not (covered(each, rungs) or documents.covered(each, packed))]
     return [*found, *(table for setting in others if (table := _table(setting)).num_lines > 1)]
 
@@ -187,6 +198,28 @@ def _packed_line(packs: documents.Packs, cell: Cell, first: Cell | None) -> Line
         "" if ratio is None else ratio.words,
     )
     return Line(cell, texts, ratio, None, doubts="; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags))
+
+
+def _scaling_table(found: Scalings) -> SettingTable:
+    lines = []
+    for each in found.lines:
+        net, paired = found.net_ratio(each)
+        cell = each.cell
+        texts = (
+            found.names[cell.cell_id],
+            *map(number, (cell.median_step_ms, each.alone.median_step_ms, tokens(cell))),
+            with_bounds(each),
+            "" if each is found.lines[0] else paired.words if paired else times(net),
+        )
+        lines.append(Line(cell, texts, None, None, scaling=(each, net, paired)))
+    title = ", ".join(found.setting.parts[-3:-1])
+    return SettingTable(found.setting, SCALING_HEADS, (Group(title, tuple(lines)),), SCALING_CAPTION)
+
+
+def with_bounds(scaling: Scaling) -> str:
+    """0.953 [0.950, 0.956]."""
+    interval = "" if scaling.bounds is None else f" [{', '.join(f'{bound:.3f}' for bound in scaling.bounds)}]"
+    return f"{scaling.efficiency:.3f}{interval}"
 
 
 def _table(setting: Setting) -> SettingTable:
@@ -314,8 +347,22 @@ def _record(setting: Setting, line: Line) -> dict[str, Any]:
         "sent_gib": sent_gib(cell),
         "ratio_to_first": ratio.ratio if ratio else None,
         **_bounds("ratio_to_first", ratio.paired.interval if ratio and ratio.paired else None),
+        **_of_scaling(line),
         "flags": " ".join(cell.flags),
         "cell_id": cell.cell_id,
+    }
+
+
+def _of_scaling(line: Line) -> dict[str, Any]:
+    scaling, net, paired = line.scaling or (None, None, None)
+    low, high = (scaling.bounds if scaling else None) or (None, None)
+    return {
+        "step_ms_on_one_gpu": scaling.alone.median_step_ms if scaling else None,
+        "scaling_efficiency": scaling.efficiency if scaling else None,
+        "scaling_efficiency_low": low,
+        "scaling_efficiency_high": high,
+        "net_ratio_to_first": net,
+        **_bounds("net_ratio_to_first", paired.interval if paired else None),
     }
 
 

@@ -159,6 +159,7 @@ USES = {
     "report/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
     "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
     "report/rivals.py": {"layout", "placement"},
+    "report/scaling.py": {"num_nodes"},  # one GPU is of one host
     "report/series.py": {
         "single_step",  # a name of its own
         "activation_checkpointing",
