@@ -443,8 +443,9 @@ def project(
         sp-bench project --map
 
     Rates are fitted to the rows of campaigns. Then rows are left out - the largest number of GPUs, the longest length,
-    each slower fabric - and predicted: these errors are printed below each answer. Exit codes: 0 predicted, 2 bad
-    input, or rows that are missing.
+    each slower fabric - and predicted: these errors are printed below each answer. Only options that training steps
+    were measured with are offered, and each answer says on which cells it rests. Exit codes: 0 predicted, 2 bad input,
+    or rows that are missing.
     """
     from sp_bench.report import advice, projection
 
@@ -453,11 +454,11 @@ def project(
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
     fit = _fit(folders, hardware)
     try:
+        found = []
         if decisions:
             print(advice.decision_map(fit, kernel, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
         else:
-            found = []
             for number in _numbers("--gpus", gpus):
                 cluster = advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory))
                 for config in _steps(model, hardware, kernel, fit.fabric, seq_len):
@@ -472,6 +473,8 @@ def project(
             print(advice.table(found))
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
+    if found:
+        print(f"\n{advice.evidence(found)}")
     print(f"\n{advice.errors(fit)}\n\n{advice.ASSUMPTIONS}")
 
 

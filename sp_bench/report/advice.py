@@ -15,12 +15,23 @@ from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.report import words
-from sp_bench.report.formats import GIB, number, whole
-from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work, step_ms
+from sp_bench.report.cells import Cell
+from sp_bench.report.formats import GIB, counted, number, whole
+from sp_bench.report.projection import (
+    SPEED,
+    Fit,
+    Links,
+    NotProjectable,
+    attention_work,
+    in_words,
+    step_ms,
+    step_options,
+    with_options,
+)
+from sp_bench.rows.names import short_name
 
 # What keeps most first: it computes least again.
 CHECKPOINTING = ("none", "selective_mlp", "selective", "selective_output", "full")
-MEASURED = ("full", "selective", "selective_output", "selective_mlp")  # ways of recomputing whose peaks are known
 SPARE = 0.95  # of a device's memory: the context, NCCL and what an allocator cannot use take the rest
 ASSUMPTIONS = (
     "Each group of P GPUs trains on one sequence of its own, and all GPUs share the parameters (fsdp2). Ulysses groups "
@@ -44,6 +55,7 @@ class Candidate:
     band: float  # relative error of `ms` to reckon with
     extrapolated: bool  # more ranks than were measured, or over a network
     num_nodes: int
+    rests_on: tuple[Cell, ...]  # the measured training steps with the same options
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -78,8 +90,7 @@ class Candidate:
             f"dp_shard_size={config.dp_shard_size}",
             f"seq_len={config.seq_len}",
             f"dtype={config.dtype}",
-            f"workload.activation_checkpointing={config.workload.activation_checkpointing}",
-            f"workload.loss_tile_tokens={config.workload.loss_tile_tokens}",
+            *(f"{path}={_given(value)}" for path, value in zip(SPEED[1:], step_options(config)[1:], strict=True)),
         ]
         return [*made, *([f"method.ulysses_degree={self.degrees[0]}"] if config.method.name == "usp" else [])]
 
@@ -92,7 +103,9 @@ class Candidate:
             "method": config.method.name,
             "ulysses_degree": self.degrees[0],
             "ring_degree": self.degrees[1],
-            "activation_checkpointing": config.workload.activation_checkpointing,
+            **{short_name(path): value for path, value in zip(SPEED, step_options(config), strict=True)},
+            "rests_on_cells": len(self.rests_on),
+            "rests_on_campaigns": campaigns(self.rests_on),
             "step_ms": self.ms,
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
@@ -113,16 +126,25 @@ class Cluster:
 def candidates(
     fit: Fit, config: TrialConfig, cluster: Cluster, checkpointing: Sequence[str] = CHECKPOINTING
 ) -> list[Candidate]:
-    """All ways to train `config`'s model at its length that fit into memory; the most tokens/s first.
+    """All ways to train `config`'s model at its length that fit into memory, with its kernel and with options that
+    training steps were measured with; the most tokens/s first.
 
     Raises:
         NothingFits: the message names the way that needs least.
-        NotProjectable: the kernel has no rows.
+        NotProjectable: the kernel has no rows, or no training step that recomputes so has.
     """
     _require_kernel(fit, config.kernel.name)
+    measured = [options for options in fit.steps if options[0] == config.kernel.name]
+    ways = [options for options in measured if options[1] in checkpointing]
+    if not ways:
+        raise NotProjectable(
+            f"no training step of fsdp2 on kernel={config.kernel.name} that recomputes {' or '.join(checkpointing)} is "
+            f"among the rows; {_those_with_rows(fit, config.kernel.name)}, or name a campaign that has some"
+        )
     made = [
         _candidate(fit, each, degrees, cluster)
-        for each, degrees in _ways(config, cluster, checkpointing)
+        for options in ways
+        for each, degrees in _ways(with_options(config, options), cluster)
         if each.method.name in fit.methods
     ]
     limit = SPARE * cluster.memory_gib * GIB
@@ -132,7 +154,7 @@ def candidates(
         raise NothingFits(
             f"nothing fits: {config.model.name} at {whole(config.seq_len)} tokens on {cluster.gpus} GPUs needs "
             f"{least.peak_bytes / GIB:,.1f} GiB a GPU at least ({least.method}, "
-            f"{least.config.workload.activation_checkpointing} recomputation), and {limit / GIB:,.1f} of "
+            f"{in_words(step_options(least.config))}), and {limit / GIB:,.1f} of "
             f"{cluster.memory_gib:,.1f} GiB can be used; use more GPUs or a shorter sequence"
         )
     return sorted(fitting, key=lambda each: -each.tokens_per_s_per_gpu)
@@ -143,17 +165,21 @@ def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
     return list({each.config.method.name: each for each in reversed(found)}.values())[::-1]
 
 
-def _ways(
-    config: TrialConfig, cluster: Cluster, checkpointing: Sequence[str]
-) -> Iterator[tuple[TrialConfig, tuple[int, int]]]:
+def _those_with_rows(fit: Fit, kernel: str) -> str:
+    here = sorted({str(options[1]) for options in fit.steps if options[0] == kernel})
+    if here:
+        return f"rows have {', '.join(here)}"
+    kernels = sorted({str(options[0]) for options in fit.steps})
+    return f"rows of training steps have kernel {', '.join(kernels)}" if kernels else "no training step is"
+
+
+def _ways(config: TrialConfig, cluster: Cluster) -> Iterator[tuple[TrialConfig, tuple[int, int]]]:
+    """Of the options that `config` has."""
     shape = config.attention_shape(config.seq_len)
     sizes = [2**n for n in range(cluster.gpus.bit_length()) if cluster.gpus % 2**n == 0]
     for size in sizes:
         for method, degrees in _methods(shape, size, cluster.gpus_per_node):
-            for kept in checkpointing:
-                workload = replace(config.workload, activation_checkpointing=kept)
-                shard = cluster.gpus // size
-                yield replace(config, method=method, sp_size=size, dp_shard_size=shard, workload=workload), degrees
+            yield replace(config, method=method, sp_size=size, dp_shard_size=cluster.gpus // size), degrees
 
 
 def _methods(shape: AttentionShape, size: int, node: int) -> Iterator[tuple[MethodConfig, tuple[int, int]]]:
@@ -187,6 +213,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         fit.band(True, max(config.sp_size, 1)),
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
+        fit.steps[step_options(config)],
     )
 
 
@@ -195,19 +222,16 @@ def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
     best = found[0]
     others = [each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name]
     second = others[0] if others else None
-    kept = best.config.workload.activation_checkpointing
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     ratio = second and best.tokens_per_s_per_gpu / second.tokens_per_s_per_gpu
     tie = " (a tie, within the error)" if ratio is not None and ratio - 1 < best.band else ""
     held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
-    doubt = "no row measured this option yet" if kept not in MEASURED else "within 3% where it was measured"
-    tile = f", logits of {whole(best.config.workload.loss_tile_tokens)} tokens at a time"
     beyond = " (extrapolated)" if best.extrapolated else ""
     return [
-        f"Use {best.named(' GPUs')}{beside}.",
-        f"Memory: {held} with {kept} recomputation{tile if best.config.workload.loss_tile_tokens else ''}; {doubt}.",
+        f"Use {best.named(' GPUs')}{beside}, with {in_words(step_options(best.config))}.",
+        f"Memory: {held}; such predictions were within 3% of what was measured.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
-        f"+-{_share(best.band)}{beyond}.",
+        f"+-{_share(best.band)}{beyond}; it rests on {_evidence(best.rests_on)}.",
         "No other method fits."
         if second is None
         else f"Next: {second.named(' GPUs')}, {ratio:.3f}x the time a token{tie}, {second.peak_bytes / GIB:,.1f} GiB.",
@@ -220,13 +244,13 @@ def _share(band: float) -> str:
 
 
 def table(found: Sequence[Candidate]) -> str:
-    heads = ("GPUs", "tokens", "method", "recomputed", "step, s", "+-", "tokens/s/GPU", "peak GiB", "")
+    heads = ("GPUs", "tokens", "method", "options", "step, s", "+-", "tokens/s/GPU", "peak GiB", "")
     lines = [
         (
             whole(each.config.world_size),
             whole(each.config.seq_len),
             each.method,
-            each.config.workload.activation_checkpointing,
+            in_words(step_options(each.config)),
             number(each.ms / 1e3),
             _share(each.band),
             f"{each.tokens_per_s_per_gpu:,.0f}",
@@ -237,6 +261,38 @@ def table(found: Sequence[Candidate]) -> str:
     ]
     right = ("right", "right", "left", "left", "right", "right", "right", "right", "left")
     return tabulate(lines, heads, disable_numparse=True, colalign=right)
+
+
+def evidence(found: Sequence[Candidate]) -> str:
+    """Which training steps the predictions rest on, by their options."""
+    heads = ("rests on training steps with", "cells", "tokens", "GPUs", "campaigns")
+    of_options = {in_words(step_options(each.config)): each.rests_on for each in found}
+    lines = [
+        (options, len(cells), _range(cells, "seq_len"), _range(cells, "sp_size"), ", ".join(campaigns(cells)))
+        for options, cells in sorted(of_options.items())
+    ]
+    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 3, "left"))
+
+
+def _evidence(cells: Sequence[Cell]) -> str:
+    """3 cells with these options, of 16,384 to 32,768 tokens on 1 to 2 GPUs."""
+    ranks = _range(cells, "sp_size")
+    where = f"{_range(cells, 'seq_len')} tokens on {ranks} GPU{'' if ranks == '1' else 's'}"
+    return f"{counted(len(cells), 'cell')} with these options, of {where}"
+
+
+def _range(cells: Sequence[Cell], column: str) -> str:
+    found = [cell.asked[column] for cell in cells]
+    return " to ".join(dict.fromkeys([whole(min(found)), whole(max(found))]))
+
+
+def campaigns(cells: Sequence[Cell]) -> list[str]:
+    return sorted({str(row["folder"]) for cell in cells for row in cell.rows})
+
+
+def _given(value: Any) -> str:
+    """As a command line has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def errors(fit: Fit) -> str:

@@ -11,10 +11,12 @@ from sp_bench.report.limits import Limit
 from sp_bench.report.longest import ends, is_fit_only, longest, tries
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
+from sp_bench.report.ratios import times
 from sp_bench.report.rivals import SAME, counterparts
+from sp_bench.report.scaling import scalings
 from sp_bench.report.settings import TIE, UNPROVEN, Difference, Place, Setting, is_baseline
 from sp_bench.report.signs import RIVALS, Count, counts
-from sp_bench.report.table import tables
+from sp_bench.report.table import tables, with_bounds
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
 STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
@@ -45,6 +47,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
         rows,
     )
     parts += _steps(on_gpus)
+    parts += _net(on_gpus)
     parts += _kernels(settings)
     parts += _memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)])
     parts += _section("Bytes", ("what", "campaigns"), _bytes(cells))
@@ -83,6 +86,26 @@ def _steps(settings: Sequence[Setting]) -> list[str]:
         if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in told
     ]
     return parts + _section("Training steps beside no other", ("what", "setting", "where", "kernel", *STEP_HEADS), rows)
+
+
+def _net(settings: Sequence[Setting]) -> list[str]:
+    """Training steps over ranks beside the same stack's on one GPU."""
+    rows = []
+    for found in scalings(settings):
+        for each in found.lines:
+            net, paired = found.net_ratio(each)
+            told = "" if each is found.lines[0] else paired.words if paired else times(net)
+            where = ", ".join(found.setting.parts[1:-1])
+            cells = [each.cell, each.alone]
+            rows.append(
+                (found.names[each.cell.cell_id], where, with_bounds(each), told, _evidence(cells), _among(cells))
+            )
+    heads = ("stack", "where", "of 1 GPU's speed", "net ratio to the first", "evidence", "campaigns")
+    about = (
+        "Tokens/s a GPU over those of the same stack's step of the same sequence on one GPU, and the ratio of the best "
+        "such share over this one."
+    )
+    return _section("Stacks net of one GPU", heads, rows, about)
 
 
 def _of_step(cell: Cell) -> tuple[str, ...]:

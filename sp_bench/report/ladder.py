@@ -11,7 +11,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import ranked
-from sp_bench.report.series import PROTOCOL
+from sp_bench.report.series import PROTOCOL, SINGLE_STEP
 from sp_bench.report.settings import Setting
 from sp_bench.report.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
@@ -28,6 +28,8 @@ class Ladder:
     setting: Setting  # of the rungs alone
     where: str
     names: Mapping[str, str]  # cell_id -> method, kernel and the options in which the rungs differ
+    short_names: Mapping[str, str]  # the same without `columns`
+    columns: tuple[str, ...]  # options in which the rungs differ, and for which a table has columns
 
     @property
     def measured(self) -> list[Cell]:
@@ -41,10 +43,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
     for setting in settings:
         for cell in setting.cells:
             if cell.asked["workload"] == "train_step":
-                shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
-                given = [str(cell.options[path]) for path in shared]
-                for campaign in _campaigns(cell):  # machines and code differ between them, so no ladder mixes them
-                    places.setdefault((campaign, cell.micro_batches, *given), []).append(cell)
+                for campaign in folders(cell):  # machines and code differ between them, so no ladder mixes them
+                    places.setdefault((campaign, *of_place(cell)), []).append(cell)
     found = [
         (campaign, cells)
         for (campaign, *_), at_place in places.items()
@@ -70,7 +70,13 @@ def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
     return not setting.contests and all(cell.cell_id in rungs for cell in setting.cells)
 
 
-def _campaigns(cell: Cell) -> tuple[str, ...]:
+def of_place(cell: Cell) -> tuple[str, ...]:
+    """What steps have in common that do the same work on the same ranks: all but what rungs differ in."""
+    shared = (path for path in cell.options if group_of(path) not in _OF_RUNG or path in _OF_WORK)
+    return str(cell.micro_batches), *(str(cell.options[path]) for path in shared)
+
+
+def folders(cell: Cell) -> tuple[str, ...]:
     return tuple(sorted({str(row["folder"]) for row in cell.rows}))
 
 
@@ -94,11 +100,13 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
         campaign,
     )
     setting = Setting(tuple(filter(None, parts)), tuple(cells), {}, (str(first.asked["fabric"]),), like.smallest)
-    return Ladder(setting, where, _names(cells))
+    columns = words.step_columns(cells)
+    return Ladder(setting, where, rung_names(cells), rung_names(cells, columns), tuple(columns))
 
 
-def _names(cells: Sequence[Cell]) -> dict[str, str]:
-    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone."""
+def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
+    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone. `left_out`:
+    options that stand elsewhere."""
     engines = {str(cell.options.get(_ENGINE)) for cell in cells}
     among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in engines}
     of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
@@ -107,10 +115,14 @@ def _names(cells: Sequence[Cell]) -> dict[str, str]:
         alike = among[str(cell.options.get(_ENGINE))]
         options = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
         said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
+        said = [path for path in said if path not in left_out]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
-        names[cell.cell_id] = ", ".join(
-            filter(None, [words.method(cell), kernel, *(words.of_step(path, cell.options.get(path)) for path in said)])
-        )
+        options = [words.of_step(path, cell.options.get(path)) for path in said]
+        told = (
+            cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.told
+        )  # whether or not it tells rungs apart
+        options.append(words.ONE_STEP if told else "")
+        names[cell.cell_id] = ", ".join(filter(None, [words.method(cell), kernel, *options]))
     return names
 
 

@@ -44,6 +44,8 @@ class Longest:
     setting: Setting  # of the ends of the brackets, and of the longest that fit, alone
     limits: tuple[Limit, ...]
     names: tuple[str, ...]  # of each limit: method, kernel, number of ranks, and what tells it from the others
+    short_names: tuple[str, ...]  # the same without `columns`
+    columns: tuple[str, ...]  # options in which the limits differ, and for which a table has columns
 
     @property
     def title(self) -> str:
@@ -67,12 +69,21 @@ def longest(settings: Sequence[Setting]) -> Longest | None:
     shared += tuple(_said(ends[0], [path for path in moving if path not in differing], shared))
     setting = Setting(shared, cells, {}, like.fabrics, like.smallest)
     names = tuple(_name(setting_of, limit, shown, differing) for setting_of, limit in found)
-    return Longest(setting, tuple(limit for _, limit in found), names)
+    columns = words.step_columns(ends)
+    told = [path for path in differing if path not in columns]
+    short = tuple(_name(setting_of, limit, shown, told, columns) for setting_of, limit in found)
+    return Longest(setting, tuple(limit for _, limit in found), names, short, tuple(columns))
 
 
-def _name(setting: Setting, limit: Limit, shown: Sequence[Setting], differing: Sequence[str]) -> str:
+def _name(
+    setting: Setting, limit: Limit, shown: Sequence[Setting], differing: Sequence[str], left_out: Sequence[str] = ()
+) -> str:
+    """`left_out`: options that stand elsewhere."""
     cell = limit.cells[0]
+    elsewhere = {words.of_step(path, cell.options.get(path)) for path in left_out}
+    elsewhere |= {words.option(path, cell.options.get(path)) for path in left_out}
     parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
+    parts = [part for part in parts if part not in elsewhere]
     parts += _said(cell, differing, parts)
     told = f"{words.method(cell)}, {words.processors(cell)}"
     return f"{told}: {', '.join(parts)}" if parts else told

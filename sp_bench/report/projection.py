@@ -9,7 +9,8 @@ are fitted over all rows by least squares of relative errors, none below 0:
 - blocks, which cost a launch each, a time each method.
 
 A training step adds matrix products (FLOPs), pointwise work (elements of the activations) and the update (parameters of
-a rank), a rate each.
+a rank). Matrix products have one rate, the update one for each place of the optimizer, and pointwise work one for each
+set of the options SPEED: what runs the layers, what is recomputed and what is offloaded changes how long it takes.
 
 How good that is, is found out by leaving rows out of the fit and predicting them: `held_out`.
 
@@ -19,7 +20,7 @@ P = U * R ranks of one sequence (ulysses x ring), G GPUs of a node.
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -38,16 +39,25 @@ from sp_bench.costs.attention import (
     ring_traffic,
     ulysses_traffic,
 )
+from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import PRIMITIVES, bandwidths
 from sp_bench.report.formats import counted
 from sp_bench.report.limits import capacity_gib
 from sp_bench.report.overlap import exposed_ms
+from sp_bench.report.series import OF_STEP
+from sp_bench.rows.names import config_values, group_of
 
 METHODS = ("single", "ulysses", "ring", "all_gather", "usp")
 BALANCED = {"single": "contiguous", "ulysses": "contiguous"}  # the layout in which all ranks compute as much
 LONG = 32_768  # tokens from which errors are stated; shorter steps wait for the host
 ROUNDS = 8  # of fitting: what is exposed depends on how long the computing takes
+# Training steps that differ in one of these are not equally fast, beside what their FLOPs say
+SPEED = (
+    *("kernel.name", "workload.activation_checkpointing", "workload.model_code", "workload.loss_tile_tokens"),
+    *("workload.mlp_tile_tokens", "workload.checkpoint_offload", _OPTIMIZER := "engine.optimizer_offload"),
+)
+StepOptions = tuple[Any, ...]  # the values of SPEED
 OPTIONS = ("head_chunks", "head_stride")  # rows with these are not our methods as they are by default
 
 
@@ -141,6 +151,10 @@ class Rates:
         """Whether rows of its kernel and of its method were among those fitted to."""
         return self.attention.keys() >= _amounts(work).keys()
 
+    def know_step(self, config: TrialConfig, work: Work) -> bool:
+        """Whether training steps with its options were too."""
+        return self.know(work) and self.step.keys() >= _step_amounts(config).keys()
+
     def attention_ms(self, work: Work) -> float:
         """Forward and backward of one call."""
         computing = self.computing_ms(work)
@@ -166,7 +180,7 @@ class Fit:
     memory_gib: float | None  # of a device; None: not known
     ranks: int  # the largest number that was measured
     num_attention: int
-    num_steps: int
+    steps: Mapping[StepOptions, tuple[Cell, ...]]  # the training steps that were fitted to, by their options
     errors: tuple[Error, ...]
 
     @property
@@ -218,27 +232,54 @@ def attention_work(
 
 def step_parts(config: TrialConfig, work: Work, rates: Rates) -> tuple[float, dict[str, float]]:
     """(ms of all its attention, amounts of the rest) of a training step of one rank."""
-    model, checkpointing = config.model, config.workload.activation_checkpointing
-    calls = model.num_layers * config.workload.num_micro_batches
-    again = rates.forward_ms(work) if checkpointing == "full" else 0.0
+    calls = config.model.num_layers * config.workload.num_micro_batches
+    again = rates.forward_ms(work) if config.workload.activation_checkpointing == "full" else 0.0
+    return calls * (rates.attention_ms(work) + again), _step_amounts(config)
+
+
+def _step_amounts(config: TrialConfig) -> dict[str, float]:
+    model, options = config.model, step_options(config)
     tokens = config.num_sequences * config.seq_len / config.world_size
-    passes = 4 if checkpointing not in (None, "none") else 3
     width = 8 * model.hidden_size + 4 * model.intermediate_size  # elements that a layer reads or writes a token, about
-    return calls * (rates.attention_ms(work) + again), {
+    place = options[SPEED.index(_OPTIMIZER)] or "on the device"
+    return {
         "matrix products": training.matmul_flops(config, config.seq_len) / config.world_size,
-        "pointwise": tokens * model.num_layers * width * passes / 3,
-        "update": training.num_parameters(model) / (config.sp_size * config.dp_shard_size),
+        f"pointwise, {in_words(options)}": tokens * model.num_layers * width,
+        f"update, {place}": training.num_parameters(model) / (config.sp_size * config.dp_shard_size),
     }
+
+
+def step_options(config: TrialConfig) -> StepOptions:
+    values = config_values(config)
+    return tuple(values[path] for path in SPEED)
+
+
+def with_options(config: TrialConfig, options: StepOptions) -> TrialConfig:
+    """`config`, with the values of SPEED that `options` has."""
+    for path, value in zip(SPEED, options, strict=True):
+        group, _, name = path.partition(".")
+        config = replace(config, **{group: replace(getattr(config, group), **{name: value})})
+    return config
+
+
+def in_words(options: StepOptions) -> str:
+    """cuDNN, all recomputed, compiled, loss_tile_tokens=2048."""
+    kernel, *others = options
+    said = [words.of_step(path, value) for path, value in zip(SPEED[1:], others, strict=True)]
+    return ", ".join(filter(None, [words.KERNELS.get(kernel, kernel), *said]))
 
 
 def step_ms(config: TrialConfig, work: Work, rates: Rates) -> float:
     """ms of a training step.
 
     Raises:
-        NotProjectable: no training step was measured.
+        NotProjectable: no training step with its options was measured.
     """
-    if not rates.step:
-        raise NotProjectable("no training step of engine fsdp2 is among the rows; name a campaign that has some")
+    if not rates.know_step(config, work):
+        raise NotProjectable(
+            f"no training step of fsdp2 with {in_words(step_options(config))} is among the rows; name a campaign that "
+            "has some"
+        )
     attention, rest = step_parts(config, work, rates)
     return attention + sum(rates.step[name] * amount for name, amount in rest.items())
 
@@ -263,7 +304,11 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     inside = speeds[fastest, ranks]
     memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
     rates = _rates(attention, steps)
-    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), len(steps), errors)
+    by_options: dict[StepOptions, list[Cell]] = {}
+    for known in steps:
+        by_options.setdefault(step_options(known.config), []).append(known.cell)
+    rests_on = {options: tuple(found) for options, found in by_options.items()}
+    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), rests_on, errors)
 
 
 def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) -> list[Error]:
@@ -290,7 +335,7 @@ def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) 
     for what, held in step_cases:
         kept, of_attention = ([k for k in each if not held(k)] for each in (steps, attention))
         rates = _rates(of_attention, kept) if kept and of_attention else Rates({}, {})
-        if left := [k for k in steps if held(k) and rates.know(k.work)]:
+        if left := [k for k in steps if held(k) and rates.know_step(k.config, k.work)]:
             predicted = [step_ms(k.config, k.work, rates) for k in left]
             made.append(_error(f"training step, {what}", left, predicted))
     return made
@@ -321,8 +366,8 @@ def _rates(attention: Sequence[Known], steps: Sequence[Known]) -> Rates:
     if not steps:
         return rates
     parts = [step_parts(known.config, known.work, rates) for known in steps]
-    of_step = list(parts[0][1])
-    rows = [[rest[name] for name in of_step] for _, rest in parts]
+    of_step = list(dict.fromkeys(name for _, rest in parts for name in rest))
+    rows = [[rest.get(name, 0.0) for name in of_step] for _, rest in parts]
     left = [max(known.ms - ms, 0.0) for known, (ms, _) in zip(steps, parts, strict=True)]
     return Rates(rates.attention, _least_squares(of_step, rows, left, [known.ms for known in steps]))
 
@@ -380,6 +425,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
         return None
     if asked["packing"] not in (None, "none"):
         return None  # the model knows whole sequences only
+    if any(cell.options[path] not in (None, usual) for path, usual in OF_STEP.items() if group_of(path) == "engine"):
+        return None  # FSDP2's options move messages, which no rate has
     of_attention = workload == "attention" and asked["pass_kind"] == "forward_backward"
     if not (of_attention or (workload == "train_step" and asked["engine"] == "fsdp2")):
         return None

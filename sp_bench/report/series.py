@@ -50,6 +50,9 @@ _OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
 
 # How a cell is measured is neither in a setting nor, unless names would be equal, in a series.
 PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
+SINGLE_STEP = "workload.single_step"
+# In which order cells are told apart by it: a single step is one, whatever its warm-up
+_TELLING = (SINGLE_STEP, *(path for path in PROTOCOL if path != SINGLE_STEP))
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
         (words, cell["sp_size"], cell["seq_len"], pack)
         for (words, _), cell, pack in zip(settings, cells, packs, strict=True)
     ]
-    series.separate(places, [_TRANSPORT, *PROTOCOL, "cell_id"])
+    series.separate(places, [_TRANSPORT, *_TELLING, "cell_id"])
     series.say_packs(packs)
     return [
         Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"), series.told(i), packs[i])

@@ -4,12 +4,13 @@ CSV, JSON, Markdown and LaTeX."""
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
 
+from sp_bench.config.options import OPTIONS, Option
 from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
@@ -18,8 +19,10 @@ from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
 from sp_bench.report.longest import Longest, ends, is_fit_only, longest, tries
-from sp_bench.report.ratios import by_speed
+from sp_bench.report.ratios import PairedRatio, by_speed, times
+from sp_bench.report.scaling import Scaling, Scalings, scalings
 from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
+from sp_bench.rows.names import short_name
 
 HEADS = (
     "Method",
@@ -47,7 +50,8 @@ LONGEST_CAPTION = (
 LADDER_HEADS = (*HEADS[:7], "work", PEAK, "predicted GiB", "host GiB", *HEADS[8:])
 LADDER_CAPTION = (
     f"{CAPTION} Work: FLOPs that ran over those of the model; above 1, because something is computed again, if only "
-    "scores in the kernel's backward. Peaks are of the rank that needs most; the prediction is of tensors alone."
+    "scores in the kernel's backward. Peaks are of the rank that needs most; the prediction is of tensors alone. One "
+    "step: a single step was timed, so its ratio is of one step of each replicate, without an interval below 6 of them."
 )
 PACKED_HEADS = (
     *("Method", "ms", "tokens/s/{ranks}", "TFLOP/s/{ranks}", "imbalance", "exposed ms"),
@@ -58,8 +62,22 @@ PACKED_CAPTION = (
     "Exposed: the part of the step that communication adds. Work: model FLOPs, of which only visible pairs count. "
     "Ratio: step time over that of the first line of its group, with an interval from 6 replicates on."
 )
+SCALING_HEADS = ("Method", "ms", "ms on 1 GPU", "tokens/s/GPU", "of 1 GPU's speed", "net ratio to the first")
+SCALING_CAPTION = (
+    "Medians over replicates. Of 1 GPU's speed: tokens/s a GPU over those of the same stack's step of the same "
+    "sequence on one GPU, on the same kernel and with the same options. Net ratio: the first line's share over this "
+    "line's. It is how much slower this stack is than the first beyond what it is slower on one GPU. "
+    "Intervals from 6 replicates on."
+)
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
+# What tells cells apart, as values: all options but how a cell is measured, and but mappings, which titles name. Of a
+# model those that rows have columns for: its name says the others.
+TOLD = tuple(
+    option
+    for option in OPTIONS
+    if not (option.protocol or issubclass(option.type, Mapping) or (option.group == "model" and not option.column))
+)
 FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
 
 
@@ -71,6 +89,7 @@ class Line:
     share: Difference | None  # the kernel alone's step time over the cell's
     bold: bool = False  # proven faster than every other method of its group
     doubts: str = ""
+    scaling: tuple[Scaling, float, PairedRatio | None] | None = None  # with the net ratio
 
 
 @dataclass(frozen=True)
@@ -92,29 +111,35 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One of where memory runs out, one a ladder, one of packed documents, and one a setting that none of these shows;
-    columns of which no line knows anything are left out. A setting of a single line has none."""
+    """One of where memory runs out, one a ladder, one of packed documents, one of stacks net of one GPU, and one a
+    setting that none of these shows; columns of which no line knows anything are left out. A setting of a single line
+    has none."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     rungs, packed = ladders(settings), documents.packs(settings)
     found += [_ladder_table(ladder) for ladder in rungs]
     found += [_packed_table(each) for each in packed]
+    found += [_scaling_table(each) for each in scalings(settings)]
     others = [each for each in settings if not (covered(each, rungs) or documents.covered(each, packed))]
     return [*found, *(table for setting in others if (table := _table(setting)).num_lines > 1)]
 
 
 def _longest_table(found: Longest) -> SettingTable:
     lines = []
-    for name, limit in zip(found.names, found.limits, strict=True):
+    for name, limit in zip(found.short_names, found.limits, strict=True):
         ran, first = limit.largest_ok, limit.cells[0]
         fits, fails = ends(limit)
         peak, predicted = (None, None) if ran is None else (memory_gib(ran), ran.predicted_gib)
         sizes = [MISSING if size is None else gib(size) for size in (peak, predicted, capacity_gib(first))]
         rate = None if ran is None else rate_of(ran)
         fit_only = " (fit only)" if is_fit_only(limit) else ""
-        lines.append(Line(first, (name, fits + fit_only, fails, tries(limit), *sizes, number(rate)), None, None))
-    heads = ("Method", "fits", "does not fit", "tries", "peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
+        options = _in_columns(first, found.columns)
+        texts = (name, *options, fits + fit_only, fails, tries(limit), *sizes, number(rate))
+        lines.append(Line(first, texts, None, None))
+    heads = ("Method", *(words.STEP_COLUMNS[path] for path in found.columns), "fits", "does not fit", "tries")
+    heads += ("peak GiB", "predicted GiB", "device GiB", "tokens/s/GPU")
     ranks = "GPU" if any(c.processor == "GPU" for c in found.setting.cells) else "rank"
-    kept = [i for i in range(len(heads)) if i < 3 or any(line.texts[i] != MISSING for line in lines)]
+    first = 3 + len(found.columns)
+    kept = [i for i in range(len(heads)) if i < first or any(line.texts[i] != MISSING for line in lines)]
     lines = [replace(line, texts=tuple(line.texts[i] for i in kept)) for line in lines]
     shown = tuple(heads[i].replace("GPU", ranks) for i in kept)
     title = "the longest sequence that fits, and the shortest that does not, in tokens"
@@ -128,8 +153,17 @@ def _ladder_table(ladder: Ladder) -> SettingTable:
     lines = [_line(setting, cell, ratio) for cell, ratio in zip(cells, ratios, strict=True)] if cells else []
     rungs = [replace(line, texts=_of_rung(line)) for line in lines]
     rungs += [_failed(cell, LADDER_HEADS) for cell in setting.cells if not cell.ok]
-    named = [replace(line, texts=(ladder.names[line.cell.cell_id], *line.texts[1:])) for line in rungs]
-    return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], LADDER_HEADS), caption=LADDER_CAPTION)
+    named = [
+        replace(line, texts=(ladder.short_names[line.cell.cell_id], *_in_columns(line.cell, ladder.columns),
+                             *line.texts[1:]))
+        for line in rungs
+    ]  # fmt: skip
+    heads = (LADDER_HEADS[0], *(words.STEP_COLUMNS[path] for path in ladder.columns), *LADDER_HEADS[1:])
+    return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], heads), caption=LADDER_CAPTION)
+
+
+def _in_columns(cell: Cell, columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(words.in_column(path, cell.options.get(path)) for path in columns)
 
 
 def _of_rung(line: Line) -> tuple[str, ...]:
@@ -165,6 +199,28 @@ def _packed_line(packs: documents.Packs, cell: Cell, first: Cell | None) -> Line
         "" if ratio is None else ratio.words,
     )
     return Line(cell, texts, ratio, None, doubts="; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags))
+
+
+def _scaling_table(found: Scalings) -> SettingTable:
+    lines = []
+    for each in found.lines:
+        net, paired = found.net_ratio(each)
+        cell = each.cell
+        texts = (
+            found.names[cell.cell_id],
+            *map(number, (cell.median_step_ms, each.alone.median_step_ms, tokens(cell))),
+            with_bounds(each),
+            "" if each is found.lines[0] else paired.words if paired else times(net),
+        )
+        lines.append(Line(cell, texts, None, None, scaling=(each, net, paired)))
+    title = ", ".join(found.setting.parts[-3:-1])
+    return SettingTable(found.setting, SCALING_HEADS, (Group(title, tuple(lines)),), SCALING_CAPTION)
+
+
+def with_bounds(scaling: Scaling) -> str:
+    """0.953 [0.950, 0.956]."""
+    interval = "" if scaling.bounds is None else f" [{', '.join(f'{bound:.3f}' for bound in scaling.bounds)}]"
+    return f"{scaling.efficiency:.3f}{interval}"
 
 
 def _table(setting: Setting) -> SettingTable:
@@ -272,27 +328,12 @@ def records(tables: Sequence[SettingTable]) -> list[dict[str, Any]]:
 
 def _record(setting: Setting, line: Line) -> dict[str, Any]:
     cell, ratio, share = line.cell, line.ratio, line.share
-    asked = cell.asked
-    of_asked = (
-        *(
-            "workload",
-            "pass_kind",
-            "model",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "dtype",
-            "method",
-            "layout",
-            "variant",
-        ),
-        *("exchange", "kernel", "fabric", "hardware", "seq_len", "sp_size", "world_size"),
-    )
     return {
         "setting": setting.title,
         "campaigns": " ".join(sorted({str(row["folder"]) for row in cell.rows})),
         "name": words.method(cell),
-        **{name: asked[name] for name in of_asked},
+        **{short_name(option.path): _set(cell, option) for option in TOLD},
+        "world_size": cell.asked["world_size"],
         "status": " ".join(cell.statuses),
         "replicates": len(cell.step_ms),
         "median_step_ms": cell.median_step_ms,
@@ -307,9 +348,29 @@ def _record(setting: Setting, line: Line) -> dict[str, Any]:
         "sent_gib": sent_gib(cell),
         "ratio_to_first": ratio.ratio if ratio else None,
         **_bounds("ratio_to_first", ratio.paired.interval if ratio and ratio.paired else None),
+        **_of_scaling(line),
         "flags": " ".join(cell.flags),
         "cell_id": cell.cell_id,
     }
+
+
+def _of_scaling(line: Line) -> dict[str, Any]:
+    scaling, net, paired = line.scaling or (None, None, None)
+    low, high = (scaling.bounds if scaling else None) or (None, None)
+    return {
+        "step_ms_on_one_gpu": scaling.alone.median_step_ms if scaling else None,
+        "scaling_efficiency": scaling.efficiency if scaling else None,
+        "scaling_efficiency_low": low,
+        "scaling_efficiency_high": high,
+        "net_ratio_to_first": net,
+        **_bounds("net_ratio_to_first", paired.interval if paired else None),
+    }
+
+
+def _set(cell: Cell, option: Option) -> Any:
+    """What the option was set to; None where it was not, or where a method or an engine does the same without it."""
+    value = cell.options.get(option.path)
+    return None if option.none_means != option.old_rows and value == option.none_means else value
 
 
 def _bounds(name: str, interval: Any) -> dict[str, float | None]:

@@ -4,9 +4,10 @@ nowhere else; identifiers are for the appendix and the CSV."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sp_bench.config.trial import TRAINING
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, whole
-from sp_bench.report.series import OF_STEP, option_words
+from sp_bench.report.series import OF_STEP, SINGLE_STEP, option_words
 from sp_bench.rows.names import short_name
 
 METHODS = {
@@ -137,6 +138,7 @@ _SAID = (
     *("method.name", "kernel.name", "method.exchange", "method.head_chunks", "method.head_stride"),
     *("method.head_stages", "method.inner_ring_degree"),
 )
+ONE_STEP = "one step"  # was timed
 _USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
 _DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
 
@@ -152,6 +154,8 @@ def _told(path: str, value: Any) -> str:
         )
     if value is None:
         return ""
+    if path == SINGLE_STEP:
+        return ONE_STEP if value else ""
     return str(value) if path == "implementation" else f"{short_name(path)}={value}"
 
 
@@ -244,6 +248,33 @@ def of_step(path: str, value: Any) -> str:
     if path == "workload.checkpoint_offload":
         return "checkpoints offloaded" if value else ""
     return str(value) if path in ("workload.model_code", "engine.name") else option(path, value)
+
+
+# Options of a training step that have a column of their own in a table whose lines differ in them -> its head
+STEP_COLUMNS = {
+    "workload.activation_checkpointing": "recomputed",
+    "workload.model_code": "code",
+    "workload.loss_tile_tokens": "loss tile",
+    "workload.mlp_tile_tokens": "MLP tile",
+    "workload.checkpoint_offload": "checkpoints",
+    "engine.optimizer_offload": "optimizer",
+    "hardware.allocator": "allocator",
+}
+
+
+def step_columns(cells: Sequence[Cell]) -> list[str]:
+    """The options of STEP_COLUMNS in which training steps differ."""
+    steps = [cell for cell in cells if cell.asked["workload"] in TRAINING]
+    return [path for path in STEP_COLUMNS if len({str(cell.options.get(path)) for cell in steps}) > 1]
+
+
+def in_column(path: str, value: Any) -> str:
+    """Under a head of STEP_COLUMNS; empty where the option is not set."""
+    if path == "workload.checkpoint_offload":
+        return "on the host" if value else ""
+    if path == "workload.activation_checkpointing":
+        return {"full": "all", "none": "nothing"}.get(value, str(value or ""))
+    return "" if value is None else whole(value) if isinstance(value, int) else str(value)
 
 
 def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:

@@ -146,6 +146,7 @@ USES = {
     "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
     # whose schedule and amounts are predicted
     "report/projection.py": {
+        *("checkpoint_offload", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "optimizer_offload"),
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
         *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
     },
@@ -158,7 +159,9 @@ USES = {
     "report/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
     "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
     "report/rivals.py": {"layout", "placement"},
+    "report/scaling.py": {"num_nodes"},  # one GPU is of one host
     "report/series.py": {
+        "single_step",  # a name of its own
         "activation_checkpointing",
         "backward_prefetch",
         "batch_size",
@@ -188,6 +191,7 @@ USES = {
     "report/table.py": {"exchange", "layout", "variant"},
     "report/time_parts.py": {"device_memory_gib"},
     "report/words.py": {
+        *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns
         *("document_len", "document_lens", "document_sigma", "masked_label_share"),
         "activation_checkpointing",
         "batch_size",

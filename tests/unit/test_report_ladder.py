@@ -30,18 +30,60 @@ def test_options_of_one_method_are_rungs_from_the_fastest_to_what_failed():
     where_memory_runs_out, table = tables(made)
     assert [line.texts[2] for line in where_memory_runs_out.groups[0].lines] == ["4,096"]
     (group,) = table.groups
-    names = [line.texts[0] for line in group.lines]
+    assert table.heads[:4] == ("Method", "recomputed", "code", "ms")
     assert [line.cell.median_step_ms for line in group.lines] == [10.0, 12.0, 16.0, None]
-    assert names[:3] == [ladder.names[cell.cell_id] for cell in ladder.measured]
-    for name, (checkpointing, code, _) in zip(names, RUNGS, strict=False):
-        said = {"full": "all recomputed", "none": "nothing recomputed"}.get(checkpointing, checkpointing)
-        assert said in name
-        assert code in name
-    assert group.lines[3].texts[1] == "out of memory"
+    shown = [(name, "nothing" if way == "none" else "all" if way == "full" else way, code)
+             for name, (way, code, _) in zip(["Ulysses"] * 3, RUNGS, strict=True)]  # fmt: skip
+    assert [line.texts[:3] for line in group.lines] == [*shown, ("Ulysses", "all", "liger")]
+    assert group.lines[3].texts[3] == "out of memory"
     assert [line.texts[-1] for line in group.lines[:3]] == ["", "1.20x", "1.60x"]
+    names = [ladder.names[cell.cell_id] for cell in ladder.measured]
+    assert names[0] == "Ulysses, nothing recomputed, compiled"
     (card,) = cards(made)
     assert card.verdict == f"{names[0]}: 1.60x as fast as {names[2]} (no interval)."
     assert all(covered(setting, [ladder]) for setting in made)
+
+
+def test_values_of_the_table_have_each_option_whether_or_not_lines_differ_in_it():
+    """Where a step is one of several settings of one table of values, its title alone is no column."""
+    offloaded = rung("selective", "compiled", 11.0, checkpoint_offload=True, optimizer_offload="torch_adamw")
+    config = json.loads(offloaded["config"])
+    config["workload"] |= {"checkpoint_offload": True, "loss_tile_tokens": 2048, "mlp_tile_tokens": 4096}
+    config["hardware"] |= {"allocator": "expandable_segments"}
+    config["engine"] = {"name": "fsdp2", "optimizer_offload": "torch_adamw"}
+    offloaded |= {"config": json.dumps(config), "allocator": "expandable_segments", "cell_id": "offloaded"}
+    zigzag = {"method": "ring", "layout": "zigzag"}
+    others = [offloaded | zigzag | {"cell_id": "b", "trial_id": "b"}, rung(*RUNGS[0]), rung(*RUNGS[0], **zigzag)]
+    found = report.records(cells_of([offloaded, *others]))
+    options = ("activation_checkpointing", "loss_tile_tokens", "mlp_tile_tokens", "checkpoint_offload")
+    options += ("optimizer_offload", "allocator", "engine")
+    kept = [r for r in found if r["method"] == "ulysses"]
+    assert {tuple(r[name] for name in options) for r in kept} == {
+        ("selective", 2048, 4096, True, "torch_adamw", "expandable_segments", "fsdp2"),
+        ("none", None, None, False, None, None, "fsdp2"),
+    }
+    assert {r["head_chunks"] for r in found if r["method"] == "ring"} == {None}  # no option of a ring
+
+
+def test_a_single_step_is_called_one_step_and_its_ratio_has_no_interval():
+    """Beside the same step that was timed six times, and not by what warmed it up."""
+
+    def replicates(*rungs: dict[str, object]) -> list[dict[str, object]]:
+        return [each | {"replicate": r, "trial_id": f"{each['cell_id']}{r}"} for each in rungs for r in range(6)]
+
+    usual = [rung(*each) | {"cell_id": f"c{n}"} for n, each in enumerate(RUNGS)]
+    config = json.loads(usual[1]["config"])
+    config["workload"] |= {"single_step": True, "warmup_steps": 0, "timed_steps": 1}
+    single = usual[1] | {"config": json.dumps(config), "single_step": True, "warmup_steps": 0, "timed_steps": 1}
+    single |= {"cell_id": "single", "trial_id": "single", "step_ms": [12.5], "median_step_ms": 12.5}
+    (table,) = tables(settings(cells_of([*replicates(*usual), single])))
+    lines = {line.cell.cell_id: line for line in table.groups[0].lines}
+    assert lines["single"].texts[0] == "Ulysses, one step"
+    assert not any("warmup_steps" in line.texts[0] for line in lines.values())
+    assert [lines[name].texts[-1] for name in ("single", "c1")] == ["1.25x", "1.20x [1.20, 1.20]"]
+    assert "One step: a single step was timed" in table.caption
+    (alone,) = ladders(settings(cells_of([*replicates(usual[0], usual[2]), single])))
+    assert alone.names["single"] == "Ulysses, selective, compiled, one step"  # nothing else has its options
 
 
 def test_two_rungs_and_rungs_of_several_campaigns_are_no_ladder(tmp_path):

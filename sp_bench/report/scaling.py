@@ -1,0 +1,124 @@
+"""What a stack keeps of one rank's speed: its step over P ranks beside its own step on one, of the same sequence.
+
+A stack that is slow on one rank already, say by its layers or its optimizer, is compared net of that: efficiency is
+tokens/s of a rank at P over those at 1, T(1) / (P T(P)), and stacks are compared by their efficiencies. Both steps have
+the same length: a token of a longer sequence costs more attention whatever the stack does, so equal tokens a rank would
+mix that in. Where one rank cannot hold the sequence, there is no baseline, and none is extrapolated.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sp_bench.report import words
+from sp_bench.report.cells import Cell
+from sp_bench.report.ladder import folders, of_place, rung_names
+from sp_bench.report.ratios import (
+    PairedRatio,
+    by_speed,
+    median_ratio,
+    paired_ratio,
+    ratio_of_medians,
+    shared_replicates,
+)
+from sp_bench.report.settings import Setting
+
+_SPLIT = ("method", "sp_size", "fabric", "num_nodes")  # in which a step over ranks may differ from that on one
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """A step over several ranks, and the same on one, of one campaign."""
+
+    cell: Cell
+    alone: Cell
+
+    @property
+    def times(self) -> PairedRatio | None:
+        """T(P) / T(1), by replicates; None: no interval."""
+        return paired_ratio(self.cell, self.alone)
+
+    @property
+    def time_ratio(self) -> float:
+        """T(P) / T(1)."""
+        return self.times.ratio if self.times else ratio_of_medians(self.cell, self.alone)
+
+    @property
+    def efficiency(self) -> float:
+        """1: P ranks are P times as fast as one."""
+        return 1 / (self.cell.asked["sp_size"] * self.time_ratio)
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The interval of the efficiency."""
+        if (found := self.times) is None:
+            return None
+        ranks = self.cell.asked["sp_size"]
+        return 1 / (ranks * found.interval.high), 1 / (ranks * found.interval.low)
+
+
+@dataclass(frozen=True)
+class Scalings:
+    """Of one campaign, length, number of ranks, fabric and kernel; the best efficiency first."""
+
+    setting: Setting  # of the steps over several ranks
+    lines: tuple[Scaling, ...]
+    names: Mapping[str, str]  # cell_id -> method, engine and the options in which the lines differ
+
+    def net_ratio(self, line: Scaling) -> tuple[float, PairedRatio | None]:
+        """Efficiency of the first line over that of this one: how much slower this stack would be, were both equally
+        fast on one rank. With its interval where replicates allow one."""
+        first = self.lines[0]
+        pairs = ((first.cell, first.alone), (line.cell, line.alone), (line.cell, first.cell))
+        keys = set.intersection(*(set(shared_replicates(*pair)) for pair in pairs))
+        ratios = [_time_ratio(line, key) / _time_ratio(first, key) for key in sorted(keys)]
+        of_one_machine = all(paired_ratio(*pair) is not None for pair in pairs)
+        paired = median_ratio(ratios) if of_one_machine else None
+        return (paired.ratio if paired else first.efficiency / line.efficiency), paired
+
+
+def _time_ratio(line: Scaling, key: str) -> float:
+    return line.cell.step_ms[key] / line.alone.step_ms[key]
+
+
+def scalings(settings: Sequence[Setting]) -> list[Scalings]:
+    """Of training steps on GPUs; the longest sequences first."""
+    steps = [c for s in settings for c in s.cells if c.ok and c.asked["workload"] == "train_step"]
+    steps = [c for c in steps if c.processor == "GPU" and c.asked["sp_size"]]
+    alone: dict[tuple[object, ...], list[Cell]] = {}
+    for cell in steps:
+        if cell.asked["sp_size"] == 1:
+            for folder in folders(cell):
+                alone.setdefault(_alike(cell, folder), []).append(cell)
+    places: dict[tuple[str, ...], list[Scaling]] = {}
+    for cell in steps:
+        if cell.asked["sp_size"] > 1:
+            for folder in folders(cell):
+                if found := alone.get(_alike(cell, folder)):
+                    baseline = min(found, key=lambda c: (c.asked["method"] != "single", by_speed(c)))
+                    place = (folder, str(cell.asked["kernel"]), *of_place(cell))
+                    places.setdefault(place, []).append(Scaling(cell, baseline))
+    made = []
+    for (folder, *_), lines in places.items():
+        ranked = sorted(lines, key=lambda line: (-line.efficiency, by_speed(line.cell)))
+        names = rung_names([line.cell for line in ranked])
+        made.append(Scalings(_setting(folder, ranked, settings[0].smallest), tuple(ranked), names))
+    return sorted(made, key=lambda each: -(each.lines[0].cell.asked["seq_len"] or 0))
+
+
+def _alike(cell: Cell, folder: str) -> tuple[object, ...]:
+    return (folder, cell.pool, *cell.but(*_SPLIT))
+
+
+def _setting(folder: str, lines: Sequence[Scaling], smallest: float) -> Setting:
+    first = lines[0].cell
+    model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
+    fabric = str(first.asked["fabric"])
+    parts = (
+        f"A training step of {model} net of the stack's own on one GPU",
+        words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
+        str(first.asked["hardware"]).upper(),
+        f"{words.place(first)}, {words.fabric(fabric)}",
+        words.kernel(first),
+        folder,
+    )
+    return Setting(parts, tuple(line.cell for line in lines), {}, (fabric,), smallest)
