@@ -164,7 +164,8 @@ def run(
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
-                counted = {trial.trial_id: trial for trial in trials}
+                ran = {trial.trial_id for trial in trials}
+                probed: dict[str, Trial] = {}
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
@@ -173,14 +174,16 @@ def run(
                     _fill(attempts, driver)
                     for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
                         progress.later = sum(_begun(each, campaign, found).left for each in searches[number:])
-                        edge = _search(name, search, driver, found, counted)
+                        edge = _search(name, search, driver, found, ran, probed)
                         edges.append(f"longest: {name}: {edge.words}")
                         ended[name] = edge.ended
-                        _write_plan(campaign, listed, ended)
+                        _write_plan(campaign, listed, ended, probed)
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
                     killed = True
+                if probed:  # also of a search that was interrupted
+                    _write_plan(campaign, listed, ended, probed)
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
@@ -188,7 +191,11 @@ def run(
                     print(line)
                 if interrupted and (left := [name for name in names if not ended[name]]):
                     print(f"{len(left)} of {len(names)} searches did not end; the words of this run go on with them")
-            latest = [row for row in _latest_rows([*counted.values()], campaign) if row]
+            latest = [
+                row
+                for row in _latest_rows([*trials, *(t for each, t in probed.items() if each not in ran)], campaign)
+                if row
+            ]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
                 raise SystemExit(signals.exit_code)
@@ -214,8 +221,11 @@ def _joined(
     return nodes.joined(hosts, campaign.folder, own, signals.check)
 
 
-def _write_plan(campaign: Campaign, trials: Sequence[Trial], searches: Mapping[str, bool]) -> None:
+def _write_plan(
+    campaign: Campaign, trials: Sequence[Trial], searches: Mapping[str, bool], probes: Iterable[str] = ()
+) -> None:
     """Make the campaign's folder, and write what is planned beside its rows. searches: name -> whether it has ended.
+    probes: trial_ids of what they tried.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -225,7 +235,7 @@ def _write_plan(campaign: Campaign, trials: Sequence[Trial], searches: Mapping[s
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        plans.write(campaign.folder, planned, searches)
+        plans.write(campaign.folder, planned, searches, probes)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -406,9 +416,16 @@ def _tried(search: Search, campaign: Campaign) -> dict[Probe, str]:
     return {probe: row["status"] for row in rows if (probe := search.probe_of(row)) is not None}
 
 
-def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | None, counted: dict[str, Trial]) -> Edge:
-    """Run the trials of a search, but for those that have rows, and add all of them to `counted`, by trial_id. Returns
-    where the edge is."""
+def _search(
+    name: str,
+    search: Search,
+    driver: Driver,
+    found: hardware.Gpus | None,
+    listed: Collection[str],
+    probed: dict[str, Trial],
+) -> Edge:
+    """Run the trials of a search, but for those that have rows, and add all of them to `probed`, by trial_id. Returns
+    where the edge is. listed: trial_ids of the trials of this run that are of no search."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     begun = _begun(search, campaign, found)
     course, statuses, known = begun.course, dict(begun.tried), begun.known
@@ -418,9 +435,9 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
         return _planned([config], probe.replicate + 1, settings, found)[probe.replicate]
 
     for probe, status in begun.tried.items():
-        if (trial := trial_of(probe)).trial_id not in counted:
+        if (trial := trial_of(probe)).trial_id not in {*listed, *probed}:
             progress.know(status)
-            counted[trial.trial_id] = trial
+        probed[trial.trial_id] = trial
     while isinstance(step := next_step(statuses, course, known), Probe):
         trial = trial_of(step)
         (row,) = _latest_rows([trial], campaign)
@@ -435,7 +452,7 @@ def _search(name: str, search: Search, driver: Driver, found: hardware.Gpus | No
             progress.know(row.status)
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
-        counted[trial.trial_id] = trial
+        probed[trial.trial_id] = trial
     if _longest_on_host(search, campaign, found) is not None and step.fits is not None and step.fails is None:
         step = replace(step, note=f"{step.note}, since the memory of this host holds no more")
     return step

@@ -50,7 +50,7 @@ class Limit:
     @property
     def is_search(self) -> bool:
         """The trials were to find out whether the length fits, not how fast it is."""
-        return any(cell.options.get("workload.fit") for cell in self.cells)
+        return any(c.options.get("workload.fit") or any(row.get("probe") for row in c.rows) for c in self.cells)
 
 
 def capacity_gib(cell: Cell) -> float | None:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from sp_bench.report import device_sets
 from sp_bench.report.formats import counted
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 from sp_bench.rows.frame import of_table
 from sp_bench.rows.schema import SCHEMA
 
@@ -32,7 +32,8 @@ MIXED = ""  # the pool of every row where environments are mixed
 @dataclass(frozen=True)
 class Selection:
     """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder), `file` (folder/file name), `pool`
-    (rows of equal cell and pool are replicates of each other) and `device_set` (see device_sets.py)."""
+    (rows of equal cell and pool are replicates of each other), `probe` (a search for the longest sequence tried it, or
+    began with it) and `device_set` (see device_sets.py)."""
 
     rows: pd.DataFrame
     num_read: int
@@ -94,7 +95,9 @@ class _Read(NamedTuple):
 
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
     table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
+    probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
     frame = of_table(table).assign(folder=name)
+    frame["probe"] = [trial_id in probes for trial_id in frame["trial_id"]]
     identity = frame[["trial_id", "env_id", "attempt", "status"]].itertuples(index=False)
     frame["file"] = [f"{name}/{store.RowName(*each).file_name}" for each in identity]
     files = set(frame["file"])

@@ -25,12 +25,18 @@ class Plan:
     started: float  # when the last run of these trials began, s since 1970
     trials: frozenset[PlannedTrial]
     searches: Mapping[str, bool] = field(default_factory=dict)  # for the longest sequence: name -> whether it has ended
+    probes: frozenset[str] = frozenset()  # trial_ids of what the searches tried, or found in rows
 
 
-def write(folder: Path, trials: Iterable[PlannedTrial], searches: Mapping[str, bool] | None = None) -> None:
+def write(
+    folder: Path,
+    trials: Iterable[PlannedTrial],
+    searches: Mapping[str, bool] | None = None,
+    probes: Iterable[str] = (),
+) -> None:
     """Say in a campaign's folder which trials the run has that begins now.
 
-    searches: name -> whether it has ended.
+    searches: name -> whether it has ended. probes: trial_ids of what they tried so far.
 
     Raises:
         OSError: it cannot be written.
@@ -45,7 +51,8 @@ def write(folder: Path, trials: Iterable[PlannedTrial], searches: Mapping[str, b
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     temporary = place / f".{name}.{os.getpid()}"
-    temporary.write_text(json.dumps({"started": time.time(), "trials": planned, "searches": searches}))
+    told = {"started": time.time(), "trials": planned, "searches": searches, "probes": sorted(probes)}
+    temporary.write_text(json.dumps(told))
     os.replace(temporary, place / name)
 
 
@@ -71,4 +78,4 @@ def _plans(folder: Path) -> Iterator[Plan]:
                 for trial_id, env_id in ids
             )
             searches = {str(name): bool(ended) for name, ended in said.get("searches", {}).items()}
-            yield Plan(float(said["started"]), trials, searches)
+            yield Plan(float(said["started"]), trials, searches, frozenset(map(str, said.get("probes", ()))))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench.rows import store
+from sp_bench.rows import plans, store
 from sp_bench.testing import faults
 
 from .console import console, refusal
@@ -55,6 +55,8 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
     assert f"from {len(found)} rows here: [{fits:,} tokens fit, {fails:,} do not]" in finer.stdout
     assert "about 1 of at most 1 probes left" in finer.stdout
     ((more, _),) = lengths(tmp_path).keys() - found.keys()
+    probes = {trial_id for plan in plans.read(tmp_path / "results" / "edge") for trial_id in plan.probes}
+    assert probes == {row.trial_id for row in store.committed(tmp_path / "results" / "edge")}
     assert fits < more < fails
     fits, fails = (more, fails) if lengths(tmp_path)[more, 0] == "ok" else (fits, more)
     page = says(tmp_path, "report", "results/edge")

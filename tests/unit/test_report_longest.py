@@ -12,8 +12,9 @@ from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings
 from sp_bench.report.longest import ends, longest
 from sp_bench.report.table import tables
+from sp_bench.rows import plans
 
-from .rows import cells_of, row
+from .rows import cells_of, commit, row
 
 
 def test_where_memory_runs_out_each_line_names_the_options_that_move_the_edge():
@@ -84,3 +85,13 @@ def test_an_upper_end_says_whose_memory_it_was_where_it_was_the_hosts(failed, sh
     marks = [text.get_text() for text in plot.figure.legends[0].get_texts()]
     assert any("host memory" in mark for mark in marks) == ("host memory" in shown[1])
     assert ("host memory" in memory_words(found[0])) == ("host memory" in shown[1])
+
+
+def test_a_search_of_whole_steps_is_known_by_its_plan(tmp_path):
+    rows = [ended(2048), ended(4096)]
+    commit(rows, tmp_path)
+    assert longest(settings(read([tmp_path]))) is None  # a list of lengths asks how fast they are
+    plans.write(tmp_path, [], {"ulysses": True}, [each["trial_id"] for each in rows])
+    found = longest(settings(read([tmp_path])))
+    assert found is not None
+    assert [ends(limit) for limit in found.limits] == [("at least 4,096", "not reached")]

@@ -143,7 +143,7 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     axis.set_ylim(-0.7, len(rows) - 0.3)
     length_axis(axis, lengths, look.width_in / 2)
     axis.set_xlabel("tokens")
-    marks = {"the longest that fits": {"marker": "o", "color": BLACK, "ls": "none"}}
+    marks: dict[str, dict[str, Any]] = {"the longest that fits": {"marker": "o", "color": BLACK, "ls": "none"}}
     marks |= {FAILURES[limit.of_whom]: _failure(limit) for limit in rows if limit.smallest_oom is not None}
     if any(limit.is_open for limit in rows):
         marks[f"the edge is {NOT_REACHED}"] = {"marker": ">", "color": "#999999", "ls": ":", "mfc": "white"}
