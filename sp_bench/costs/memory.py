@@ -137,9 +137,7 @@ class Peak(NamedTuple):
 
     loss: float  # around the logits: all that is kept, and one tile of logits
     last_layer: float  # its backward: all that is kept, and what that layer computes again
-    first_layer: (
-        float  # its backward, before it has gradients to share: those of all others, and what it computes again
-    )
+    first_layer: float  # its backward: the gradients of all others, not yet its own, and what it computes again
     reduce: float  # at the end of the backward: all gradients, and embedding and head with their whole ones
     update: float  # parameters, gradients and moments
 

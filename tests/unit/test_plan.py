@@ -298,8 +298,8 @@ def test_an_optimizer_in_host_memory_must_fit_it(make_config):
     gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "model": "llama3_8b", "workload": "train_step"}
     config = make_config(engine="deepspeed", engine__optimizer_offload="torch_adamw", **gpu)
     needed = memory.held_on_host_bytes(config)
-    # Of each of 2 ranks: fp32 parameters and moments; gradients in 4 groups of 10^9 parameters and a rest of 15M;
-    # their sums in one buffer; a group's new parameters. What is page-locked, gradients and sums, is a power of 2.
+    # Of each of 2 ranks: fp32 parameters and moments; gradients of 4 groups of 10^9 parameters and of 15 million; their
+    # sums in one buffer; a group's new parameters. What is page-locked, gradients and sums, is a power of 2.
     mine = num_parameters(config.model) // 2
     assert needed == 2 * (12 * mine + 4 * 2**32 + 2**26 + 2**33 + 2 * 10**9)
     assert memory.held_on_host_bytes(make_config(engine="deepspeed", **gpu)) == 0
