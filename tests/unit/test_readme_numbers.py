@@ -107,13 +107,22 @@ def ring_over_ulysses(**asked: Any) -> Count:
     return found
 
 
-def bracket(name: str, method: str, allocator: str | None = None, **asked: Any) -> str:
-    """[374,784, 387,072]: the longest that fits, and the shortest that does not."""
+def ends(name: str, method: str, allocator: str | None = None, **asked: Any) -> tuple[int, int]:
+    """The longest that fits, and the shortest that does not."""
     asked |= {"method": method, "allocator": allocator}
     (found,) = limits([each for each in campaign(name) if is_asked(each, asked)])
-    ends = [whole(end.asked["seq_len"]) for end in (found.largest_ok, found.smallest_oom) if end is not None]
-    assert len(ends) == 2
-    return f"[{', '.join(ends)}]"
+    assert found.largest_ok is not None
+    assert found.smallest_oom is not None
+    return found.largest_ok.asked["seq_len"], found.smallest_oom.asked["seq_len"]
+
+
+def written(bracket: tuple[int, int]) -> str:
+    """[374,784, 387,072]"""
+    return f"[{', '.join(map(whole, bracket))}]"
+
+
+def bracket(name: str, method: str, allocator: str | None = None, **asked: Any) -> str:
+    return written(ends(name, method, allocator, **asked))
 
 
 def packs_of_one_gpu(name: str) -> list[Cell]:
@@ -432,18 +441,32 @@ def offloaded_checkpoints() -> Iterator[str]:
     yield replicates(here, on_host)
 
 
-@line("Where memory runs out, 2 GPUs of 79.6 GiB")
-def longest() -> Iterator[str]:
-    methods = ("ulysses", "ring", "all_gather", "upipe")
-    ulysses, ring, gather, upipe = (bracket("h200x2_longest", each, "expandable_segments") for each in methods)
-    yield f"Ulysses and the zigzag ring: {shared([ulysses, ring])} tokens"
-    yield f"The all-gather: {gather}. UPipe: {upipe}"
+METHODS_AT_THE_EDGE = ("ulysses", "ring", "upipe")
+
+
+@line("Where memory runs out, 2 H100s of 80 GB")
+def longest_on_h100s() -> Iterator[str]:
+    full, es = "full", "expandable_segments"
+    ulysses, ring, upipe = (ends("h100x2_longest", m, es, activation_checkpointing=full) for m in METHODS_AT_THE_EDGE)
+    trl, deepspeed = (ends("h100x2_theirs", "deepspeed_ulysses_hf", es, engine=e) for e in ("trl_sft", "hf_deepspeed"))
+    yield f"Ours: at {ulysses[0] / 1e3:.0f}K to {upipe[1] / 1e3:.0f}K tokens"
+    yield f"at their best: at {trl[0] / 1e3:.0f}K to {deepspeed[1] / 1e3:.0f}K"
+    yield f"Ulysses and the zigzag ring: {shared([written(ulysses), written(ring)])} tokens"
+    yield f"UPipe: {written(upipe)}. `trl_sft`: {written(trl)}. `hf_deepspeed`: {written(deepspeed)}"
+    over = [f"{ours[0] / trl[1]:.2f}x to {ours[1] / trl[0]:.2f}x" for ours in (ulysses, upipe)]
+    yield f"Ulysses fits {over[0]} as many tokens as `trl_sft`, UPipe {over[1]}"
+    kept = ("selective_output", "selective", "none")
+    less = [bracket("h100x2_longest", "ulysses", es, activation_checkpointing=each) for each in kept]
+    yield f"{less[0]} with `selective_output`, {less[1]} with `selective`, and {less[2]} with nothing recomputed"
+
+
+@line("The same with other settings, 2 H200s capped at 79.6 GiB")
+def longest_elsewhere() -> Iterator[str]:
     trl, deepspeed = (bracket("h200x2_theirs", "deepspeed_ulysses_hf", engine=e) for e in ("trl_sft", "hf_deepspeed"))
-    yield f"At their published settings `trl_sft`: {trl}, and `hf_deepspeed`: {deepspeed}"
-    yield f"With torch's allocator as it comes Ulysses has {bracket('h200x2_longest', 'ulysses')}"
-    best = [c for c in campaign("h200x2_theirs") if c.fits and is_asked(c, {"model_code": "liger"})]
-    fits = max(c.asked["seq_len"] for c in best)
-    yield f"`trl_sft` fits at least {whole(fits)}, and its end is not known"
+    yield f"`trl_sft` has {trl}, and `hf_deepspeed` {deepspeed}"
+    plain, segments = (bracket("h200x2_longest", "ulysses", each) for each in (None, "expandable_segments"))
+    yield f"Ulysses has {plain}, with `expandable_segments` {segments}"
+    yield f"The all-gather has {bracket('h200x2_longest', 'all_gather', 'expandable_segments')}"
 
 
 @line("A million tokens, 2 GPUs")
