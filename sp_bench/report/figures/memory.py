@@ -1,6 +1,7 @@
 """How long before memory runs out: memory over the length with the device's capacity, and the bracket of the longest
 sequence that fits."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -17,7 +18,7 @@ from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
-from sp_bench.report.longest import NOT_REACHED, is_fit_only, longest, tries
+from sp_bench.report.longest import NOT_REACHED, ends, is_fit_only, longest, tries
 from sp_bench.report.settings import Setting
 
 
@@ -118,15 +119,16 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         return []
     rows = found.limits
     width = 58 if look.width_in > 5 else 28
-    told = [
+    named = [
         f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in zip(found.names, rows, strict=True)
     ]
-    names = [wrapped(name, width) for name in reversed(told)]
+    names = [wrapped(name, width) for name in reversed(named)]
     tallest = max(name.count("\n") for name in names)
     figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(rows) + 0.85)
     axis = figure.subplots()
     data = []
-    lengths = [c.asked["seq_len"] for limit in rows for c in limit.cells]
+    drawn = [end for limit in rows for end in (limit.largest_ok, limit.smallest_oom) if end is not None]
+    lengths = [math.log2(end.asked["seq_len"]) for end in drawn]
     for place, (name, limit) in enumerate(zip(reversed(found.names), reversed(rows), strict=True)):
         ran, failed = limit.largest_ok, limit.smallest_oom
         tokens = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
@@ -138,10 +140,15 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         if limit.is_open:
             across = axis.get_yaxis_transform()  # x from 0 to 1
             axis.annotate("", (1, place), (tokens[0], place), xycoords=across, textcoords="data", arrowprops=OPEN)
+        if look.width_in > 5:
+            fits, fails = ends(limit)
+            told = fits if limit.is_open else f"[{fits}, {fails}]"
+            axis.text(1.02, place, told, fontsize=6.5, va="center", transform=axis.get_yaxis_transform())
         data.append(_data(name, limit))
     axis.set_yticks(range(len(rows)), names, fontsize=6.5)
     axis.set_ylim(-0.7, len(rows) - 0.3)
-    length_axis(axis, lengths, look.width_in / 2)
+    powers = range(math.floor(min(lengths)), math.ceil(max(lengths)) + 1)  # the exact lengths stand beside
+    length_axis(axis, [2**power for power in powers], look.width_in / 2)
     axis.set_xlabel("tokens")
     marks: dict[str, dict[str, Any]] = {"the longest that fits": {"marker": "o", "color": BLACK, "ls": "none"}}
     marks |= {FAILURES[limit.of_whom]: _failure(limit) for limit in rows if limit.smallest_oom is not None}
