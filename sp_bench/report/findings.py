@@ -102,8 +102,8 @@ def _net(settings: Sequence[Setting]) -> list[str]:
             )
     heads = ("stack", "where", "of 1 GPU's speed", "net ratio to the first", "evidence", "campaigns")
     about = (
-        "Tokens/s a GPU over those of the same stack's step of the same sequence on one GPU, and the ratio of the best "
-        "such share over this one."
+        "Tokens/s a GPU over those of the same stack's step with a sequence of the same length a GPU, and the ratio of "
+        "the best such share over this one."
     )
     return _section("Stacks net of one GPU", heads, rows, about)
 

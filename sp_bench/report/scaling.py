@@ -1,4 +1,5 @@
-"""What a stack keeps of one rank's speed: its step over P ranks beside its own step on one, of the same sequence.
+"""What a stack keeps of one rank's speed: its step over P ranks of a sequence beside its own step with a sequence
+a rank, on one GPU or in data parallelism over as many GPUs.
 
 A stack that is slow on one rank already, say by its layers or its optimizer, is compared net of that: efficiency is
 tokens/s of a rank at P over those at 1, T(1) / (P T(P)), and stacks are compared by their efficiencies. Both steps have
@@ -22,12 +23,13 @@ from sp_bench.report.ratios import (
 )
 from sp_bench.report.settings import Setting
 
-_SPLIT = ("method", "sp_size", "fabric", "num_nodes")  # in which a step over ranks may differ from that on one
+# in which a step over ranks may differ from that on one
+_SPLIT = ("method", "sp_size", "dp_shard_size", "fabric", "num_nodes")
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step over several ranks, and the same on one, of one campaign."""
+    """A step over several ranks of a sequence, and the same with a sequence a rank, of one campaign."""
 
     cell: Cell
     alone: Cell
@@ -93,8 +95,7 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
     for cell in steps:
         if cell.asked["sp_size"] > 1:
             for folder in folders(cell):
-                if found := alone.get(_alike(cell, folder)):
-                    baseline = min(found, key=lambda c: (c.asked["method"] != "single", by_speed(c)))
+                if baseline := _baseline(cell, alone.get(_alike(cell, folder), ())):
                     place = (folder, str(cell.asked["kernel"]), *of_place(cell))
                     places.setdefault(place, []).append(Scaling(cell, baseline))
     made = []
@@ -103,6 +104,18 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
         names = rung_names([line.cell for line in ranked])
         made.append(Scalings(_setting(folder, ranked, settings[0].smallest), tuple(ranked), names))
     return sorted(made, key=lambda each: -(each.lines[0].cell.asked["seq_len"] or 0))
+
+
+def _baseline(cell: Cell, alone: Sequence[Cell]) -> Cell | None:
+    """Of the steps with a sequence a rank, that over as many GPUs, which share parameters and optimizer alike, or else
+    that of one GPU."""
+    gpus = cell.asked["sp_size"] * cell.asked["dp_shard_size"]
+    found = [each for each in alone if each.asked["dp_shard_size"] in (1, gpus)]
+    return min(
+        found,
+        key=lambda c: (c.asked["dp_shard_size"] != gpus, c.asked["method"] != "single", by_speed(c)),
+        default=None,
+    )
 
 
 def _alike(cell: Cell, folder: str) -> tuple[object, ...]:
@@ -114,7 +127,7 @@ def _setting(folder: str, lines: Sequence[Scaling], smallest: float) -> Setting:
     model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = str(first.asked["fabric"])
     parts = (
-        f"A training step of {model} net of the stack's own on one GPU",
+        f"A training step of {model} net of the stack's own with a sequence a GPU",
         words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
         str(first.asked["hardware"]).upper(),
         f"{words.place(first)}, {words.fabric(fabric)}",

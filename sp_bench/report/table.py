@@ -64,8 +64,8 @@ PACKED_CAPTION = (
 )
 SCALING_HEADS = ("Method", "ms", "ms on 1 GPU", "tokens/s/GPU", "of 1 GPU's speed", "net ratio to the first")
 SCALING_CAPTION = (
-    "Medians over replicates. Of 1 GPU's speed: tokens/s a GPU over those of the same stack's step of the same "
-    "sequence on one GPU, on the same kernel and with the same options. Net ratio: the first line's share over this "
+    "Medians over replicates. Of 1 GPU's speed: tokens/s a GPU over those of the same stack's step with a sequence of "
+    "the same length a GPU, on the same kernel and with the same options. Net ratio: the first line's share over this "
     "line's. It is how much slower this stack is than the first beyond what it is slower on one GPU. "
     "Intervals from 6 replicates on."
 )

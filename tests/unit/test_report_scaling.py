@@ -75,6 +75,14 @@ def test_a_baseline_has_the_same_sequence_kernel_and_options(other: dict[str, An
     assert len(found([*over_ranks, hf_step(**(TOKENS | ON_ONE))])) == 1
 
 
+def test_data_parallelism_over_as_many_gpus_is_a_nearer_baseline_than_one_gpu():
+    rows = steps(theirs=(3200.0, 1000.0))
+    beside = [hf_step(**(TOKENS | ON_ONE), dp_shard_size=size, median_ms=ms) for size, ms in ((4, 2000.0), (8, 1.0))]
+    ((line,),) = [place.lines for place in found([*rows, *beside])]
+    assert (line.alone.asked["dp_shard_size"], line.efficiency) == (4, pytest.approx(0.5))
+    assert found([*rows[1:], beside[1]]) == []  # neither one GPU nor as many
+
+
 def test_table_findings_and_csv_have_it():
     cells = cells_of(steps(replicates=6, theirs=(3200.0, 1000.0), ours=(2000.0, 500.0)))
     made = settings(cells)
