@@ -170,7 +170,7 @@ def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(q
     workload = replace(qwen.workload, activation_checkpointing="full")
     step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
     guess = step.guess(140 * GIB, None, None)
-    room = (140 * GIB - OUTSIDE_BYTES) * TENSORS_SHARE
+    room = (140 * GIB - OUTSIDE_BYTES) * TENSORS_SHARE[None]
     assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
     other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_fsdp2")))
     assert other.guess(140 * GIB, None, None) == STARTS_FROM * qwen.sp_size
