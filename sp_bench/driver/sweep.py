@@ -149,14 +149,15 @@ def merge_blocks(blocks: Sequence[Mapping[str, Any]], cells: Sequence[str]) -> l
     """The overrides of each block of a sweep file, with those of the command line on top.
 
     A key of the command line replaces that key in every block. A group (method=ring) also replaces the block's options
-    of that group (method.layout).
+    of that group (method.layout), but for `hardware`: which GPU it is says nothing of its allocator.
     """
     above = {override.key_or_group: override for override in overrides.parse_overrides(cells)}
     merged = []
     for index, block in enumerate(blocks or [{}]):
         if not isinstance(block, Mapping):
             raise ConfigError(f"sweep.blocks[{index}] must map keys to values, not {shown(repr(block))}")
-        kept = {key: value for key, value in block.items() if key not in above and str(key).split(".")[0] not in above}
+        groups = above.keys() - {"hardware"}
+        kept = {key: value for key, value in block.items() if key not in above and str(key).split(".")[0] not in groups}
         try:
             below = overrides.parse_overrides([override_line(str(key), value) for key, value in kept.items()])
         except ConfigError as error:

@@ -89,7 +89,7 @@ def _steps(settings: Sequence[Setting]) -> list[str]:
 
 
 def _net(settings: Sequence[Setting]) -> list[str]:
-    """Training steps over ranks beside the same stack's on one GPU."""
+    """Training steps over ranks beside the same stack's with a sequence a GPU."""
     rows = []
     for found in scalings(settings):
         for each in found.lines:
@@ -98,12 +98,15 @@ def _net(settings: Sequence[Setting]) -> list[str]:
             where = ", ".join(found.setting.parts[1:-1])
             cells = [each.cell, each.alone]
             rows.append(
-                (found.names[each.cell.cell_id], where, with_bounds(each), told, _evidence(cells), _among(cells))
+                (
+                    *(found.names[each.cell.cell_id], where, each.baseline, with_bounds(each), told),
+                    *(_evidence(cells), _among(cells)),
+                )
             )
-    heads = ("stack", "where", "of 1 GPU's speed", "net ratio to the first", "evidence", "campaigns")
+    heads = ("stack", "where", "baseline", "of its speed a GPU", "net ratio to the first", "evidence", "campaigns")
     about = (
-        "Tokens/s a GPU over those of the same stack's step with a sequence of the same length a GPU, and the ratio of "
-        "the best such share over this one."
+        "Tokens/s a GPU over those of the same stack's baseline, where each GPU has a sequence of the same length, and "
+        "the ratio of the best such share over this one."
     )
     return _section("Stacks net of one GPU", heads, rows, about)
 

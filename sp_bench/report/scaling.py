@@ -22,9 +22,13 @@ from sp_bench.report.ratios import (
     shared_replicates,
 )
 from sp_bench.report.settings import Setting
+from sp_bench.rows.names import group_of
 
 # in which a step over ranks may differ from that on one
 _SPLIT = ("method", "sp_size", "dp_shard_size", "fabric", "num_nodes")
+
+
+_OF_ALL = ("hardware.name", "hardware.device")
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,12 @@ class Scaling:
 
     cell: Cell
     alone: Cell
+
+    @property
+    def baseline(self) -> str:
+        """1 GPU; 4 GPUs, a sequence each."""
+        gpus = self.alone.asked["dp_shard_size"]
+        return "1 GPU" if gpus == 1 else f"{gpus} GPUs, a sequence each"
 
     @property
     def times(self) -> PairedRatio | None:
@@ -126,10 +136,13 @@ def _setting(folder: str, lines: Sequence[Scaling], smallest: float) -> Setting:
     first = lines[0].cell
     model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = str(first.asked["fabric"])
+    of_gpu = {path: value for path, value in first.options.items() if group_of(path) == "hardware" and value != 1}
     parts = (
         f"A training step of {model} net of the stack's own with a sequence a GPU",
         words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
         str(first.asked["hardware"]).upper(),
+        *(words.of_step(path, value) for path, value in of_gpu.items() if path not in _OF_ALL and value is not None),
+        *filter(None, [first.micro_batches_note]),
         f"{words.place(first)}, {words.fabric(fabric)}",
         words.kernel(first),
         folder,

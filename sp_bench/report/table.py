@@ -62,12 +62,12 @@ PACKED_CAPTION = (
     "Exposed: the part of the step that communication adds. Work: model FLOPs, of which only visible pairs count. "
     "Ratio: step time over that of the first line of its group, with an interval from 6 replicates on."
 )
-SCALING_HEADS = ("Method", "ms", "ms on 1 GPU", "tokens/s/GPU", "of 1 GPU's speed", "net ratio to the first")
+SCALING_HEADS = ("Method", "ms", "baseline", "its ms", "tokens/s/GPU", "of its speed a GPU", "net ratio to the first")
 SCALING_CAPTION = (
-    "Medians over replicates. Of 1 GPU's speed: tokens/s a GPU over those of the same stack's step with a sequence of "
-    "the same length a GPU, on the same kernel and with the same options. Net ratio: the first line's share over this "
-    "line's. It is how much slower this stack is than the first beyond what it is slower on one GPU. "
-    "Intervals from 6 replicates on."
+    "Medians over replicates. Baseline: the same stack's step with a sequence of the same length a GPU, on the same "
+    "kernel and with the same options. Of its speed: tokens/s a GPU over those of the baseline. Net ratio: the first "
+    "line's share over this line's. It is how much slower this stack is than the first beyond what it is slower on its "
+    "baseline. Intervals from 6 replicates on."
 )
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
 PAGE_LINES = 45  # of a table, from which on it is broken over pages
@@ -208,7 +208,9 @@ def _scaling_table(found: Scalings) -> SettingTable:
         cell = each.cell
         texts = (
             found.names[cell.cell_id],
-            *map(number, (cell.median_step_ms, each.alone.median_step_ms, tokens(cell))),
+            number(cell.median_step_ms),
+            each.baseline,
+            *map(number, (each.alone.median_step_ms, tokens(cell))),
             with_bounds(each),
             "" if each is found.lines[0] else paired.words if paired else times(net),
         )

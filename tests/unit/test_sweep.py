@@ -38,6 +38,16 @@ def test_a_method_of_the_command_line_replaces_the_blocks_options_of_a_method_to
     assert points(blocks, "method=ulysses") == [{"sp_size": 2, "method": "ulysses"}]
 
 
+def test_a_gpu_of_the_command_line_leaves_the_blocks_allocator_and_cap_as_they_are():
+    options = {"hardware.allocator": "expandable_segments", "hardware.device_memory_gib": 79.6}
+    (point,) = points([{"hardware": "h200", **options}], "hardware=h100", "hardware.device_memory_gib=null")
+    assert point == {
+        "hardware": "h100",
+        "hardware.allocator": "expandable_segments",
+        "hardware.device_memory_gib": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("line", "count"),
     [
