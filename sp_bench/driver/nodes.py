@@ -312,7 +312,7 @@ def _welcome(connection: socket.socket, secret: str) -> Agent | None:
     """The agent behind a connection; None: somebody else.
 
     Raises:
-        KeyError: who has the secret leaves out what an agent says of itself.
+        ConfigError: who has the secret leaves out what an agent says of itself.
     """
     with ExitStack() as held:
         held.enter_context(connection)
@@ -327,7 +327,13 @@ def _welcome(connection: socket.socket, secret: str) -> Agent | None:
             return None
         connection.settimeout(None)
         keep_alive(connection)
-        agent = Agent(connection, hello, iter(lines))
+        try:
+            agent = Agent(connection, hello, iter(lines))
+        except KeyError as error:
+            raise ConfigError(
+                f"the agent at {connection.getpeername()[0]} does not say its {error.args[0]}: its sp_bench is another "
+                "version; install the same one on every host"
+            ) from error
         held.pop_all()  # from here on they are the agent's
         return agent
 

@@ -43,7 +43,7 @@ def _device_reason() -> str | None:
             capability = ".".join(map(str, gpu.capability or ("unknown",)))
             return (
                 f"kernel flash_attn_3 runs on Hopper GPUs (compute capability 9.0) only, not on {gpu.name} "
-                f"({capability}); use kernel=flash_attn_4, flash_attn or cudnn"
+                f"({capability}); use kernel=flash_attn or cudnn"
             )
     return None
 

@@ -113,15 +113,12 @@ def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str,
     names = {}
     for cell in cells:
         alike = among[str(cell.options.get(_ENGINE))]
-        options = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
-        said = of_all + [p for p in _differing(alike, options) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
-        said = [path for path in said if path not in left_out]
+        paths = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
+        said = of_all + [p for p in _differing(alike, paths) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
-        options = [words.of_step(path, cell.options.get(path)) for path in said]
-        told = (
-            cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.told
-        )  # whether or not it tells rungs apart
-        options.append(words.ONE_STEP if told else "")
+        options = [words.of_step(path, cell.options.get(path)) for path in said if path not in left_out]
+        if cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.told:  # whether or not it tells rungs apart
+            options.append(words.ONE_STEP)
         names[cell.cell_id] = ", ".join(filter(None, [words.method(cell), kernel, *options]))
     return names
 

@@ -299,7 +299,7 @@ def _read_pack(
         ]
         wrong = [name for name, said in zip(every, says, strict=True) if name != said]
         table = _conform(rows.take(pa.array(kept, pa.int64())), schema)
-    except ValueError as error:
+    except (ValueError, pa.ArrowException) as error:
         return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]
     lines = [f"{packed.PACK}: {shown(str(name))} is not the row of this name; skipped" for name in wrong]
     if unknown := sorted(packed.columns(folder) - {*SCHEMA.names, packed.FILE_NAME}):
@@ -381,8 +381,15 @@ def _conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         column = table[field.name]
         if column.type != field.type and not _same_kind(column.type, field.type):
             raise ValueError(f"not a row (its {field.name} is {shown(column.type)}, not {field.type})")
-        columns.append(column if column.type == field.type else column.cast(field.type))
+        columns.append(column if column.type == field.type else _cast(column, field.type))
     return pa.table(columns, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Fields that a newer schema adds to a struct are null. Not every pyarrow casts a struct to one of more fields."""
+    if pa.types.is_struct(wanted.value_type if pa.types.is_list(wanted) else wanted):
+        return pa.chunked_array([pa.array(column.to_pylist(), wanted)])
+    return column.cast(wanted)
 
 
 def _same_kind(found: pa.DataType, wanted: pa.DataType) -> bool:

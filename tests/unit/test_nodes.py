@@ -11,6 +11,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 
+from sp_bench.config.parsing import ConfigError
 from sp_bench.driver import devices, launch, node_agent, nodes, owner, record_check
 from sp_bench.driver.nodes import Agent, LostHost, Nodes, SpreadRanks
 from sp_bench.rows.row import Outcome
@@ -170,7 +171,7 @@ def test_an_agent_that_leaves_out_what_it_is_is_an_error_and_no_stranger():
     ):
         here, _ = listening.accept()
         there.sendall(b'{"secret": "secret", "machine": "ffffffff"}\n')
-        with pytest.raises(KeyError, match="node"):
+        with pytest.raises(ConfigError, match="does not say its node"):
             nodes._welcome(here, "secret")
 
 
