@@ -97,12 +97,16 @@ def resolve(config: TrialConfig) -> Resolved:
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
     attention = config.attention_shape(config.seq_len).seq_len  # which pads packed documents at most
     lengths = {"attention": attention, "collective": None}
+    rings = None if workload == "collective" else methods.ring_degrees(config.method, config.sp_size)
+    inner, outer = rings or (None, None)
     return Resolved(
         implementation=method.IMPLEMENTATION,
         primitive=methods.primitive(config.method),
         dkv_dtype=None if workload == "collective" else config.method.dkv_dtype or dkv_dtype,
         ulysses_degree=layout.ulysses_degree,
         ring_degree=layout.ring_degree,
+        inner_ring_degree=inner,
+        outer_ring_degree=outer,
         padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
         batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,

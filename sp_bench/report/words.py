@@ -97,7 +97,8 @@ def fabric(name: Any) -> str:
 
 
 def method(cell: Cell) -> str:
-    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`. Two cells of one place and kernel have different ones."""
+    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. Two
+    cells of one place and kernel have different ones."""
     asked, options, told = cell.asked, cell.options, cell.name.told
     name = METHODS.get(asked["method"], str(asked["method"]))
     if asked["method"] == "single" and asked["workload"] == "attention":
@@ -115,7 +116,8 @@ def method(cell: Cell) -> str:
     if isinstance(stages := options.get("method.head_stages"), int):
         parts.append(f"{stages} stages")
     if isinstance(inner := options.get("method.inner_ring_degree"), int):
-        parts.append(f"inner rings of {inner}")
+        outer = asked["sp_size"] // inner
+        parts.append(f"{inner}x{outer}{'' if min(inner, outer) > 1 else ' is one ring'}")
     if (stride := options.get("method.head_stride")) not in (None, "all"):
         parts.append(f"{stride} KV head{'s' if stride != 1 else ''} at a time")
     if options.get("method.exchange") == "copy_engines":
