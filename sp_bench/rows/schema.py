@@ -143,7 +143,7 @@ COLUMNS = (
     Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
     Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
     Column(
-        "compile_s", REAL, "s", "train_step: rank 0's seconds in torch.compile before the timed steps, proof included"
+        "compile_s", REAL, "s", "training: rank 0's seconds in torch.compile before the timed steps, proof included"
     ),
     Column(
         "optimizer_ms",
