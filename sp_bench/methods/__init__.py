@@ -9,9 +9,8 @@ outside needs its own file or package only: docs/OUTSIDE.md.
 import importlib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -103,19 +102,6 @@ class Method(Protocol):
         ...
 
 
-_assumed_installed: ContextVar[bool] = ContextVar("assumed_installed", default=False)
-
-
-@contextmanager
-def as_if_installed() -> Iterator[None]:
-    """Adapters say what their libraries could split, were they here."""
-    token = _assumed_installed.set(True)
-    try:
-        yield
-    finally:
-        _assumed_installed.reset(token)
-
-
 def installed(package: str) -> str:
     """`package==version` of a library here, or its name alone where it is not installed."""
     version = hardware.package_versions().get(package)
@@ -124,10 +110,7 @@ def installed(package: str) -> str:
 
 def missing_library_reason(method: str, extra: str, *packages: str) -> str | None:
     """Why an adapter cannot run without the package that `extra` is named after, and `packages`, or None."""
-    if _assumed_installed.get():
-        return None
-    missing = [name for name in (extra, *packages) if name not in hardware.package_versions()]
-    if not missing:
+    if not (missing := hardware.missing_packages(extra, *packages)):
         return None
     return f"method {method} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
 

@@ -44,7 +44,8 @@ def test_a_single_step_is_one_timed_step(make_config):
         (1_048_576, "NVIDIA H200", 600, False),  # predicted: 376 s
         (1_048_576, "NVIDIA H200", 480, True),
         (1_048_576, "a device of unknown peak", 480, False),
-        (1_048_576, None, 480, False),
+        (1_048_576, None, 480, True),  # by the name of the hardware
+        (1_048_576, None, 600, False),
         (16_384, "NVIDIA H200", 130, False),
     ],
 )
