@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -226,6 +227,28 @@ def package_versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return versions
+
+
+_assumed_installed: ContextVar[bool] = ContextVar("assumed_installed", default=False)
+
+
+@contextmanager
+def as_if_installed() -> Iterator[None]:
+    """Methods, kernels and engines say what their libraries could do, were they here."""
+    token = _assumed_installed.set(True)
+    try:
+        yield
+    finally:
+        _assumed_installed.reset(token)
+
+
+def is_assumed_installed() -> bool:
+    return _assumed_installed.get()
+
+
+def missing_packages(*names: str) -> list[str]:
+    """Those that are not installed here; none within `as_if_installed`."""
+    return [] if is_assumed_installed() else [name for name in names if name not in package_versions()]
 
 
 def topology() -> str | None:

@@ -24,7 +24,7 @@ from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
-from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_left, so_far
+from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, probes_left, so_far
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -93,8 +93,10 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     notes += _of_packs(trials)
     names = search_names([search.config for search in searches])
     begun = [_begun(search, campaign, found) for search in searches]
-    notes += [f"search: {name}: {_search_words(each, found)}" for name, each in zip(names, begun, strict=True)]
-    notes += _device_time(trials, numbers, begun, found)
+    for name, each in zip(names, begun, strict=True):
+        notes.append(f"search: {name}: {_search_words(each, settings, found)}")
+        notes += [f"warning: search: {name}: {words}" for words in _search_refusals(each, settings, found)]
+    notes += _device_time(trials, numbers, begun, settings, found)
     return _State(campaign, found, trials, rows, numbers, notes)
 
 
@@ -383,9 +385,13 @@ class _Begun:
         return next_step(self.tried, self.course, self.known)
 
     @property
+    def ahead(self) -> list[Probe]:
+        """About which probes are left."""
+        return probes_ahead(self.tried, self.course, self.known)
+
+    @property
     def left(self) -> int:
-        """About how many probes."""
-        return probes_left(self.tried, self.course, self.known)
+        return len(self.ahead)
 
 
 def _begun(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _Begun:
@@ -467,14 +473,19 @@ def _device_name(found: hardware.Gpus | None) -> str | None:
 
 
 def _device_time(
-    trials: Sequence[Trial], numbers: Sequence[int | None], begun: Sequence[_Begun], found: hardware.Gpus | None
+    trials: Sequence[Trial],
+    numbers: Sequence[int | None],
+    begun: Sequence[_Begun],
+    settings: CampaignConfig,
+    found: hardware.Gpus | None,
 ) -> list[str]:
-    """How long what is left would keep GPUs busy. Without GPUs here all trials count, as a login node may ask."""
-    name = _device_name(found)
+    """How long what is left would keep GPUs busy. Without GPUs here, as on a login node, what any machine could run
+    counts."""
     left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
-    asked = [trial.config for trial in left if trial.unsupported_reason is None or name is None]
-    listed = [seconds for config in asked if (seconds := trial_s(config, name)) is not None]
-    searched = [seconds for each in begun if (seconds := _search_s(each, found))]
+    refused = {trial.cell_id: _refusal(trial.config, settings, found) for trial in left}
+    asked = [trial.config for trial in left if refused[trial.cell_id] is None]
+    listed = [seconds for config in asked if (seconds := trial_s(config, _device_name(found))) is not None]
+    searched = [seconds for each in begun if (seconds := _search_s(each, settings, found))]
     if not listed and not searched:
         return []
     counts = [number_of(len(listed))] if listed else []
@@ -482,21 +493,44 @@ def _device_time(
     return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]
 
 
-def _search_s(begun: _Begun, found: hardware.Gpus | None) -> float | None:
-    """Of the probes that are left; 0: none is. None: not on GPUs, or nothing says."""
+def _refusal(config: TrialConfig, settings: CampaignConfig, found: hardware.Gpus | None) -> str | None:
+    """Why a trial would not run here, or without GPUs here, on any machine that has them."""
+    if _device_name(found) is None and config.hardware.device == "cuda":
+        return plan.reason_anywhere(config, settings.deadlines.measure, settings.deadlines.warmup)
+    (trial,) = _planned([config], 1, settings, found)
+    return trial.unsupported_reason
+
+
+def _search_refusals(begun: _Begun, settings: CampaignConfig, found: hardware.Gpus | None) -> list[str]:
+    """Of the probes that a search will probably try, and of the whole steps that confirm them, the longest that would
+    not run, and why: before the others have cost anything."""
+    told: dict[bool, tuple[int, str]] = {}
+    for probe in sorted(begun.ahead):
+        config = begun.search.at(probe.seq_len, confirming=probe.confirming)
+        if reason := _refusal(config, settings, found):
+            told[probe.confirming] = probe.seq_len, reason
+    ends = {False: "it would end at about", True: "it would end fit only, as no whole step can confirm about"}
+    return [f"{ends[kind]} {seq_len:,} tokens: {reason}" for kind, (seq_len, reason) in sorted(told.items())]
+
+
+def _search_s(begun: _Begun, settings: CampaignConfig, found: hardware.Gpus | None) -> float | None:
+    """Of the probes that are left; 0: none is, or the next cannot run. None: not on GPUs, or nothing says."""
     if isinstance(step := begun.step, Edge):
         return 0.0
-    probe_s = trial_s(begun.search.at(step.seq_len), _device_name(found))
+    config = begun.search.at(step.seq_len, confirming=step.confirming)
+    if _refusal(config, settings, found) is not None:
+        return 0.0
+    probe_s = trial_s(config, _device_name(found))
     return None if probe_s is None else begun.left * probe_s
 
 
-def _search_words(begun: _Begun, found: hardware.Gpus | None) -> str:
+def _search_words(begun: _Begun, settings: CampaignConfig, found: hardware.Gpus | None) -> str:
     """What a search will take, for the plan."""
     rows = f"{begun.known} row{'s' * (begun.known != 1)} here: {so_far(begun.tried).words}"
     if isinstance(step := begun.step, Edge):
         return f"nothing to try; {rows}"
-    seconds = _search_s(begun, found)
-    told = "" if seconds is None else f", about {minutes(seconds)}"
+    seconds = _search_s(begun, settings, found)
+    told = "" if not seconds else f", about {minutes(seconds)}"
     if begun.known:
         return f"from {rows}; next {step.seq_len:,} tokens, about {begun.left} probes{told}"
     doubt = ", where the memory model lets nothing fit" if begun.course.guess == 1 else ""

@@ -8,24 +8,39 @@ from sp_bench import hardware, methods
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.driver.derived import flops
 
-SHARE_OF_PEAK = 0.4  # the median of committed rows is 0.41 for attention and 0.52 for steps of fsdp2
+# What steps reach of the devices' peak: two shares for two purposes. By the likely one GPUs are borrowed; by the best
+# one a trial is refused, and none that would have ended in time may be.
+LIKELY_SHARE = 0.4  # the median of committed rows is 0.41 for attention and 0.52 for steps of fsdp2
+BEST_SHARE = 0.6  # of a step of minutes, nearly all attention, on the fastest kernel here
 # Seconds beside the steps, in fresh processes and in a warm group: about the medians of committed rows.
 BESIDE_S = {"attention": (20, 3), "fsdp2": (40, 12), "other engines": (60, 36)}
 
 
-def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
-    """Of one trial; None: not on GPUs, or nothing says. device_name: of the GPUs; None: what `hardware` is called."""
+def peak_device(config: TrialConfig, device_name: str | None) -> str:
+    """Whose peak rate counts. device_name: of the GPUs here; None: what `hardware` is called."""
+    return device_name or f"{config.hardware.name.upper()} SXM"
+
+
+def step_s(config: TrialConfig, device_name: str | None, share: float) -> float | None:
+    """Seconds of one step at a share of the peak; None: not on GPUs, no FLOPs to count, or no peak is known."""
     workload = config.workload
-    peak = hardware.peak_flops(device_name or f"{config.hardware.name.upper()} SXM", config.dtype)
+    peak = hardware.peak_flops(peak_device(config, device_name), config.dtype)
     if config.hardware.device != "cuda" or workload.name not in ("attention", *TRAINING) or peak is None:
         return None
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
-    step_s = flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * SHARE_OF_PEAK)
+    return flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * share)
+
+
+def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
+    """Of one trial, as is likely; None: not on GPUs, or nothing says."""
+    workload = config.workload
+    if (one_step_s := step_s(config, device_name, LIKELY_SHARE)) is None:
+        return None
     # beside them the counted one, the proof at the timed length and the arms
     steps = workload.warmup_steps + workload.timed_steps + (0 if workload.single_step else 3)
     kind = "attention" if workload.name == "attention" else config.engine.name
     fresh, warm = BESIDE_S.get(kind, BESIDE_S["other engines"])
-    return (warm if config.isolation == "group" else fresh) + steps * step_s
+    return (warm if config.isolation == "group" else fresh) + steps * one_step_s
 
 
 def minutes(seconds: float) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, get_args
 
 from tabulate import tabulate
 
-from sp_bench import kernels, methods
+from sp_bench import hardware, kernels, methods
 from sp_bench.attention.layouts import LayoutKind
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -101,7 +101,7 @@ def of_variant(name: str, variant: str | None) -> Support:
         for method in _options(name, variant, sp_size)
         for kernel, heads, causal in product(kernels.NAMES, HEADS.values(), (True, False))
     ]
-    with methods.as_if_installed():
+    with hardware.as_if_installed():
         answers = [(question, question.answer()) for question in asked]
     works = tuple(question for question, reason in answers if reason is None)
     taken, split = {q.kernel for q in works}, {(q.shape.num_kv_heads, q.sp_size) for q in works}

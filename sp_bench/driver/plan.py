@@ -11,12 +11,12 @@ from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs import memory, message_sizes, patterns, training
+from sp_bench.costs import memory, message_sizes, patterns
+from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
 
 MAX_TRIALS = 100_000  # of one plan: above that an override is a slip
-SHARE_OF_PEAK = 0.6  # what a step of minutes, nearly all attention, reaches on the fastest kernel here
 SPARE_S = 120.0  # what a single step's deadline must leave beside its predicted time
 MAX_CPU_RANKS = 512  # processes of one trial on the CPU of this machine
 
@@ -90,6 +90,17 @@ def unsupported_reason(
     )
 
 
+def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: float = math.inf) -> str | None:
+    """Why no machine could run it, though it had the GPUs, hosts, memory and packages that the trial asks for.
+
+    Raises:
+        ConfigError: as `unsupported_reason`.
+    """
+    with hardware.as_if_installed():
+        reason = unsupported_reason(config, num_gpus=config.gpus_per_node, num_hosts=None)
+        return reason or _too_long_reason(config, None, measure_s, warmup_s)
+
+
 def resolve(config: TrialConfig) -> Resolved:
     """What the method and the engine make of the config; known without running it."""
     method, workload = methods.get(config.method.name), config.workload.name
@@ -97,12 +108,16 @@ def resolve(config: TrialConfig) -> Resolved:
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
     attention = config.attention_shape(config.seq_len).seq_len  # which pads packed documents at most
     lengths = {"attention": attention, "collective": None}
+    rings = None if workload == "collective" else methods.ring_degrees(config.method, config.sp_size)
+    inner, outer = rings or (None, None)
     return Resolved(
         implementation=method.IMPLEMENTATION,
         primitive=methods.primitive(config.method),
         dkv_dtype=None if workload == "collective" else config.method.dkv_dtype or dkv_dtype,
         ulysses_degree=layout.ulysses_degree,
         ring_degree=layout.ring_degree,
+        inner_ring_degree=inner,
+        outer_ring_degree=outer,
         padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
         batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,
@@ -194,22 +209,20 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
 
 
 def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float, warmup_s: float) -> str | None:
-    """Why a single step, or what warms up for it, would not end before its deadline, predicted from the peak of the
-    devices; None if they would, or if their peak is not known."""
-    peak = hardware.peak_flops(device_name or "", config.dtype)
-    if not config.workload.single_step or peak is None:
+    """Why a single step, or what warms up for it, would not end before its deadline even at best; None if they would,
+    or if the peak of the devices is not known."""
+    if not config.workload.single_step or (one_step_s := step_s(config, device_name, BEST_SHARE)) is None:
         return None
-    padded = methods.get(config.method.name).layout(config.method, config.sp_size).padded(config.seq_len)
-    step_s = training.hardware_flops(config, padded) / (config.world_size * peak * SHARE_OF_PEAK)
     steps = config.workload.warmup_steps
-    phases = {"measure": (step_s, measure_s), "warmup": (steps * step_s, warmup_s if steps else math.inf)}
+    phases = {"measure": (one_step_s, measure_s), "warmup": (steps * one_step_s, warmup_s if steps else math.inf)}
     for phase, (needed_s, deadline_s) in phases.items():
         if needed_s + SPARE_S > deadline_s:
             what = "the step" if phase == "measure" else f"{steps} step{'s' if steps > 1 else ''} before it"
             return (
-                f"workload.single_step=true: {what} would take about {needed_s:.0f} s ({SHARE_OF_PEAK:.0%} of the peak "
-                f"of {config.world_size} x {device_name}), and with {SPARE_S:.0f} s to spare that is more than "
-                f"deadlines.{phase}={deadline_s:.0f}; use {math.ceil(needed_s + SPARE_S)} or more, or a smaller seq_len"
+                f"workload.single_step=true: {what} would take about {needed_s:.0f} s ({BEST_SHARE:.0%} of the peak "
+                f"of {config.world_size} x {peak_device(config, device_name)}), and with {SPARE_S:.0f} s to spare that "
+                f"is more than deadlines.{phase}={deadline_s:.0f}; use {math.ceil(needed_s + SPARE_S)} or more, or a "
+                "smaller seq_len"
             )
     return None
 

@@ -173,13 +173,18 @@ def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Pro
 
 
 def probes_left(found: Mapping[Probe, str], course: Course, known: int = 0) -> int:
-    """How many trials the search has left, if nothing fits beyond what is known to, or beyond the start."""
+    """How many trials the search has left; see `probes_ahead`."""
+    return len(probes_ahead(found, course, known))
+
+
+def probes_ahead(found: Mapping[Probe, str], course: Course, known: int = 0) -> list[Probe]:
+    """The trials that the search has left, if nothing fits beyond what is known to, or beyond the start."""
     edge = so_far(found)
     longest = edge.fits or (course.start if edge.fails is None else edge.fails - 1)
     ahead = dict(found)
     while isinstance(step := next_step(ahead, course, known), Probe):
         ahead[step] = "ok" if step.seq_len <= longest else "oom"
-    return len(ahead) - len(found)
+    return [probe for probe in ahead if probe not in found]
 
 
 def _next_step(found: Mapping[Probe, str], course: Course) -> Probe | Edge:

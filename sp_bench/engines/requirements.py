@@ -153,7 +153,7 @@ def _reason(config: TrialConfig) -> str | None:
         return f"workload.model_code={code}: engine {name} runs its model's own code; leave it out, or use engine=fsdp2"
     if reason := _checkpointing_reason(config):
         return reason
-    if missing := [p for p in _PACKAGES[name] if p not in hardware.package_versions()]:
+    if missing := hardware.missing_packages(*_PACKAGES[name]):
         return f"engine {name} needs {' and '.join(missing)}: pip install 'sp-bench[{_EXTRAS[name]}]'"
     if name == "hf_fsdp2":
         return _hf_fsdp2_reason(config)
@@ -244,7 +244,7 @@ def _model_code_reason(config: TrialConfig) -> str | None:
         return "workload.model_code=compiled: on a CPU torch.compile needs a C++ compiler; install g++, or use eager"
     if code == "liger" and device == "cpu":
         return "workload.model_code=liger: Liger's kernels run on CUDA only; use eager or compiled"
-    if code == "liger" and "liger-kernel" not in hardware.package_versions():
+    if code == "liger" and hardware.missing_packages("liger-kernel"):
         return "workload.model_code=liger needs liger-kernel: pip install 'sp-bench[liger]'"
     return None
 

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from sp_bench.config.trial import AttentionShape
-from sp_bench.hardware import package_versions
+from sp_bench.hardware import missing_packages
 from sp_bench.kernels import cuts, half_precision_reason
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ CUDA_HELPERS = r"(?<!pytorch_)flash::flash_"  # as of sdpa_flash
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if reason := half_precision_reason("flash_attn", shape, device, max_head_dim=256):
         return reason
-    if "flash-attn" not in package_versions():
+    if missing_packages("flash-attn"):
         return "kernel flash_attn needs the flash-attn package: pip install 'sp-bench[flash-attn]'"
     return None
 

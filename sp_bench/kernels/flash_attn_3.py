@@ -25,7 +25,7 @@ CUDA_HELPERS = r"FlashAttnFwdCombine|FlashAttnBwdP(re|ost)process|flash::prepare
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if reason := half_precision_reason("flash_attn_3", shape, device, max_head_dim=256):
         return reason
-    if _shared_library() is None:
+    if _shared_library() is None and not hardware.is_assumed_installed():
         return (
             "kernel flash_attn_3 needs FlashAttention-3: the flash-attn-3 package of torch's wheel index, or xformers "
             "0.0.31 to 0.0.34, which brings it"

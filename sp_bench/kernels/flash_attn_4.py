@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.trial import AttentionShape
-from sp_bench.hardware import package_versions
+from sp_bench.hardware import missing_packages
 from sp_bench.kernels import cuts, half_precision_reason
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ CUDA_HELPERS = r"FlashAttention(ForwardCombine|BackwardPreprocess|BackwardPostpr
 def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
     if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128):
         return reason
-    if "flash-attn-4" not in package_versions():
+    if missing_packages("flash-attn-4"):
         return "kernel flash_attn_4 needs the flash-attn-4 package: pip install --pre flash-attn-4"
     if shape.head_dim not in (64, 128):
         return f"kernel flash_attn_4 is proven with head_dim 64 and 128, not {shape.head_dim}; use kernel=cudnn"

@@ -9,9 +9,8 @@ outside needs its own file or package only: docs/OUTSIDE.md.
 import importlib
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -64,6 +63,7 @@ class Method(Protocol):
       ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
+    - `ring_degrees` and `send_rings`, as in double_ring: the two rings that its tensors travel around;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
     - `kernel_calls(method, shape, sp_size, rank)`: how often that rank of a sequence calls the kernel in one attention
       call. Without it, the attention's FLOPs and launches are not counted: the library has a kernel of its own, or
@@ -102,19 +102,6 @@ class Method(Protocol):
         ...
 
 
-_assumed_installed: ContextVar[bool] = ContextVar("assumed_installed", default=False)
-
-
-@contextmanager
-def as_if_installed() -> Iterator[None]:
-    """Adapters say what their libraries could split, were they here."""
-    token = _assumed_installed.set(True)
-    try:
-        yield
-    finally:
-        _assumed_installed.reset(token)
-
-
 def installed(package: str) -> str:
     """`package==version` of a library here, or its name alone where it is not installed."""
     version = hardware.package_versions().get(package)
@@ -123,10 +110,7 @@ def installed(package: str) -> str:
 
 def missing_library_reason(method: str, extra: str, *packages: str) -> str | None:
     """Why an adapter cannot run without the package that `extra` is named after, and `packages`, or None."""
-    if _assumed_installed.get():
-        return None
-    missing = [name for name in (extra, *packages) if name not in hardware.package_versions()]
-    if not missing:
+    if not (missing := hardware.missing_packages(extra, *packages)):
         return None
     return f"method {method} needs {' and '.join(missing)}: pip install 'sp-bench[{extra}]'"
 
@@ -333,24 +317,33 @@ def attention_traffic(config: TrialConfig, seq_len: int) -> Traffic | None:
 
 
 # Of these the ranks that a rank sends to follow from the layout: all_to_all among the ulysses ranks, the rest among the
-# ring ranks. A double ring has two kinds of hops, and libraries order their groups themselves.
-_PLACED = ("ulysses", "upipe", "ring", "all_gather", "usp")
+# ring ranks, or in the rings that the method says. Libraries order their groups themselves.
+_PLACED = ("ulysses", "upipe", "ring", "double_ring", "all_gather", "usp")
 
 
 def between_nodes(config: TrialConfig, traffic: Traffic, rank: int) -> Fraction | None:
     """Of the bytes `traffic`, those that `rank` of the world sends to other nodes; None: that has no closed form."""
     if config.method.name not in _PLACED or config.workload.name in TRAINING or traffic_is_mean(config.method.name):
         return None
-    cut = get(config.method.name).layout(config.method, config.sp_size)
+    module = get(config.method.name)
+    cut = module.layout(config.method, config.sp_size)
     places = [cut.coordinates(member) for member in range(config.sp_size)]
     ring_rank, ulysses_rank = places[rank]
     ring = [member for member, place in enumerate(places) if place[1] == ulysses_rank]
     ulysses = [member for member, place in enumerate(places) if place[0] == ring_rank]
+    send_rings = getattr(module, "send_rings", None)
+    rings = [(ring, Fraction(1))] if send_rings is None else send_rings(config.method, config.sp_size, rank)
     far = Fraction(0)
     for (_, op), size in traffic.items():
-        members = ulysses if op == "all_to_all" else ring
-        far += size * far_share(op, members, members.index(rank), config.ranks_per_node)
+        for members, part in [(ulysses, Fraction(1))] if op == "all_to_all" else rings:
+            far += size * part * far_share(op, members, members.index(rank), config.ranks_per_node)
     return far
+
+
+def ring_degrees(method: MethodConfig, sp_size: int) -> tuple[int, int] | None:
+    """The ranks of the inner and of the outer ring, of a method that has both."""
+    own = getattr(get(method.name), "ring_degrees", None)
+    return None if own is None else own(method, sp_size)
 
 
 def traffic_is_mean(name: str) -> bool:

@@ -6,6 +6,7 @@ LoongTrain, arXiv 2406.18485. The loop is sp_bench/attention/double_ring.py.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
@@ -32,6 +33,24 @@ def inner_ring_degree(method: MethodConfig, sp_size: int) -> int:
     inner rings that it leaves."""
     balanced = next(n for n in range(1, sp_size + 1) if sp_size % n == 0 and n * n >= sp_size)
     return method.inner_ring_degree or balanced
+
+
+def ring_degrees(method: MethodConfig, sp_size: int) -> tuple[int, int]:
+    """The ranks of an inner ring, and of the outer one. Where either is 1, all ranks are in one ring."""
+    inner = inner_ring_degree(method, sp_size)
+    return inner, max(sp_size // inner, 1)
+
+
+def send_rings(method: MethodConfig, sp_size: int, rank: int) -> list[tuple[list[int], Fraction]]:
+    """The members of the inner and of the outer ring of `rank`, and which part of its bytes it sends around each.
+
+    Of the R-1 hops of a shard, all but one for each further window are inside a window. Its dK/dV make the same hops.
+    """
+    inner, outer = ring_degrees(method, sp_size)
+    window, place = divmod(rank, inner)
+    between = Fraction(outer - 1, max(sp_size - 1, 1))
+    neighbours = range(window * inner, (window + 1) * inner)
+    return [([*neighbours], 1 - between), ([*range(place, sp_size, inner)], between)]
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:

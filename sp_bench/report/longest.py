@@ -39,6 +39,12 @@ def is_fit_only(limit: Limit) -> bool:
     return limit.largest_ok is not None and not limit.largest_ok.ok
 
 
+def _named(limit: Limit) -> str:
+    """The method. Where no whole step was taken, "fit only" stands beside the name, which need not say it again."""
+    cell = limit.cells[0]
+    return words.method(cell, without=(words.FIT,) if is_fit_only(limit) else ())
+
+
 @dataclass(frozen=True)
 class Longest:
     setting: Setting  # of the ends of the brackets, and of the longest that fit, alone
@@ -85,7 +91,7 @@ def _name(
     parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
     parts = [part for part in parts if part not in elsewhere]
     parts += _said(cell, differing, parts)
-    told = f"{words.method(cell)}, {words.processors(cell)}"
+    told = f"{_named(limit)}, {words.processors(cell)}"
     return f"{told}: {', '.join(parts)}" if parts else told
 
 

@@ -1,7 +1,7 @@
 """What methods, kernels, fabrics and settings are called on a page, in a figure and in a paper. Names are made here and
 nowhere else; identifiers are for the appendix and the CSV."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sp_bench.config.trial import TRAINING
@@ -96,8 +96,9 @@ def fabric(name: Any) -> str:
     return FABRICS.get(name, str(name))
 
 
-def method(cell: Cell) -> str:
-    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`. Two cells of one place and kernel have different ones."""
+def method(cell: Cell, without: Collection[str] = ()) -> str:
+    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. Two
+    cells of one place and kernel have different ones, but for the options `without`."""
     asked, options, told = cell.asked, cell.options, cell.name.told
     name = METHODS.get(asked["method"], str(asked["method"]))
     if asked["method"] == "single" and asked["workload"] == "attention":
@@ -115,7 +116,8 @@ def method(cell: Cell) -> str:
     if isinstance(stages := options.get("method.head_stages"), int):
         parts.append(f"{stages} stages")
     if isinstance(inner := options.get("method.inner_ring_degree"), int):
-        parts.append(f"inner rings of {inner}")
+        outer = asked["sp_size"] // inner
+        parts.append(f"{inner}x{outer}{'' if min(inner, outer) > 1 else ' is one ring'}")
     if (stride := options.get("method.head_stride")) not in (None, "all"):
         parts.append(f"{stride} KV head{'s' if stride != 1 else ''} at a time")
     if options.get("method.exchange") == "copy_engines":
@@ -123,7 +125,7 @@ def method(cell: Cell) -> str:
     if asked["placement"] == "ring_inner":
         parts.append("ring inside")
     by_pack = () if cell.name.pack is None else ("seed",)
-    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack)]
+    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack, *without)]
     return ", ".join(filter(None, parts))
 
 
@@ -139,6 +141,7 @@ _SAID = (
     *("method.head_stages", "method.inner_ring_degree"),
 )
 ONE_STEP = "one step"  # was timed
+FIT = "workload.fit"
 _USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
 _DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
 

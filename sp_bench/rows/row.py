@@ -45,6 +45,8 @@ class Resolved:
     dkv_dtype: str | None
     ulysses_degree: int
     ring_degree: int
+    inner_ring_degree: int | None
+    outer_ring_degree: int | None
     padded_seq_len: int | None
     engine_implementation: str | None
     batch_loading: str | None

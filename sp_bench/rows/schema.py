@@ -108,6 +108,13 @@ COLUMNS = (
         "packing: attention FLOPs of the rank that computes most, over the mean of all ranks; predicted",
     ),
     Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
+    Column(
+        "outer_ring_degree",
+        INT,
+        "ranks",
+        "double_ring: ring_degree / inner_ring_degree; where either is 1, all ranks are in one ring; null: another "
+        "method, or an old row",
+    ),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
     Column("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
     Column("config", TEXT, "JSON", "the whole trial config, canonical"),
@@ -136,7 +143,7 @@ COLUMNS = (
     Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
     Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
     Column(
-        "compile_s", REAL, "s", "train_step: rank 0's seconds in torch.compile before the timed steps, proof included"
+        "compile_s", REAL, "s", "training: rank 0's seconds in torch.compile before the timed steps, proof included"
     ),
     Column(
         "optimizer_ms",

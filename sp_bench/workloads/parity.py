@@ -13,8 +13,10 @@ from sp_bench.oracle import one_process
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.oracle.training_step import labelled
 from sp_bench.training import text, train
-from sp_bench.training.offload import host_memory
+from sp_bench.training.model_code import compiling
+from sp_bench.training.offload import HostMemory, host_memory
 from sp_bench.workloads import Job
+from sp_bench.workloads.train_step import compile_seconds, pinned_host_bytes
 
 NLL_TOLERANCE = 1e-5  # nats a token
 GRAD_NORM_TOLERANCE = 1e-5  # relative
@@ -22,6 +24,11 @@ MINIMUM_FALL = 0.5  # nats that the loss must fall: agreement says nothing about
 
 
 def run(job: Job) -> Measurement:
+    with host_memory() as memory:
+        return _run(job, memory)
+
+
+def _run(job: Job, memory: HostMemory) -> Measurement:
     config = job.config
     job.enter_phase("correctness")
     engine = engines.get(config.engine.name)
@@ -35,8 +42,13 @@ def run(job: Job) -> Measurement:
     leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
     clock = Clock(config.workload, job.device, job.enter_phase, job.trace_to)
-    with host_memory():
-        results = engine.run(config, texts, job.mesh, job.device, clock.tick, token_losses=0)
+    compile_s = [compiling.seconds]  # spent until here and until each tick
+
+    def tick() -> None:
+        compile_s.append(compiling.seconds)
+        clock.tick()
+
+    results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=0)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     got = torch.stack([torch.stack((r.loss, r.grad_norm)) for r in results[:num_compared]]).double()
@@ -47,6 +59,8 @@ def run(job: Job) -> Measurement:
     measurement.columns = {
         **compare(got, expected),
         **steps,
+        "compile_s": compile_seconds(config, compile_s),
+        "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement
 

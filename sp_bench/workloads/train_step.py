@@ -80,9 +80,9 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **step_columns,
         **timed_columns,
         **steps,
-        "compile_s": _compile_s(config, compile_s),
+        "compile_s": compile_seconds(config, compile_s),
         "optimizer_ms": _optimizer_ms(config, results),
-        "pinned_host_bytes": _pinned_host_bytes(config, memory),
+        "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement
 
@@ -94,8 +94,9 @@ def _optimizer_ms(config: TrialConfig, results: list[train.StepResult]) -> float
     return statistics.median(ms) if ms else None
 
 
-def _pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
-    """
+def pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
+    """Of this rank, for what checkpointing keeps; None: it waits on the device.
+
     Raises:
         Incorrect: the layers' inputs would not fit it, so they stayed on the device.
     """
@@ -109,7 +110,7 @@ def _pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
     return memory.num_bytes
 
 
-def _compile_s(config: TrialConfig, until: list[float]) -> float | None:
+def compile_seconds(config: TrialConfig, until: list[float]) -> float | None:
     """Seconds that torch.compile took before the timed steps; None: nothing is compiled. until: seconds of this process
     before the proof, before each step and after the last.
 

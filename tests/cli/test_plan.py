@@ -35,7 +35,22 @@ def test_a_plan_for_gpus_says_about_how_long_they_will_be_busy(plan):
     assert told == "devices: 1 trial on GPUs, about 3 minutes"  # it took 125 s
     assert "devices: 3 trials on GPUs, about 10 minutes" in plan(*words, "replicates=3")
     assert "devices:" not in plan("sweep=smoke")
-    assert "devices: 20 trials and 6 searches on GPUs, about 53 minutes" in plan("sweep=h200x2_theirs")
+    assert "devices: 20 trials and 6 searches on GPUs, about 52 minutes" in plan("sweep=h200x2_theirs")
+    mixed = plan(*words, "sp_size=2,3")  # no machine splits these heads over 3 ranks
+    assert "num_heads=" in mixed
+    assert told in mixed
+
+
+def test_a_search_whose_steps_would_miss_their_deadline_says_so_before_it_runs(plan):
+    one = ("workload.mlp_tile_tokens=null", "workload.checkpoint_offload=false", "engine.optimizer_offload=null")
+    words = ("sweep=h200x2_longest", "method=ulysses", "workload.activation_checkpointing=full", *one)
+    alone = (*words, "hardware.allocator=expandable_segments")
+    probe, whole = (line for line in plan(*alone, "deadlines.measure=130").splitlines() if line.startswith("warning: "))
+    assert "it would end at about" in probe
+    assert "more than deadlines.measure=130; use 136 or more" in probe
+    assert "it would end fit only, as no whole step can confirm about" in whole
+    assert "more than deadlines.measure=130; use 265 or more" in whole
+    assert "warning: " not in plan(*alone, "deadlines.measure=265")
 
 
 def test_a_file_of_document_lengths_is_read_once_and_the_trial_has_what_it_says(capfd, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 group up to P = 64."""
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,10 +16,11 @@ from ranks import here, run, worlds
 from test_methods import cases, method_configs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from trials import trial
 
 from sp_bench import kernels, methods
 from sp_bench.attention.exchange import _all_gather, _reduce_scatter
-from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
@@ -54,8 +56,15 @@ def check(case: Case, mesh: DeviceMesh) -> Ledger:
 
 
 def check_all(rank: int, sp_size: int) -> None:
+    """As if each two ranks were on a node of their own."""
+    os.environ["LOCAL_WORLD_SIZE"] = str(min(sp_size, 2))
     for case, mesh in on_meshes(c for c in cases(sp_size) if c.shape.causal and c.shape.batch_size == 2):
-        check(case, mesh)
+        far = sum(check(case, mesh).between_nodes.values())
+        if sp_size % 2 == 0:
+            alone = WorkloadConfig("attention", "forward_backward", True, 0, 1, 48)
+            config = trial(case.method, sp_size, workload=alone, num_nodes=sp_size // 2)
+            traffic = methods.get(case.method.name).traffic(case.method, case.shape, sp_size)
+            assert far == methods.between_nodes(config, traffic, rank), str(case)
 
 
 @pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4, 8), nccl=(2, 3, 4, 8)))

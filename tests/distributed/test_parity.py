@@ -1,6 +1,7 @@
 """The parity workload: twenty training steps with each method against one process, and what the comparison refuses."""
 
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,8 +11,14 @@ from trials import PARITY, TINY, job, trial
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import MethodConfig, TrialConfig
+from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.workloads import parity
+
+OFFLOADED = replace(
+    PARITY, micro_batches=2, loss_tile_tokens=7, activation_checkpointing="full", checkpoint_offload=True
+)
+OFFLOADED_BYTES = 24 * TINY.hidden_size * 4  # the input of the first of two layers: a rank's tokens in fp32
 
 
 def cases(world_size: int) -> list[TrialConfig]:
@@ -21,9 +28,7 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(MethodConfig("ring", "zigzag", dkv_dtype="input"), 2, workload=PARITY, seq_len=47),
             trial(MethodConfig("all_gather", "zigzag", dkv_dtype="input"), 2, workload=PARITY),
             trial(MethodConfig("single"), 1, dp_shard_size=2, workload=PARITY),
-            trial(
-                MethodConfig("ulysses"), 2, workload=replace(PARITY, micro_batches=2, loss_tile_tokens=7), seq_len=47
-            ),
+            trial(MethodConfig("ulysses"), 2, workload=OFFLOADED, seq_len=47),
         ]
     return [
         trial(MethodConfig("usp", "striped", None, 2, "ring_inner", "input"), 4, workload=PARITY, seq_len=47),
@@ -41,7 +46,11 @@ def check_world(rank: int, world_size: int) -> None:
         assert len(measurement.step_ms) == len(measurement.columns["loss"]) == 20
         counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
         assert counted == measurement.predicted, config
+        assert measurement.columns["compile_s"] is None
+        offloads = config.workload.checkpoint_offload
+        assert measurement.columns["pinned_host_bytes"] == (OFFLOADED_BYTES if offloads else None)
     if world_size == 2:
+        check_checkpoints_that_stay_on_the_device_are_refused()
         check_wrong_training_is_refused()
 
 
@@ -49,6 +58,13 @@ def check_wrong_training_is_refused() -> None:
     """With averaged gradients the first loss is right, but each update is too small. The gradient norm shows it."""
     config = trial(MethodConfig("ulysses"), 2, workload=replace(PARITY, timed_steps=1))
     with averaged_gradients(), pytest.raises(Incorrect, match="step 0 differs from one process"):
+        parity.run(job(config))
+
+
+def check_checkpoints_that_stay_on_the_device_are_refused() -> None:
+    config = trial(MethodConfig("ulysses"), 2, workload=OFFLOADED, seq_len=47)
+    stay = patch.object(fsdp2, "Offload", lambda num_layers: None)
+    with stay, pytest.raises(Incorrect, match="offloaded checkpoints took 0 bytes of host memory"):
         parity.run(job(config))
 
 

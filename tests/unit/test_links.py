@@ -51,7 +51,27 @@ def test_the_placement_changes_what_goes_between_nodes(make_config):
 
 def test_what_has_no_closed_form_by_node_is_not_predicted(make_config):
     options = {"sp_size": 4, "num_nodes": 2}
-    double = make_config(method="double_ring", **options)
-    assert methods.between_nodes(double, methods.attention_traffic(double, 2048), 0) is None
-    training = make_config(method="ring", workload="train_step", **options)
-    assert methods.between_nodes(training, methods.attention_traffic(training, 2048), 0) is None
+    for method in ("ring", "double_ring"):
+        training = make_config(method=method, workload="train_step", **options)
+        assert methods.between_nodes(training, methods.attention_traffic(training, 2048), 0) is None
+
+
+def by_rank(make_config, inner: int | None, **options) -> list[Fraction]:
+    """The part of its bytes that each of 8 ranks on 2 nodes sends to the other node."""
+    ring = {} if inner is None else {"method__inner_ring_degree": inner}
+    config = make_config(method="ring" if inner is None else "double_ring", sp_size=8, num_nodes=2, **ring, **options)
+    traffic = methods.attention_traffic(config, config.seq_len)
+    return [methods.between_nodes(config, traffic, rank) / sum(traffic.values()) for rank in range(8)]
+
+
+@pytest.mark.parametrize("options", [{}, {"workload__pass_kind": "forward"}, {"method__dkv_dtype": "float32"}])
+def test_of_a_double_ring_only_the_hops_of_the_outer_ring_leave_a_node_of_its_size(make_config, options):
+    """Of 7 hops one, that from window to window; all ranks share the link. One ring sends all through two ranks."""
+    assert by_rank(make_config, 4, **options) == [Fraction(1, 7)] * 8
+    # rings of 2, in windows 0 to 3: from window 1 to 2, and from 3 to 0
+    assert by_rank(make_config, 2, **options) == [0, 0, Fraction(3, 7), Fraction(3, 7)] * 2
+
+
+@pytest.mark.parametrize("inner", [1, 8])
+def test_a_double_ring_of_one_ring_sends_between_nodes_what_the_ring_does(make_config, inner):
+    assert by_rank(make_config, inner) == by_rank(make_config, None) == [0, 0, 0, 1] * 2

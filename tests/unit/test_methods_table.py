@@ -60,6 +60,6 @@ def test_the_table_is_the_same_whatever_is_installed_and_what_is_missing_is_told
 
 def test_a_library_assumed_to_be_installed_is_so_for_the_question_only(monkeypatch):
     monkeypatch.setattr(hardware, "package_versions", dict)
-    with methods.as_if_installed():
+    with hardware.as_if_installed():
         assert methods.missing_library_reason("yunchang", "yunchang") is None
     assert methods.missing_library_reason("yunchang", "yunchang") is not None

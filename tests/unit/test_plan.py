@@ -16,6 +16,7 @@ from sp_bench.costs.training import num_parameters
 from sp_bench.driver import plan, ranks
 from sp_bench.driver.overrides import choices
 from sp_bench.methods import double_ring
+from sp_bench.rows.row import asked_for
 
 
 def test_planning_imports_no_torch(make_config):
@@ -251,6 +252,24 @@ def test_upipe_and_the_double_ring_refuse_with_the_numbers_that_work(make_config
 def test_the_inner_rings_of_a_double_ring_are_no_smaller_than_their_number(sp_size, inner):
     assert double_ring.inner_ring_degree(MethodConfig("double_ring"), sp_size) == inner
     assert double_ring.inner_ring_degree(MethodConfig("double_ring", inner_ring_degree=1), sp_size) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"sp_size": 8}, (4, 2)),
+        ({"sp_size": 8, "method__inner_ring_degree": 2}, (2, 4)),
+        ({"sp_size": 2}, (2, 1)),
+        ({"sp_size": 8, "workload": "collective"}, (None, None)),
+    ],
+)
+def test_a_row_says_the_sizes_of_both_rings_as_they_are(make_config, options, sizes):
+    config = make_config(method="double_ring", **options)
+    columns = asked_for(config, plan.resolve(config))
+    assert (columns["inner_ring_degree"], columns["outer_ring_degree"]) == sizes
+    ring = make_config(method="ring", sp_size=8)
+    columns = asked_for(ring, plan.resolve(ring))
+    assert (columns["inner_ring_degree"], columns["outer_ring_degree"]) == (None, None)
 
 
 def test_parts_share_a_kv_head_under_ulysses_and_not_around_a_ring(make_config):

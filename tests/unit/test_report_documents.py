@@ -140,3 +140,17 @@ def test_lines_of_the_ratios_say_which_documents_they_are_of(tmp_path: Path):
     ratios = page.with_name("figures").joinpath("ratios.csv").read_text()
     assert "one document" in ratios
     assert "all of 128 tokens" in ratios
+
+
+def test_a_double_ring_is_named_by_its_rings_and_says_where_it_is_one():
+    sizes = {2: (8, 4), 4: (8, 2), 8: (8, 1), 1: (4, 4)}  # of the inner rings -> of all ranks, of the outer ring
+    rows = [
+        row(method="double_ring", sp_size=ranks, inner_ring_degree=inner, outer_ring_degree=outer, cell_id=str(inner))
+        for inner, (ranks, outer) in sizes.items()
+    ]
+    assert {cell.asked["inner_ring_degree"]: words.method(cell) for cell in cells_of(rows)} == {
+        2: "contiguous double ring, 2x4",
+        4: "contiguous double ring, 4x2",
+        8: "contiguous double ring, 8x1 is one ring",
+        1: "contiguous double ring, 1x4 is one ring",
+    }

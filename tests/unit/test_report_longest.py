@@ -42,6 +42,17 @@ def test_findings_have_each_bracket_with_its_tries_and_no_line_where_nothing_ran
     assert sum("tries:" in line for line in told.splitlines()) == 5
 
 
+def test_a_length_that_only_fit_is_said_once():
+    """h200x2_fit tried each length twice, with attention's arithmetic and without."""
+    cells = read([Path(__file__).parents[2] / "results" / "h200x2_fit"])
+    found = settings(cells)
+    told = [line for line in findings(found, cells).splitlines() if "fit only, tries" in line]
+    (drawn,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
+    (labels,) = [[text.get_text() for text in axis.get_yticklabels()] for axis in drawn.figure.axes]
+    assert len(told) == sum("fit only" in label for label in labels) == 2
+    assert not any("fit=" in text for text in [*told, *labels])
+
+
 def test_a_search_in_which_nothing_ran_out_says_at_least_and_never_a_bracket():
     cells = read([Path(__file__).parents[2] / "results" / "h200x2_theirs"])
     found = settings(cells)

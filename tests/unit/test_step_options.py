@@ -18,8 +18,9 @@ def test_eager_code_is_the_cell_of_old_rows_and_compiled_code_is_not(make_config
 
 
 def test_compiled_code_is_compiled_in_a_warm_up_step(make_config):
-    with pytest.raises(ConfigError, match="the first of them compiles the model's code; use 1 or more"):
-        make_config(workload="train_step", workload__model_code="compiled", workload__warmup_steps=0)
+    for workload in ("train_step", "parity"):
+        with pytest.raises(ConfigError, match="the first of them compiles the model's code; use 1 or more"):
+            make_config(workload=workload, workload__model_code="compiled", workload__warmup_steps=0)
     with pytest.raises(ConfigError, match="workload attention takes no optimizer step"):
         make_config(workload__model_code="compiled")
 
@@ -43,7 +44,8 @@ def test_a_single_step_is_one_timed_step(make_config):
         (1_048_576, "NVIDIA H200", 600, False),  # predicted: 376 s
         (1_048_576, "NVIDIA H200", 480, True),
         (1_048_576, "a device of unknown peak", 480, False),
-        (1_048_576, None, 480, False),
+        (1_048_576, None, 480, True),  # by the name of the hardware
+        (1_048_576, None, 600, False),
         (16_384, "NVIDIA H200", 130, False),
     ],
 )
