@@ -92,7 +92,9 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
-    "driver/search.py": {"allocator", "device_memory_gib", "fit", "num_nodes", "ranks_per_gpu"},
+    "driver/search.py": {
+        *("allocator", "device_memory_gib", "document_len", "fit", "num_nodes", "packing", "ranks_per_gpu"),
+    },
     "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *(

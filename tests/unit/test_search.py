@@ -20,9 +20,10 @@ def search(
     known: Mapping[Probe, str] = {},
     *,
     fit: bool = True,
+    shortest: int = 0,
 ) -> tuple[Edge, dict[Probe, str]]:
     """Where the search ends, and the probes that it took."""
-    course, found = Course(guess, multiple, settings, fit), dict(known)
+    course, found = Course(guess, multiple, shortest or multiple, settings, fit), dict(known)
     while not isinstance(step := next_step(found, course, len(known)), Edge):
         assert step not in found
         assert step.seq_len % multiple == 0
@@ -62,7 +63,7 @@ def test_from_a_good_guess_five_probes_are_enough(error, longest):
 def test_a_search_that_was_killed_goes_on_from_what_is_known(longest, guess, stopped):
     edge, found = search(up_to(longest), guess)
     known = dict(list(found.items())[:stopped])
-    while not isinstance(step := next_step(known, Course(guess, 4, SETTINGS, True)), Edge):
+    while not isinstance(step := next_step(known, Course(guess, 4, 4, SETTINGS, True)), Edge):
         known[step] = up_to(longest)(step)
     assert (step, known) == (edge, found)
 
@@ -88,6 +89,8 @@ def test_a_longer_length_that_runs_moves_the_search_up_and_is_told_of():
 
 def test_where_nothing_fits_or_all_does_the_search_ends():
     assert search(up_to(0), 4096)[0] == Edge(None, 4)
+    edge, found = search(up_to(0), 0, 1, shortest=2)
+    assert (edge, [probe.seq_len for probe in found]) == (Edge(None, 2), [2])
     edge, found = search(up_to(2**40), 4096)
     assert edge.fails is None
     assert len(found) <= SETTINGS.max_probes
@@ -225,8 +228,8 @@ def test_without_fit_each_probe_is_a_whole_step_and_one_that_fails_at_times_is_t
 
 
 def test_the_probes_that_are_left_are_counted_as_if_nothing_longer_fitted():
-    course = Course(8000, 4, SETTINGS, True)
+    course = Course(8000, 4, 4, SETTINGS, True)
     _, found = search(up_to(8000), 8000)
     items = list(found.items())
     assert [probes_left(dict(items[:done]), course) for done in range(6)] == [5, 4, 3, 2, 1, 0]
-    assert probes_left(dict(items[:1]), Course(8000, 4, SearchConfig(0.02, 3, None, None), True)) == 2
+    assert probes_left(dict(items[:1]), Course(8000, 4, 4, SearchConfig(0.02, 3, None, None), True)) == 2
