@@ -94,3 +94,8 @@ def test_a_search_of_whole_steps_is_known_by_its_plan(tmp_path):
     found = longest(settings(read([tmp_path])))
     assert found is not None
     assert [ends(limit) for limit in found.limits] == [("at least 4,096", "not reached")]
+    plans.write(tmp_path, [], {"ulysses": False})  # another run begins, and is killed before it comes to the search
+    assert longest(settings(read([tmp_path]))) is not None
+    plans.write(tmp_path, [], {"ulysses": True}, ["another"])
+    (plan,) = plans.read(tmp_path)
+    assert plan.probes == {"another", *(each["trial_id"] for each in rows)}
