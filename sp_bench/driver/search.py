@@ -173,6 +173,10 @@ def _lengths(found: Mapping[Probe, str], ended: str) -> set[int]:
     return {probe.seq_len for probe, status in found.items() if status == ended}
 
 
+def _probes(found: Mapping[Probe, str], seq_len: int, ended: str) -> list[Probe]:
+    return [probe for probe, status in found.items() if probe.seq_len == seq_len and status == ended]
+
+
 def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Probe | Edge:
     """What to try next, or the end of the search. found: the status of each probe so far. known: how many of them were
     no trials of this run, and so take nothing of its budget."""
@@ -202,7 +206,7 @@ def _next_step(found: Mapping[Probe, str], course: Course) -> Probe | Edge:
         return Probe(between, 0)
     if low is None or high is None:
         return Edge(low, high, f"nothing beyond {max(longest, low or 0):,} was tried" if high is None else "")
-    whole_step_failed = found.get(Probe(high, 1, confirming=True)) == "oom"
+    whole_step_failed = any(probe.confirming for probe in _probes(found, high, "oom"))
     for end in (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),))):
         if end not in found and end.seq_len <= longest:
             return end
@@ -236,7 +240,8 @@ def _between(found: Mapping[Probe, str], course: Course) -> int | None:
 def _doubts(found: Mapping[Probe, str], low: int, high: int, longest: int) -> str:
     told = [UNCONFIRMED[status]] if (status := found.get(Probe(low, 1, confirming=True))) in UNCONFIRMED else []
     if high in _lengths(found, "ok"):
-        whole = found.get(Probe(high, 1, confirming=True)) == "oom"
+        ran, failed = ({probe.confirming for probe in _probes(found, high, ended)} for ended in ("ok", "oom"))
+        whole = (ran, failed) == ({False}, {True})
         told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
     told += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
     if high > longest:

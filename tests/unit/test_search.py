@@ -139,6 +139,18 @@ def test_a_whole_step_that_is_out_of_memory_where_fit_was_not_is_told_as_that():
     assert Probe(edge.fails or 0, 1) not in found  # that it fits without attention is known
 
 
+def test_a_row_of_a_whole_step_that_was_out_of_memory_is_taken_as_a_probe_of_one_is():
+    known = {Probe(100_032, 0, confirming=True): "oom", Probe(99_008, 0, confirming=True): "ok"}
+    edge, found = search(up_to(101_000), 100_000, known=known)
+    assert (edge.fits, edge.fails, edge.note) == (99_008, 100_032, "")
+    assert Probe(100_032, 1) not in found
+    edge, found = search(up_to(101_000), 100_000, known=known | {Probe(100_032, 0): "ok"})
+    assert edge.note == "100,032 fits without attention, and a whole step does not"
+    assert Probe(100_032, 1) not in found
+    at_times = known | {Probe(100_032, 0): "ok", Probe(100_032, 1, confirming=True): "ok"}
+    assert search(up_to(101_000), 100_000, known=at_times)[0].note == "100,032 ran at times"
+
+
 def test_a_whole_step_that_takes_too_long_leaves_the_bracket_fit_only():
     edge, found = search(lambda p: "timeout" if p.confirming else up_to(8000)(p), 8000)
     assert edge.note == "fit only: the whole step did not end in time"
