@@ -207,13 +207,15 @@ def _next_step(found: Mapping[Probe, str], course: Course) -> Probe | Edge:
     if low is None or high is None:
         return Edge(low, high, f"nothing beyond {max(longest, low or 0):,} was tried" if high is None else "")
     whole_step_failed = any(probe.confirming for probe in _probes(found, high, "oom"))
-    for end in (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),))):
-        if end not in found and end.seq_len <= longest:
+    ends = (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),)))
+    untried = [end for end in ends if end not in found]
+    for end in untried:
+        if end.seq_len <= longest:
             return end
     above = max(course.rounded(high * (1 + 4 * course.settings.resolution)), high + course.multiple)
     if max(probe.seq_len for probe in found) < above <= longest:
         return Probe(above, 0)
-    return Edge(low, high, _doubts(found, low, high, longest))
+    return Edge(low, high, _doubts(found, low, high, longest), ended=not untried)
 
 
 def _between(found: Mapping[Probe, str], course: Course) -> int | None:
@@ -245,5 +247,5 @@ def _doubts(found: Mapping[Probe, str], low: int, high: int, longest: int) -> st
         told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
     told += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
     if high > longest:
-        told.append(f"nothing beyond {longest:,} was tried")
+        told.append(f"this search tried no length beyond {longest:,}")
     return ", ".join(told)

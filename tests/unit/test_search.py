@@ -215,10 +215,18 @@ def test_rows_that_contradict_each_other_are_taken_as_those_of_one_search_are():
 def test_rows_beyond_the_longest_are_known_and_nothing_is_tried_there():
     settings = SearchConfig(0.02, 40, None, 10_000)
     edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "oom"})
-    assert (edge.fits, edge.fails, edge.note) == (10_000, 20_000, "nothing beyond 10,000 was tried")
+    assert edge == Edge(10_000, 20_000, "this search tried no length beyond 10,000", ended=False)
     assert max(found).seq_len == 10_000
     edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "ok"})
     assert (edge, found) == (Edge(20_000, None, "nothing beyond 20,000 was tried"), {})
+
+
+def test_an_end_beyond_the_longest_that_was_not_tried_twice_leaves_the_search_open():
+    settings, known = SearchConfig(0.02, 40, None, 50_000), {Probe(49_984, 0): "ok", Probe(60_000, 0): "oom"}
+    edge, _ = search(up_to(55_000), 50_000, 64, settings, known)
+    assert edge == Edge(49_984, 60_000, "this search tried no length beyond 49,984", ended=False)
+    edge, _ = search(up_to(55_000), 50_000, 64, settings, known | {Probe(60_000, 1): "oom"})
+    assert edge.ended
 
 
 def test_rows_that_are_there_take_nothing_of_the_budget():
