@@ -96,8 +96,9 @@ def fabric(name: Any) -> str:
     return FABRICS.get(name, str(name))
 
 
-def method(cell: Cell) -> str:
-    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`. Two cells of one place and kernel have different ones."""
+def method(cell: Cell, but: Sequence[str] = ()) -> str:
+    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`. Two cells of one place and kernel have different ones, unless
+    they differ in an option of `but`, which is left out."""
     asked, options, told = cell.asked, cell.options, cell.name.told
     name = METHODS.get(asked["method"], str(asked["method"]))
     if asked["method"] == "single" and asked["workload"] == "attention":
@@ -123,7 +124,7 @@ def method(cell: Cell) -> str:
     if asked["placement"] == "ring_inner":
         parts.append("ring inside")
     by_pack = () if cell.name.pack is None else ("seed",)
-    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack)]
+    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack, *but)]
     return ", ".join(filter(None, parts))
 
 
