@@ -374,6 +374,7 @@ class _Begun:
     search: Search
     course: Course
     tried: dict[Probe, str]  # by rows of this environment
+    unsupported_reason: str | None  # of what comes first
 
     @property
     def known(self) -> int:
@@ -387,7 +388,7 @@ class _Begun:
     @property
     def ahead(self) -> list[Probe]:
         """About which probes are left."""
-        return probes_ahead(self.tried, self.course, self.known)
+        return [] if self.unsupported_reason else probes_ahead(self.tried, self.course, self.known)
 
     @property
     def left(self) -> int:
@@ -398,8 +399,20 @@ def _begun(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _
     asked, gpu_bytes = campaign.settings.search, _smallest_gpu_bytes(found)
     on_host = _longest_on_host(search, campaign, found)
     guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, asked.start)
-    within = asked if on_host is None else replace(asked, longest=on_host)
-    return _Begun(search, search.course(guess, within), _tried(search, campaign))
+    # Where the host holds no length, the shortest is planned, and its row says what it needs.
+    within = asked if on_host is None else replace(asked, longest=on_host or search.shortest)
+    begun = _Begun(search, search.course(guess, within), _tried(search, campaign), None)
+    step = begun.step
+    # What this machine lacks is no matter where a search is only planned; a whole step that it refuses is no end.
+    elsewhere = found is None and search.config.hardware.device == "cuda"
+    if isinstance(step, Edge) or step.confirming or elsewhere:
+        return begun
+    return replace(begun, unsupported_reason=_trial_of(step, search, campaign, found).unsupported_reason)
+
+
+def _trial_of(probe: Probe, search: Search, campaign: Campaign, found: hardware.Gpus | None) -> Trial:
+    config = search.at(probe.seq_len, confirming=probe.confirming)
+    return _planned([config], probe.replicate + 1, campaign.settings, found)[probe.replicate]
 
 
 def _longest_on_host(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> int | None:
@@ -435,17 +448,13 @@ def _search(
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     begun = _begun(search, campaign, found)
     course, statuses, known = begun.course, dict(begun.tried), begun.known
-
-    def trial_of(probe: Probe) -> Trial:
-        config = search.at(probe.seq_len, confirming=probe.confirming)
-        return _planned([config], probe.replicate + 1, settings, found)[probe.replicate]
-
+    reason: str | None = None  # why the last probe was refused
     for probe, status in begun.tried.items():
-        if (trial := trial_of(probe)).trial_id not in {*listed, *probed}:
+        if (trial := _trial_of(probe, search, campaign, found)).trial_id not in {*listed, *probed}:
             progress.know(status)
         probed[trial.trial_id] = trial
     while isinstance(step := next_step(statuses, course, known), Probe):
-        trial = trial_of(step)
+        trial = _trial_of(step, search, campaign, found)
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
             left = probes_left(statuses, course, known), course.settings.max_probes - (len(statuses) - known)
@@ -459,6 +468,9 @@ def _search(
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
         probed[trial.trial_id] = trial
+        reason = None if step.confirming else trial.unsupported_reason
+    if reason:
+        step = replace(step, note=f"{step.note}: {reason}")
     if _longest_on_host(search, campaign, found) is not None and step.fits is not None and step.fails is None:
         step = replace(step, note=f"{step.note}, since the memory of this host holds no more")
     return step
@@ -529,11 +541,13 @@ def _search_words(begun: _Begun, settings: CampaignConfig, found: hardware.Gpus 
     rows = f"{begun.known} row{'s' * (begun.known != 1)} here: {so_far(begun.tried).words}"
     if isinstance(step := begun.step, Edge):
         return f"nothing to try; {rows}"
+    if begun.unsupported_reason:
+        return f"from {step.seq_len:,} tokens, which end it as unsupported: {begun.unsupported_reason}; {rows}"
     seconds = _search_s(begun, settings, found)
     told = "" if not seconds else f", about {minutes(seconds)}"
     if begun.known:
         return f"from {rows}; next {step.seq_len:,} tokens, about {begun.left} probes{told}"
-    doubt = ", where the memory model lets nothing fit" if begun.course.guess == 1 else ""
+    doubt = ", where the memory model lets nothing fit" if begun.course.guess == 0 else ""
     return f"from {step.seq_len:,} tokens{doubt}, about {begun.left} probes if they fit{told}"
 
 

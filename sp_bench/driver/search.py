@@ -7,13 +7,15 @@ fresh processes, and one length above: memory need not be monotone in the length
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sp_bench import methods
+from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import PROVABLE_TOKENS, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.rows.names import config_leaves, said
@@ -49,8 +51,16 @@ class Search:
 
     @property
     def multiple(self) -> int:
-        """Lengths that the method can cut without padding are multiples of it."""
-        return methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size).multiple
+        """Lengths that the method can cut without padding, and packs of documents may have, are multiples of it."""
+        layout = methods.get(self.config.method.name).layout(self.config.method, self.config.sp_size)
+        return layout.multiple if self.config.workload.packing == "none" else math.lcm(layout.multiple, MULTIPLE)
+
+    @property
+    def shortest(self) -> int:
+        """Of the multiples the first that a trial may have: a pack has two documents or more."""
+        workload, multiple = self.config.workload, self.multiple
+        least = PROVABLE_TOKENS if workload.packing == "none" else 2 * max(MULTIPLE, workload.document_len or 0)
+        return -(-least // multiple) * multiple
 
     def probe_of(self, row: Mapping[str, Any]) -> "Probe | None":
         """Which probe of this search a row is; None: it is of another configuration, whatever its length."""
@@ -62,11 +72,13 @@ class Search:
         return Probe(row["seq_len"], row["replicate"], confirming=fit and whole)
 
     def course(self, guess: int, settings: SearchConfig) -> "Course":
-        return Course(min(guess, settings.longest or guess), self.multiple, settings, self.config.workload.fit)
+        guess = min(guess, settings.longest or guess)
+        return Course(guess, self.multiple, self.shortest, settings, self.config.workload.fit)
 
     def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
         """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
-        knows, or STARTS_FROM. device_bytes: of the smallest GPU. host_bytes: of its machine."""
+        knows, or STARTS_FROM. 0: the model lets nothing fit. device_bytes: of the smallest GPU. host_bytes: of its
+        machine."""
         config = self.config
         cap = config.hardware.device_memory_gib
         own = device_bytes and device_bytes / config.hardware.ranks_per_gpu
@@ -76,21 +88,18 @@ class Search:
             return start or STARTS_FROM * config.sp_size
         room = (min(known) - OUTSIDE_BYTES) * TENSORS_SHARE[config.hardware.allocator]
         host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_BYTES
-        longest = self._longest(lambda tried: memory.peak(tried).bytes <= room and _on_host_bytes(tried) <= host)
-        return max(longest, 1)
+        return self._longest(lambda tried: memory.peak(tried).bytes <= room and _on_host_bytes(tried) <= host)
 
     def longest_on_host(self, host_bytes: int | None) -> int | None:
-        """The longest length that the memory of a host holds, as `plan` refuses beyond it; None: any."""
+        """The longest length that the memory of a host holds, as `plan` refuses beyond it; 0: none; None: any."""
         longest = self._longest(lambda tried: _on_host_bytes(tried) <= (host_bytes or math.inf))
-        return longest if longest < LONGEST else None
+        return longest if longest + self.multiple <= LONGEST else None
 
     def _longest(self, fits: Callable[[TrialConfig], bool]) -> int:
         """The longest length that fits, of those up to LONGEST; 0: none does."""
-        low, high = 0, LONGEST
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if fits(self.at(middle)) else (low, middle - 1)
-        return low
+        lengths = range(self.shortest, LONGEST + 1, self.multiple)
+        number = bisect_left(lengths, True, key=lambda length: not fits(self.at(length)))
+        return lengths[number - 1] if number else 0
 
 
 def _on_host_bytes(config: TrialConfig) -> int:
@@ -127,24 +136,25 @@ class Course:
 
     guess: int  # tokens
     multiple: int  # of which lengths are
+    shortest: int  # of the lengths that a trial may have
     settings: SearchConfig
     fit: bool  # lengths are tried with `workload.fit`, and the longest is confirmed by a whole step
 
     @property
     def longest(self) -> int:
         """Of the lengths that may be tried."""
-        return max((self.settings.longest or LONGEST) // self.multiple * self.multiple, self.multiple)
+        return max((self.settings.longest or LONGEST) // self.multiple * self.multiple, self.shortest)
 
     @property
     def start(self) -> int:
         return min(self.rounded(self.guess), self.longest)
 
     def rounded(self, length: float) -> int:
-        """The nearest of the method's lengths, as round as the resolution allows; at least one."""
+        """The nearest of the method's lengths, as round as the resolution allows; at least the shortest."""
         unit = self.multiple
         while 2 * unit <= length * self.settings.resolution / 4:
             unit *= 2
-        return max(round(length / unit) * unit, self.multiple)
+        return max(round(length / unit) * unit, self.shortest)
 
     def factor(self, number: int) -> float:
         """How far the next length is, after `number` of lengths on one side of the edge."""
@@ -161,6 +171,10 @@ def so_far(found: Mapping[Probe, str]) -> Edge:
 
 def _lengths(found: Mapping[Probe, str], ended: str) -> set[int]:
     return {probe.seq_len for probe, status in found.items() if status == ended}
+
+
+def _probes(found: Mapping[Probe, str], seq_len: int, ended: str) -> list[Probe]:
+    return [probe for probe, status in found.items() if probe.seq_len == seq_len and status == ended]
 
 
 def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Probe | Edge:
@@ -197,21 +211,23 @@ def _next_step(found: Mapping[Probe, str], course: Course) -> Probe | Edge:
         return Probe(between, 0)
     if low is None or high is None:
         return Edge(low, high, f"nothing beyond {max(longest, low or 0):,} was tried" if high is None else "")
-    whole_step_failed = found.get(Probe(high, 1, confirming=True)) == "oom"
-    for end in (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),))):
-        if end not in found and end.seq_len <= longest:
+    whole_step_failed = any(probe.confirming for probe in _probes(found, high, "oom"))
+    ends = (Probe(low, 1, confirming=course.fit), *(() if whole_step_failed else (Probe(high, 1),)))
+    untried = [end for end in ends if end not in found]
+    for end in untried:
+        if end.seq_len <= longest:
             return end
     above = max(course.rounded(high * (1 + 4 * course.settings.resolution)), high + course.multiple)
     if max(probe.seq_len for probe in found) < above <= longest:
         return Probe(above, 0)
-    return Edge(low, high, _doubts(found, low, high, longest))
+    return Edge(low, high, _doubts(found, low, high, longest), ended=not untried)
 
 
 def _between(found: Mapping[Probe, str], course: Course) -> int | None:
     """The next length between the ends of the bracket; None: they are close, or nothing between them may be tried."""
     edge, start, multiple = so_far(found), course.start, course.multiple
     low, high = edge.fits or 0, edge.fails or math.inf
-    shortest = low // multiple * multiple + multiple
+    shortest = max(low // multiple * multiple + multiple, course.shortest)
     longest = min(course.longest, math.ceil(high / multiple) * multiple - multiple if edge.fails else LONGEST)
     close = 1 + course.settings.resolution
     if shortest > longest or (low and high <= low * close):
@@ -231,9 +247,10 @@ def _between(found: Mapping[Probe, str], course: Course) -> int | None:
 def _doubts(found: Mapping[Probe, str], low: int, high: int, longest: int) -> str:
     told = [UNCONFIRMED[status]] if (status := found.get(Probe(low, 1, confirming=True))) in UNCONFIRMED else []
     if high in _lengths(found, "ok"):
-        whole = found.get(Probe(high, 1, confirming=True)) == "oom"
+        ran, failed = ({probe.confirming for probe in _probes(found, high, ended)} for ended in ("ok", "oom"))
+        whole = (ran, failed) == ({False}, {True})
         told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
     told += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
     if high > longest:
-        told.append(f"nothing beyond {longest:,} was tried")
+        told.append(f"this search tried no length beyond {longest:,}")
     return ", ".join(told)

@@ -246,22 +246,26 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
 def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with one cell_id for all cells whose step is the same: how it is measured, say with `attribution` or how
     many timed steps, makes no other cell; another pack of documents does. Those of one launch stay apart: they are no
-    replicates of each other."""
+    replicates of each other. But what only asked whether the step fits has no time, and says so of the same cell."""
     if rows.empty:
         return rows
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
     first: dict[str, list[Any]] = {}
+    untimed = set()
     for row in known_rows(rows.drop_duplicates(["cell_id", "pool"])):
-        step = _of_step(option_values(row))
+        step = _of_step(options := option_values(row))
         key = repr((row["pool"], row["implementation"], row["method_source"], sorted(step.items(), key=str)))
         first.setdefault(key, []).append(row["cell_id"])
+        untimed |= {row["cell_id"]} if options["workload.fit"] else set()
     launches: dict[str, set[tuple[Any, ...]]] = {}
     for cell_id, *launch in zip(*(rows[name] for name in ("cell_id", "folder", "core_id", "replicate")), strict=True):
         launches.setdefault(cell_id, set()).add(tuple(launch))
     same: dict[str, str] = {}
     for ids in first.values():
-        if len(ids) > 1 and len(set().union(*(launches[i] for i in ids))) == sum(len(launches[i]) for i in ids):
-            same |= dict.fromkeys(ids, ids[0])
+        timed = [i for i in ids if i not in untimed]
+        all_differ = len(set().union(*(launches[i] for i in timed))) == sum(len(launches[i]) for i in timed)
+        apart = ids[:1] if all_differ else timed
+        same |= {i: apart[0] for i in ids if i not in apart}
     return rows.assign(cell_id=rows["cell_id"].replace(same))
 
 

@@ -1,14 +1,16 @@
 """The largest length that ran and the smallest above it that was out of memory, of each series on each number of ranks.
 
 A cell of which any replicate was out of memory does not fit, although others ran: nobody can count on it. The search
-for the longest length takes it so too. Failures of other kinds say nothing about memory.
+for the longest length takes it so too. So does a length at which one of several cells was out of memory: a
+step may only ask whether it fits, be one, or be timed several times. Failures of other kinds say nothing about memory.
 """
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sp_bench.report.cells import Cell, listed
+from sp_bench.report.cells import OOM, Cell, listed
+from sp_bench.rows.names import option_values
 
 CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
 
@@ -24,6 +26,7 @@ class Limit:
     sp_size: int
     largest_ok: Cell | None
     smallest_oom: Cell | None
+    tried: tuple[int, ...]  # of each of `cells`: how many rows say whether its length fits
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -50,7 +53,8 @@ class Limit:
     @property
     def is_search(self) -> bool:
         """The trials were to find out whether the length fits, not how fast it is."""
-        return any(c.options.get("workload.fit") or any(row.get("probe") for row in c.rows) for c in self.cells)
+        rows = [row for cell in self.cells for row in cell.rows]
+        return any(option_values(row)["workload.fit"] or row.get("probe") for row in rows)
 
 
 def capacity_gib(cell: Cell) -> float | None:
@@ -68,18 +72,23 @@ def limits(cells: Sequence[Cell]) -> list[Limit]:
     for cell in cells:
         known = None not in (cell.asked["sp_size"], cell.asked["seq_len"])
         if known and cell.is_of_a_length and (cell.fits or cell.out_of_memory):
-            grouped.setdefault((cell.setting, cell.asked["sp_size"], cell.series), []).append(cell)
+            grouped.setdefault((cell.setting, cell.asked["sp_size"], cell.name.series_of_limits), []).append(cell)
     return [_limit(group) for _, group in sorted(grouped.items())]
 
 
 def _limit(group: Sequence[Cell]) -> Limit:
-    ran, failed = [c for c in group if c.fits], [c for c in group if c.out_of_memory]
-    first, largest = group[0], max(ran, key=lambda c: c.asked["seq_len"], default=None)
+    first, failed = group[0], [c for c in group if c.out_of_memory]
+    ran = [c for c in group if c.asked["seq_len"] not in {c.asked["seq_len"] for c in failed}]
+    largest = max(ran, key=lambda c: (c.asked["seq_len"], c.ok), default=None)  # one with a time, where there is one
     beyond = [c for c in failed if largest is None or c.asked["seq_len"] > largest.asked["seq_len"]]
+    smallest = min(beyond or failed, key=lambda c: c.asked["seq_len"], default=None)
+    ends = [cell.asked["seq_len"] for cell in (largest, smallest) if cell is not None]
+    saying = [c.asked["seq_len"] for c in group for row in c.rows if row["status"] in ("ok", OOM)]
     return Limit(
         setting=first.setting,
-        series=first.series,
+        series=first.name.series_of_limits,
         sp_size=first.asked["sp_size"],
         largest_ok=largest,
-        smallest_oom=min(beyond or failed, key=lambda c: c.asked["seq_len"], default=None),
+        smallest_oom=smallest,
+        tried=tuple(map(saying.count, ends)),
     )

@@ -9,6 +9,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import MISSING, whole
 from sp_bench.report.limits import Limit
+from sp_bench.report.series import OF_LIMITS
 from sp_bench.report.settings import Setting
 
 # What moves the edge of memory, and may be missing in titles
@@ -17,8 +18,7 @@ UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")
 
 def tries(limit: Limit) -> str:
     """1 and 2: how often the longest that fits was tried, and the shortest that does not."""
-    numbers = (sum(row["status"] in ("ok", "oom") for row in cell.rows) for cell in limit.cells)
-    return " and ".join(map(str, numbers))
+    return " and ".join(map(str, limit.tried))
 
 
 NOT_REACHED = "not reached"  # the edge: nothing longer has a row that says whether it fits
@@ -37,12 +37,6 @@ def ends(limit: Limit) -> tuple[str, str]:
 def is_fit_only(limit: Limit) -> bool:
     """No whole step of the longest that fits was taken."""
     return limit.largest_ok is not None and not limit.largest_ok.ok
-
-
-def _named(limit: Limit) -> str:
-    """The method. Where no whole step was taken, "fit only" stands beside the name, which need not say it again."""
-    cell = limit.cells[0]
-    return words.method(cell, without=(words.FIT,) if is_fit_only(limit) else ())
 
 
 @dataclass(frozen=True)
@@ -91,7 +85,7 @@ def _name(
     parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
     parts = [part for part in parts if part not in elsewhere]
     parts += _said(cell, differing, parts)
-    told = f"{_named(limit)}, {words.processors(cell)}"
+    told = f"{words.method(cell, but=OF_LIMITS)}, {words.processors(cell)}"
     return f"{told}: {', '.join(parts)}" if parts else told
 
 

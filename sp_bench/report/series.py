@@ -51,6 +51,7 @@ _OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
 # How a cell is measured is neither in a setting nor, unless names would be equal, in a series.
 PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
 SINGLE_STEP = "workload.single_step"
+OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to ask for a step that move no edge of memory
 # In which order cells are told apart by it: a single step is one, whatever its warm-up
 _TELLING = (SINGLE_STEP, *(path for path in PROTOCOL if path != SINGLE_STEP))
 
@@ -63,7 +64,7 @@ class Name:
     values: Values  # what the setting was made from
     over_fabrics: str  # the setting without its fabric
     series: str  # one string a line, the same on every fabric
-    series_but_kernel: str
+    series_of_limits: str  # the same for what only asks whether a step fits, for a single step and for timed ones
     told: Values = field(default_factory=dict)  # the options that a series says, with their values
     pack: int | None = None  # the seed of its documents, where cells of its setting have packs of several seeds
 
@@ -95,7 +96,7 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
     series.separate(places, [_TRANSPORT, *_TELLING, "cell_id"])
     series.say_packs(packs)
     return [
-        Name(words, values, over, series.name(i), series.name(i, leave_out="kernel.name"), series.told(i), packs[i])
+        Name(words, values, over, series.name(i), series.name(i, but=OF_LIMITS), series.told(i), packs[i])
         for i, ((words, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
     ]
 
@@ -189,8 +190,8 @@ class _Series:
             parts = (_text(method), cell["method.variant"], layout, cell["method.placement"], code)
             self.said.append([("method.name", " ".join(str(part) for part in parts if part is not None))])
 
-    def name(self, i: int, leave_out: str = "") -> str:
-        return " ".join(words for path, words in self.said[i] if path != leave_out)
+    def name(self, i: int, but: Sequence[str] = ()) -> str:
+        return " ".join(words for path, words in self.said[i] if path not in but)
 
     def told(self, i: int) -> dict[str, Any]:
         return {path: self.cells[i].get(path) for path, _ in self.said[i]}

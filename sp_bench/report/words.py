@@ -1,7 +1,7 @@
 """What methods, kernels, fabrics and settings are called on a page, in a figure and in a paper. Names are made here and
 nowhere else; identifiers are for the appendix and the CSV."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp_bench.config.trial import TRAINING
@@ -96,9 +96,9 @@ def fabric(name: Any) -> str:
     return FABRICS.get(name, str(name))
 
 
-def method(cell: Cell, without: Collection[str] = ()) -> str:
+def method(cell: Cell, but: Sequence[str] = ()) -> str:
     """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. Two
-    cells of one place and kernel have different ones, but for the options `without`."""
+    cells of one place and kernel have different ones, but for the options `but`."""
     asked, options, told = cell.asked, cell.options, cell.name.told
     name = METHODS.get(asked["method"], str(asked["method"]))
     if asked["method"] == "single" and asked["workload"] == "attention":
@@ -125,7 +125,7 @@ def method(cell: Cell, without: Collection[str] = ()) -> str:
     if asked["placement"] == "ring_inner":
         parts.append("ring inside")
     by_pack = () if cell.name.pack is None else ("seed",)
-    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack, *without)]
+    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack, *but)]
     return ", ".join(filter(None, parts))
 
 

@@ -36,7 +36,8 @@ def write(
 ) -> None:
     """Say in a campaign's folder which trials the run has that begins now.
 
-    searches: name -> whether it has ended. probes: trial_ids of what they tried so far.
+    searches: name -> whether it has ended. probes: trial_ids of what they tried so far. Those that an earlier run
+    of the same trials and searches wrote stay: a run that is killed early must not forget what the rows were for.
 
     Raises:
         OSError: it cannot be written.
@@ -51,14 +52,15 @@ def write(
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     temporary = place / f".{name}.{os.getpid()}"
-    told = {"started": time.time(), "trials": planned, "searches": searches, "probes": sorted(probes)}
+    tried = {*probes}.union(*(plan.probes for plan in _plans([place / name])))
+    told = {"started": time.time(), "trials": planned, "searches": searches, "probes": sorted(tried)}
     temporary.write_text(json.dumps(told))
     os.replace(temporary, place / name)
 
 
 def read(folder: Path) -> list[Plan]:
     """A campaign's plans, the one that was run last at the end. Empty: no run has said, or what it said is damaged."""
-    return sorted(_plans(folder), key=lambda plan: plan.started)
+    return sorted(_plans((folder / FOLDER).glob("[!.]*.json")), key=lambda plan: plan.started)
 
 
 def open_searches(found: Iterable[Plan]) -> list[str]:
@@ -68,8 +70,8 @@ def open_searches(found: Iterable[Plan]) -> list[str]:
     return list(dict.fromkeys(name for name, _ in searches if name not in ended))
 
 
-def _plans(folder: Path) -> Iterator[Plan]:
-    for path in (folder / FOLDER).glob("[!.]*.json"):
+def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
+    for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
             said = json.loads(path.read_text("utf-8"))
             trials = frozenset(

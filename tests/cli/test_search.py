@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sp_bench import hardware
 from sp_bench.rows import plans, store
 from sp_bench.testing import faults
 
@@ -90,6 +92,23 @@ def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkey
     assert said["trials"] == []
     assert any("seq_len=max" in note and "from 1,984 tokens, about 5 probes" in note for note in said["notes"])
     assert not (tmp_path / "results").exists()
+
+
+def test_where_the_host_holds_no_length_a_search_says_what_the_shortest_needs_and_the_others_go_on(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hardware, "host_bytes", lambda: 64 * 2**30)
+    words = (*SHORT, "workload=train_step", "method=ulysses,ring", "sp_size=2", "model=qwen3_8b", "seq_len=max")
+    needs = r"GiB of host memory; this machine has 64\.0 GiB"
+    code, said, _ = console(capfd, "plan", *words)
+    assert code == 0
+    assert len(re.findall(rf"from \d+ tokens, which end it as unsupported: .* take [\d.]+ {needs}", said)) == 2
+    code, said, _ = console(capfd, "run", *words, "--no-report")
+    assert code == 0
+    ends = re.findall(rf"^longest: .*; \d+ tokens ended as unsupported: .* take [\d.]+ {needs}", said, re.MULTILINE)
+    assert len(ends) == 2
+    assert list(lengths(tmp_path).values()) == ["unsupported"] * 2
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,9 @@ AXES = {
 }
 USES = {
     # decide whether and how a trial runs
-    "driver/search.py": {"allocator", "device_memory_gib", "fit", "num_nodes", "ranks_per_gpu"},
+    "driver/search.py": {
+        *("allocator", "device_memory_gib", "document_len", "fit", "num_nodes", "packing", "ranks_per_gpu"),
+    },
     "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *(
@@ -135,7 +137,7 @@ USES = {
     "rows/names.py": {"dkv_dtype", "packing", "seed"},
     "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
-    "report/cells.py": {"device_memory_gib", "launch", "micro_batches", "seed"},
+    "report/cells.py": {"device_memory_gib", "fit", "launch", "micro_batches", "seed"},
     "report/documents.py": {"seed"},  # which documents are drawn
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {
@@ -162,6 +164,7 @@ USES = {
     "report/scaling.py": {"num_nodes"},  # one GPU is of one host
     "report/series.py": {
         "single_step",  # a name of its own
+        "fit",
         "activation_checkpointing",
         "backward_prefetch",
         "batch_size",

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from sp_bench import report
-from sp_bench.config.parsing import parse
+from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver import overrides, sweep
 from sp_bench.driver.search import OUTSIDE_BYTES, STARTS_FROM, TENSORS_SHARE, Search
+from sp_bench.driver.settings import SearchConfig
 from sp_bench.report import advice, projection
 from sp_bench.report.cells import Cell
 from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work
@@ -181,10 +182,22 @@ def test_a_search_ends_where_the_host_holds_no_more(qwen):
     offloads, plain = Search(replace(qwen, workload=kept)), Search(qwen)
     longest = offloads.longest_on_host(256 * GIB)
     assert longest is not None
-    held = [memory.held_on_host_bytes(offloads.at(length)) for length in (longest, longest + 1)]
+    held = [memory.held_on_host_bytes(offloads.at(length)) for length in (longest, longest + offloads.multiple)]
     assert held[0] <= 256 * GIB < held[1]
     assert plain.longest_on_host(256 * GIB) is None
     assert offloads.longest_on_host(None) is None
+
+
+def test_where_nothing_fits_a_search_says_so_whatever_the_shortest_length_is(qwen):
+    offloads = replace(qwen, engine=replace(qwen.engine, optimizer_offload="torch_adamw"))
+    for config in (qwen, replace(qwen, sp_size=1), offloads):
+        step = Search(config)
+        assert step.guess(5 * GIB, None, None) == 0
+        assert step.course(0, SearchConfig(0.02, 16, None, 1)).start == step.shortest
+        assert step.at(step.shortest).seq_len % step.multiple == 0
+        with pytest.raises(ConfigError):
+            step.at(step.shortest - step.multiple)
+    assert Search(offloads).longest_on_host(4 * GIB) == 0
 
 
 def test_a_search_with_offloaded_checkpoints_starts_at_what_the_host_holds(qwen):

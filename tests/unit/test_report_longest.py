@@ -1,5 +1,6 @@
 """The table and the figure of the longest sequence that fits."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,15 @@ import pytest
 
 from sp_bench.report import read, settings
 from sp_bench.report.cards import memory_words
+from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.figures import memory
 from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings
-from sp_bench.report.longest import ends, longest
+from sp_bench.report.longest import ends, is_fit_only, longest
 from sp_bench.report.table import tables
 from sp_bench.rows import plans
 
-from .rows import cells_of, commit, row
+from .rows import cells_of, commit, row, selection_of
 
 
 def test_where_memory_runs_out_each_line_names_the_options_that_move_the_edge():
@@ -97,6 +99,44 @@ def test_an_upper_end_says_whose_memory_it_was_where_it_was_the_hosts(failed, sh
     assert ("host memory" in memory_words(found[0])) == ("host memory" in shown[1])
 
 
+def asked(seq_len: int, *, oom: bool = False, fit: bool = False, single_step: bool = True) -> dict[str, Any]:
+    """A row of replicate 0, which asks whether a step fits, or is a whole one."""
+    steps = {"single_step": True, "warmup_steps": 0, "timed_steps": 1} if single_step else {}
+    config = {"hardware": {"name": "cpu", "device": "cpu"}, "seed": 0, "workload": {"fit": fit} | steps}
+    failed = {"status": "oom", "oom_site": "torch", "reason": "out of memory"} if oom else {}
+    timed = {"median_step_ms": None, "step_ms": None, "tokens_per_s": None} if fit and not oom else {}
+    return row(**STEP, seq_len=seq_len, config=json.dumps(config), **failed) | steps | {"fit": fit} | timed
+
+
+@pytest.mark.parametrize(
+    ("rows", "bracket", "tried", "fit_only"),
+    [
+        ([asked(2048, fit=True), asked(4096, fit=True), asked(4096, oom=True)], ("2,048", "4,096"), (1, 2), True),
+        ([asked(2048, fit=True), asked(2048), asked(4096, fit=True, oom=True)], ("2,048", "4,096"), (2, 1), False),
+        (
+            [asked(2048), asked(2048, single_step=False), asked(4096), asked(4096, single_step=False, oom=True)],
+            ("2,048", "4,096"),
+            (2, 2),
+            False,
+        ),
+        (
+            [asked(2048, fit=True), asked(2048), asked(2048, single_step=False), asked(4096, fit=True, oom=True)],
+            ("2,048", "4,096"),
+            (3, 1),
+            False,
+        ),
+    ],
+)
+def test_steps_of_one_replicate_are_one_bracket_whether_whole_or_asked_if_they_fit(rows, bracket, tried, fit_only):
+    """A search that begins with rows of whole steps has a length once each way, and calls it failing if one fails."""
+    for each in (rows, rows[::-1]):
+        found = longest(settings(cells(of_equal_steps(selection_of(each).rows))))
+        assert found is not None
+        (limit,) = found.limits
+        assert (ends(limit), limit.tried, is_fit_only(limit)) == (bracket, tried, fit_only)
+        assert found.names == ("Ulysses, 2 CPU ranks",)
+
+
 def test_a_search_of_whole_steps_is_known_by_its_plan(tmp_path):
     rows = [ended(2048), ended(4096)]
     commit(rows, tmp_path)
@@ -105,3 +145,8 @@ def test_a_search_of_whole_steps_is_known_by_its_plan(tmp_path):
     found = longest(settings(read([tmp_path])))
     assert found is not None
     assert [ends(limit) for limit in found.limits] == [("at least 4,096", "not reached")]
+    plans.write(tmp_path, [], {"ulysses": False})  # another run begins, and is killed before it comes to the search
+    assert longest(settings(read([tmp_path]))) is not None
+    plans.write(tmp_path, [], {"ulysses": True}, ["another"])
+    (plan,) = plans.read(tmp_path)
+    assert plan.probes == {"another", *(each["trial_id"] for each in rows)}

@@ -20,9 +20,10 @@ def search(
     known: Mapping[Probe, str] = {},
     *,
     fit: bool = True,
+    shortest: int = 0,
 ) -> tuple[Edge, dict[Probe, str]]:
     """Where the search ends, and the probes that it took."""
-    course, found = Course(guess, multiple, settings, fit), dict(known)
+    course, found = Course(guess, multiple, shortest or multiple, settings, fit), dict(known)
     while not isinstance(step := next_step(found, course, len(known)), Edge):
         assert step not in found
         assert step.seq_len % multiple == 0
@@ -62,7 +63,7 @@ def test_from_a_good_guess_five_probes_are_enough(error, longest):
 def test_a_search_that_was_killed_goes_on_from_what_is_known(longest, guess, stopped):
     edge, found = search(up_to(longest), guess)
     known = dict(list(found.items())[:stopped])
-    while not isinstance(step := next_step(known, Course(guess, 4, SETTINGS, True)), Edge):
+    while not isinstance(step := next_step(known, Course(guess, 4, 4, SETTINGS, True)), Edge):
         known[step] = up_to(longest)(step)
     assert (step, known) == (edge, found)
 
@@ -88,6 +89,8 @@ def test_a_longer_length_that_runs_moves_the_search_up_and_is_told_of():
 
 def test_where_nothing_fits_or_all_does_the_search_ends():
     assert search(up_to(0), 4096)[0] == Edge(None, 4)
+    edge, found = search(up_to(0), 0, 1, shortest=2)
+    assert (edge, [probe.seq_len for probe in found]) == (Edge(None, 2), [2])
     edge, found = search(up_to(2**40), 4096)
     assert edge.fails is None
     assert len(found) <= SETTINGS.max_probes
@@ -134,6 +137,18 @@ def test_a_whole_step_that_is_out_of_memory_where_fit_was_not_is_told_as_that():
     assert edge.fits <= 7900
     assert edge.note == f"{edge.fails:,} fits without attention, and a whole step does not"
     assert Probe(edge.fails or 0, 1) not in found  # that it fits without attention is known
+
+
+def test_a_row_of_a_whole_step_that_was_out_of_memory_is_taken_as_a_probe_of_one_is():
+    known = {Probe(100_032, 0, confirming=True): "oom", Probe(99_008, 0, confirming=True): "ok"}
+    edge, found = search(up_to(101_000), 100_000, known=known)
+    assert (edge.fits, edge.fails, edge.note) == (99_008, 100_032, "")
+    assert Probe(100_032, 1) not in found
+    edge, found = search(up_to(101_000), 100_000, known=known | {Probe(100_032, 0): "ok"})
+    assert edge.note == "100,032 fits without attention, and a whole step does not"
+    assert Probe(100_032, 1) not in found
+    at_times = known | {Probe(100_032, 0): "ok", Probe(100_032, 1, confirming=True): "ok"}
+    assert search(up_to(101_000), 100_000, known=at_times)[0].note == "100,032 ran at times"
 
 
 def test_a_whole_step_that_takes_too_long_leaves_the_bracket_fit_only():
@@ -200,10 +215,18 @@ def test_rows_that_contradict_each_other_are_taken_as_those_of_one_search_are():
 def test_rows_beyond_the_longest_are_known_and_nothing_is_tried_there():
     settings = SearchConfig(0.02, 40, None, 10_000)
     edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "oom"})
-    assert (edge.fits, edge.fails, edge.note) == (10_000, 20_000, "nothing beyond 10,000 was tried")
+    assert edge == Edge(10_000, 20_000, "this search tried no length beyond 10,000", ended=False)
     assert max(found).seq_len == 10_000
     edge, found = search(up_to(2**40), 4096, settings=settings, known={Probe(20_000, 0): "ok"})
     assert (edge, found) == (Edge(20_000, None, "nothing beyond 20,000 was tried"), {})
+
+
+def test_an_end_beyond_the_longest_that_was_not_tried_twice_leaves_the_search_open():
+    settings, known = SearchConfig(0.02, 40, None, 50_000), {Probe(49_984, 0): "ok", Probe(60_000, 0): "oom"}
+    edge, _ = search(up_to(55_000), 50_000, 64, settings, known)
+    assert edge == Edge(49_984, 60_000, "this search tried no length beyond 49,984", ended=False)
+    edge, _ = search(up_to(55_000), 50_000, 64, settings, known | {Probe(60_000, 1): "oom"})
+    assert edge.ended
 
 
 def test_rows_that_are_there_take_nothing_of_the_budget():
@@ -225,8 +248,8 @@ def test_without_fit_each_probe_is_a_whole_step_and_one_that_fails_at_times_is_t
 
 
 def test_the_probes_that_are_left_are_counted_as_if_nothing_longer_fitted():
-    course = Course(8000, 4, SETTINGS, True)
+    course = Course(8000, 4, 4, SETTINGS, True)
     _, found = search(up_to(8000), 8000)
     items = list(found.items())
     assert [probes_left(dict(items[:done]), course) for done in range(6)] == [5, 4, 3, 2, 1, 0]
-    assert probes_left(dict(items[:1]), Course(8000, 4, SearchConfig(0.02, 3, None, None), True)) == 2
+    assert probes_left(dict(items[:1]), Course(8000, 4, 4, SearchConfig(0.02, 3, None, None), True)) == 2
