@@ -162,7 +162,10 @@ def candidates(
 
 def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
     """In the order of `found`."""
-    return list({each.config.method.name: each for each in reversed(found)}.values())[::-1]
+    best: dict[str, Candidate] = {}
+    for each in found:
+        best.setdefault(each.config.method.name, each)
+    return list(best.values())
 
 
 def _those_with_rows(fit: Fit, kernel: str) -> str:

@@ -310,6 +310,20 @@ def test_only_ways_that_fit_are_offered_and_the_refusal_names_the_least(fit, qwe
         advice.candidates(fit, qwen, replace(cluster, memory_gib=4.0))
 
 
+def test_the_best_of_each_method_is_in_the_order_of_speed_and_advice_names_the_second_as_next(fit, qwen):
+    """A method whose other ways are the slowest of all may still come first."""
+    cluster = advice.Cluster(8, 8, 45.0, 140.0)
+    found = advice.candidates(fit, qwen, cluster)
+    best = advice.best_of_each_method(found)
+    rates = [each.tokens_per_s_per_gpu for each in best]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == max(each.tokens_per_s_per_gpu for each in found)
+    last = {each.config.method.name: n for n, each in enumerate(found)}
+    assert [last[each.config.method.name] for each in best] != sorted(last.values())  # else this shows nothing
+    second = next(each for each in found if each.config.method.name != found[0].config.method.name)
+    assert advice.advice(found, cluster)[3].startswith(f"Next: {second.named(' GPUs')}, ")
+
+
 def test_no_method_gets_more_ranks_than_it_has_heads(fit, qwen):
     found = advice.candidates(fit, qwen, advice.Cluster(128, 8, 45.0, 140.0))
     assert max(each.config.sp_size for each in found if each.config.method.name == "ulysses") == 32
