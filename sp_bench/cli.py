@@ -509,7 +509,7 @@ def advise(
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
     if as_json:
-        print(json.dumps([each.as_json() for each in advice.best_of_each_method(found)], indent=1))
+        print(json.dumps([each.as_json() for each in advice.best_and_others(found)], indent=1))
     else:
         print("\n".join(advice.advice(found, cluster)))
 

@@ -304,15 +304,13 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     inside = speeds[fastest, ranks]
     memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
     rates = _rates(attention, steps)
-    by_options: dict[StepOptions, list[Cell]] = {}
-    for known in steps:
-        by_options.setdefault(step_options(known.config), []).append(known.cell)
-    rests_on = {options: tuple(found) for options, found in by_options.items()}
+    rests_on = {options: tuple(k.cell for k in found) for options, found in _by_options(steps).items()}
     return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), rests_on, errors)
 
 
 def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) -> list[Error]:
-    """Without the largest number of ranks, without the longest length, without each fabric but the fastest."""
+    """Without the largest number of ranks, without the longest length, without each fabric but the fastest; and of the
+    steps of each set of options, without all but one short step."""
     made = []
     ranks = sorted({k.cell.asked["sp_size"] for k in attention})
     longest = max(k.cell.asked["seq_len"] for k in attention if k.cell.asked["sp_size"] > 1)
@@ -338,7 +336,35 @@ def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) 
         if left := [k for k in steps if held(k) and rates.know_step(k.config, k.work)]:
             predicted = [step_ms(k.config, k.work, rates) for k in left]
             made.append(_error(f"training step, {what}", left, predicted))
+    if from_one := _predicted_from_one(attention, steps):
+        left, predicted = zip(*from_one, strict=True)
+        made.append(_error("training step, all of its options but the shortest", left, predicted))
     return made
+
+
+def _predicted_from_one(attention: Sequence[Known], steps: Sequence[Known]) -> list[tuple[Known, float]]:
+    """Steps with their predicted ms, where only the shortest step of their options and all of other options were fitted
+    to: the evidence that an answer has which rests on one cell. Options with one length have none."""
+    found = []
+    for options, own in _by_options(steps).items():
+        shortest = min(own, key=lambda k: (k.cell.asked["seq_len"], k.cell.asked["sp_size"]))
+        if not has_several_lengths([k.cell for k in own]):
+            continue
+        rates = _rates(attention, [k for k in steps if k is shortest or step_options(k.config) != options])
+        found += [(k, step_ms(k.config, k.work, rates)) for k in own if k is not shortest]
+    return found
+
+
+def has_several_lengths(steps: Sequence[Cell]) -> bool:
+    """Whether rows of these options show how their time grows with the length."""
+    return len({cell.asked["seq_len"] for cell in steps}) > 1
+
+
+def _by_options(steps: Sequence[Known]) -> dict[StepOptions, list[Known]]:
+    found: dict[StepOptions, list[Known]] = {}
+    for known in steps:
+        found.setdefault(step_options(known.config), []).append(known)
+    return found
 
 
 def _error(what: str, left: Sequence[Known], predicted: Sequence[float]) -> Error:
