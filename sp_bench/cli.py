@@ -458,6 +458,7 @@ def project(
         if decisions:
             print(advice.decision_map(fit, kernel, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
+            print(f"\n{advice.evidence_of_map(fit, kernel)}")
         else:
             for number in _numbers("--gpus", gpus):
                 cluster = advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory))

@@ -57,6 +57,7 @@ class Candidate:
     extrapolated: bool  # more ranks than were measured, or over a network
     num_nodes: int
     rests_on: tuple[Cell, ...]  # the measured training steps with the same options
+    peak_errors: tuple[float, ...]  # relative, of the memory model on those of them whose peak is known
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -242,6 +243,7 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
         fit.steps[step_options(config)],
+        fit.peak_errors[step_options(config)],
     )
 
 
@@ -256,7 +258,7 @@ def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
     beyond = " (extrapolated)" if best.extrapolated else ""
     return [
         f"Use {best.named(' GPUs')}{beside}, with {in_words(step_options(best.config))}.",
-        f"Memory: {held}; such predictions were within 3% of what was measured.",
+        f"Memory: {held}; {_evidence_of_peak(best.peak_errors)}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
         f"+-{_share(best.band)}{beyond}; it rests on {_evidence(best.rests_on)}. {_error_of(best)}".rstrip(),
         "No other method fits."
@@ -322,6 +324,22 @@ def _evidence(cells: Sequence[Cell]) -> str:
     ranks = _range(cells, "sp_size")
     where = f"{_range(cells, 'seq_len')} tokens on {ranks} GPU{'' if ranks == '1' else 's'}"
     return f"{counted(len(cells), 'cell')} with these options, of {where}"
+
+
+def _evidence_of_peak(errors: Sequence[float]) -> str:
+    if not errors:
+        return "no cell with these options says how wrong that is"
+    largest = max(map(abs, errors))
+    return f"such predictions were within {largest:.1%} of {counted(len(errors), 'measured cell')} with these options"
+
+
+def evidence_of_map(fit: Fit, kernel: str) -> str:
+    """Which cells of attention the map rests on."""
+    cells = [cell for cell in fit.attention if cell.asked["kernel"] == kernel]
+    return (
+        f"Its rates rest on {counted(len(fit.attention), 'cell')} of attention. {len(cells)} have this kernel, of "
+        f"{_range(cells, 'seq_len')} tokens on {_range(cells, 'sp_size')} GPUs, from {', '.join(campaigns(cells))}."
+    )
 
 
 def _range(cells: Sequence[Cell], column: str) -> str:

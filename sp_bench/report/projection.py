@@ -29,7 +29,7 @@ from scipy.optimize import nnls
 
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
-from sp_bench.costs import training
+from sp_bench.costs import memory, training
 from sp_bench.costs.attention import (
     FLASH_BACKWARD,
     Traffic,
@@ -179,8 +179,9 @@ class Fit:
     inside: Mapping[str, float]  # its bytes/s by primitive
     memory_gib: float | None  # of a device; None: not known
     ranks: int  # the largest number that was measured
-    num_attention: int
+    attention: tuple[Cell, ...]  # what was fitted to
     steps: Mapping[StepOptions, tuple[Cell, ...]]  # the training steps that were fitted to, by their options
+    peak_errors: Mapping[StepOptions, tuple[float, ...]]  # relative errors of the memory model on those, where known
     errors: tuple[Error, ...]
 
     @property
@@ -292,7 +293,9 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     """
     speeds = _bandwidths(cells, hardware)
     attention = [k for c in cells if (k := _known(c, hardware, "attention", speeds)) is not None]
+    computed = {name for known in attention for name in _amounts(known.work)}
     steps = [k for c in cells if (k := _known(c, hardware, "train_step", speeds)) is not None]
+    steps = [k for k in steps if _amounts(k.work).keys() <= computed]  # else its attention would count as nothing
     if not attention:
         raise NotProjectable(
             f"no rows of attention, forward and backward, and of the collective workload on hardware={hardware}; "
@@ -305,7 +308,21 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
     rates = _rates(attention, steps)
     rests_on = {options: tuple(k.cell for k in found) for options, found in _by_options(steps).items()}
-    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), rests_on, errors)
+    peaks = {options: _peak_errors(found) for options, found in _by_options(steps).items()}
+    cells_of_attention = tuple(known.cell for known in attention)
+    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, cells_of_attention, rests_on, peaks, errors)
+
+
+def _peak_errors(steps: Sequence[Known]) -> tuple[float, ...]:
+    """Relative errors of the memory model, of each step whose allocator's peak was measured. Single steps are left out:
+    the older ones made the optimizer's moments at their end, and no column says which did."""
+    return tuple(
+        memory.peak(known.config, copies=4 if known.cell.measured[-1]["batch_loading"] else 5).bytes
+        / min(known.cell.memory_bytes)
+        - 1
+        for known in steps
+        if known.cell.memory_column == "max_peak_allocated_bytes" and not known.config.workload.single_step
+    )
 
 
 def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) -> list[Error]:
@@ -343,12 +360,13 @@ def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) 
 
 
 def _predicted_from_one(attention: Sequence[Known], steps: Sequence[Known]) -> list[tuple[Known, float]]:
-    """Steps with their predicted ms, where only the shortest step of their options and all of other options were fitted
-    to: the evidence that an answer has which rests on one cell. Options with one length have none."""
+    """Steps with their predicted ms, where only the shortest step of their options and all of other options were
+    fitted to: the evidence that an answer has which rests on one cell. Options with one length have none. Without other
+    options there is none either: they are what says how fast matrix products are."""
     found = []
     for options, own in _by_options(steps).items():
         shortest = min(own, key=lambda k: (k.cell.asked["seq_len"], k.cell.asked["sp_size"]))
-        if not has_several_lengths([k.cell for k in own]):
+        if len(own) == len(steps) or not has_several_lengths([k.cell for k in own]):
             continue
         rates = _rates(attention, [k for k in steps if k is shortest or step_options(k.config) != options])
         found += [(k, step_ms(k.config, k.work, rates)) for k in own if k is not shortest]

@@ -41,6 +41,14 @@ def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
     assert all(each["step_ms"] > 0 and 0 < each["relative_error"] < 5 for each in found)
 
 
+def test_the_map_says_on_which_cells_it_rests(capfd):
+    code, out, _ = console(capfd, "project", *ROWS[:1], "--map", "--kernel", "cudnn")
+    assert code == 0
+    last = out.splitlines()[-5:]
+    assert any(line.startswith("Its rates rest on ") and "h200x2_fabrics" in line for line in out.splitlines()), last
+    assert "left out of the fit" in out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -217,15 +217,28 @@ def test_steps_predicted_from_the_shortest_cell_of_their_options_hear_of_no_othe
         [k for c in measured if (k := projection._known(c, "h200", workload, speeds)) is not None]
         for workload in ("attention", "train_step")
     )
-    cudnn = [k for k in steps if k.cell.asked["kernel"] == "cudnn"]  # of one set of options
-    assert len({projection.step_options(k.config) for k in cudnn}) == 1
+    cudnn = [k for k in steps if k.cell.asked["kernel"] == "cudnn"]
+    assert len({projection.step_options(k.config) for k in cudnn}) == 1 < len(cudnn) < len(steps)
     shortest = min(cudnn, key=lambda k: (k.cell.asked["seq_len"], k.cell.asked["sp_size"]))
-    before = projection._predicted_from_one(attention, cudnn)
-    slower = [k if k is shortest else replace(k, ms=2 * k.ms) for k in cudnn]
-    after = projection._predicted_from_one(attention, slower)
-    assert len(before) == len(after) == len(cudnn) - 1
-    assert [ms for _, ms in after] == pytest.approx([ms for _, ms in before])
-    assert not projection._predicted_from_one(attention, [shortest])
+    slower = [replace(k, ms=2 * k.ms) if k in cudnn and k is not shortest else k for k in steps]
+    before, after = (
+        [ms for k, ms in projection._predicted_from_one(attention, each) if k.cell.asked["kernel"] == "cudnn"]
+        for each in (steps, slower)
+    )
+    assert len(before) == len(cudnn) - 1
+    assert after == pytest.approx(before)
+    assert not projection._predicted_from_one(attention, cudnn)  # nothing says how fast matrix products are
+
+
+def test_steps_whose_attention_has_no_rows_are_left_out_of_the_fit(measured):
+    """Their attention would count as nothing, and their matrix products as slow."""
+    rows = [c for c in measured if c.asked["workload"] != "attention" or c.asked["kernel"] == "cudnn"]
+    left = projection.fit(rows, "h200")
+    assert left.kernels == ["cudnn"]
+    assert {options[0] for options in left.steps} == {"cudnn"}
+    steps = [c for c in rows if c.asked["workload"] == "train_step"]
+    alone = projection.fit([c for c in rows if c not in steps or c.asked["kernel"] == "cudnn"], "h200")
+    assert left.rates == alone.rates
 
 
 def test_an_answer_of_one_length_says_that_its_error_is_that_of_other_options(fit_of_all, qwen):
@@ -241,6 +254,26 @@ def test_an_answer_of_one_length_says_that_its_error_is_that_of_other_options(fi
     unknown = [replace(each, band=float("inf")) for each in one]
     assert "+-? " in advice.advice(unknown, cluster)[2]
     assert said not in advice.advice(unknown, cluster)[2]
+
+
+def test_advice_says_how_far_the_memory_model_is_from_the_rows_that_were_read(fit_of_all, qwen):
+    cluster = advice.Cluster(8, 8, 45.0, 140.0)
+    found = advice.candidates(fit_of_all, qwen, cluster, ["full"])
+    for each in found:
+        peaks = [
+            (memory.peak(parse(TrialConfig, json.loads(ran["config"])), copies=4 if ran["batch_loading"] else 5), cell)
+            for cell in each.rests_on
+            for ran in cell.measured[-1:]
+        ]
+        largest = max(abs(peak.bytes / min(cell.memory_bytes) - 1) for peak, cell in peaks)
+        cells = f"{len(peaks)} measured cell{'s' if len(peaks) > 1 else ''} with these options."
+        assert advice.advice([each], cluster)[1].endswith(f"such predictions were within {largest:.1%} of {cells}")
+    none = replace(found[0], peak_errors=())
+    assert "no cell with these options says how wrong that is" in advice.advice([none], cluster)[1]
+    single = [s for steps in fit_of_all.steps.values() for s in steps if s.options["workload.single_step"]]
+    known = sum(map(len, fit_of_all.peak_errors.values()))
+    assert known == sum(map(len, fit_of_all.steps.values())) - len(single)
+    assert max(abs(e) for errors in fit_of_all.peak_errors.values() for e in errors) < 0.03
 
 
 def test_of_ways_that_tie_within_the_error_the_one_with_most_cells_is_used_and_methods_are_compared_on_it(
