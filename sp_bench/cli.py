@@ -410,12 +410,12 @@ def compare(
 Rows = Annotated[
     list[Path] | None, typer.Argument(help="Campaign folders; default: all in results/", show_default=False)
 ]
-Kernel = Annotated[str, typer.Option(help="Of the rows' kernels")]
-Hardware = Annotated[str, typer.Option(help="Of the rows' hardware")]
+Kernel = Annotated[str, typer.Option(help="Whose rows say how fast attention is")]
+Hardware = Annotated[str, typer.Option(help="Whose rows say how fast it is; speeds of others are not predicted")]
 Node = Annotated[int, typer.Option(min=1, help="GPUs of a node")]
 Network = Annotated[float, typer.Option(min=0.1, metavar="GIB/S", help="Of one GPU to other nodes; 45: 400 Gbit/s")]
 MemoryGib = Annotated[
-    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the rows' devices")
+    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the hardware's rows")
 ]
 
 
@@ -496,6 +496,7 @@ def advise(
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
+    Speeds are those of the rows of --hardware, whatever --memory a GPU has.
     `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
     fits, or rows that are missing.
     """

@@ -296,10 +296,10 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     computed = {name for known in attention for name in _amounts(known.work)}
     steps = [k for c in cells if (k := _known(c, hardware, "train_step", speeds)) is not None]
     steps = [k for k in steps if _amounts(k.work).keys() <= computed]  # else its attention would count as nothing
-    if not attention:
+    if not _several_ranks(attention):
         raise NotProjectable(
-            f"no rows of attention, forward and backward, and of the collective workload on hardware={hardware}; "
-            "name campaigns that have them"
+            f"speeds of hardware={hardware} cannot be predicted: that takes rows of attention, forward and backward, "
+            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells)}"
         )
     ranks = max(k.cell.asked["sp_size"] for k in attention)
     fastest = _fastest(speeds, ranks)
@@ -311,6 +311,27 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     peaks = {options: _peak_errors(found) for options, found in _by_options(steps).items()}
     cells_of_attention = tuple(known.cell for known in attention)
     return Fit(rates, hardware, fastest, inside, memory_gib, ranks, cells_of_attention, rests_on, peaks, errors)
+
+
+def _several_ranks(attention: Sequence[Known]) -> bool:
+    return any(known.cell.asked["sp_size"] > 1 for known in attention)
+
+
+def _with_rows(cells: Sequence[Cell]) -> str:
+    """The way out for a device that has too few rows."""
+    devices = sorted({cell.asked["hardware"] for cell in cells})
+    enough = []
+    for device in devices:
+        speeds = _bandwidths(cells, device)
+        known = [k for c in cells if (k := _known(c, device, "attention", speeds)) is not None]
+        of_gpus = any(capacity_gib(k.cell) is not None for k in known)
+        enough += [device] if of_gpus and _several_ranks(known) else []
+    if not enough:
+        return "no hardware has them here; name campaigns that have them"
+    return (
+        f"{' and '.join(enough)} {'have' if len(enough) > 1 else 'has'} them: --hardware {enough[0]} --memory GIB says "
+        f"what fits into a GPU with that much memory, with the speeds of {enough[0]}"
+    )
 
 
 def _peak_errors(steps: Sequence[Known]) -> tuple[float, ...]:
@@ -452,8 +473,6 @@ def _bandwidths(cells: Sequence[Cell], hardware: str) -> Speeds:
 
 def _fastest(speeds: Speeds, ranks: int) -> str:
     here = {fabric: each for (fabric, size), each in speeds.items() if size == ranks}
-    if not here:
-        raise NotProjectable(f"no rows of workload=collective on {ranks} GPUs; name a campaign that has some")
     return max(here, key=lambda fabric: sum(here[fabric].values()))
 
 

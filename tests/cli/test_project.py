@@ -55,10 +55,30 @@ def test_the_map_says_on_which_cells_it_rests(capfd):
         (("--gpus", "12"), "--gpus 12: use powers of two"),
         (("--gpus", "8", "--model", "qwen9"), "qwen9"),
         (("--gpus", "8", "--kernel", "math"), "kernel=math has no rows here; use one of cudnn"),
-        (("--gpus", "8", "--hardware", "b200"), "on hardware=b200"),
+        (("--gpus", "8", "--hardware", "b200"), "speeds of hardware=b200 cannot be predicted"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(capfd, words, told):
     given = {"--model": "qwen3_4b", "--gpus": "8"} | dict(zip(words[::2], words[1::2], strict=True))
     options = [word for pair in given.items() for word in pair]
     assert told in refusal(capfd, "advise", *ROWS[:1], "--seq-len", "65536", *options)
+
+
+def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_give_its_memory(capfd):
+    rows = [*ROWS, str(RESULTS / "reference_smoke"), str(RESULTS / "h100_kernels")]  # of CPUs, and of one H100
+    words = ["--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536"]
+    told = refusal(capfd, "advise", *rows, *words, "--hardware", "h100")
+    assert "speeds of hardware=h100 cannot be predicted" in told
+    assert "; h200 has them: --hardware h200 --memory GIB" in told
+    code, out, _ = console(capfd, "advise", *rows, *words, "--hardware", "h200", "--memory", "79.2")
+    assert code == 0
+    assert " of 79.2 GiB a GPU" in out
+    assert "no hardware has them here" in refusal(capfd, "advise", rows[-1], *words, "--hardware", "h100")
+
+
+def test_help_says_what_advice_assumes_unless_told(capfd):
+    code, out, _ = console(capfd, "advise", "--help")
+    lines = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    for option, default in (("kernel", "cudnn"), ("hardware", "h200"), ("gpus-per-node", "8"), ("network", "45.0")):
+        assert f"[default: {default}]" in lines.partition(f"--{option} ")[2].partition(" --")[0], option
