@@ -82,6 +82,7 @@ class Candidate:
         config = self.config
         made = [
             f"workload={config.workload.name}",
+            f"engine={config.engine.name}",
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
             f"hardware={config.hardware.name}",

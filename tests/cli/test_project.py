@@ -26,7 +26,7 @@ def test_advice_is_five_lines_and_its_last_one_runs(capfd):
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
     _, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536")
     words = out.splitlines()[4].split()
-    assert {"num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
+    assert {"engine=fsdp2", "num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
 
 
 def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
