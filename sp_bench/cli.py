@@ -410,12 +410,12 @@ def compare(
 Rows = Annotated[
     list[Path] | None, typer.Argument(help="Campaign folders; default: all in results/", show_default=False)
 ]
-Kernel = Annotated[str, typer.Option(help="Of the rows' kernels")]
-Hardware = Annotated[str, typer.Option(help="Of the rows' hardware")]
+Kernel = Annotated[str, typer.Option(help="Whose rows say how fast attention is")]
+Hardware = Annotated[str, typer.Option(help="Whose rows say how fast it is; speeds of others are not predicted")]
 Node = Annotated[int, typer.Option(min=1, help="GPUs of a node")]
 Network = Annotated[float, typer.Option(min=0.1, metavar="GIB/S", help="Of one GPU to other nodes; 45: 400 Gbit/s")]
 MemoryGib = Annotated[
-    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the rows' devices")
+    float | None, typer.Option(min=1, metavar="GIB", help="Of one GPU; default: that of the hardware's rows")
 ]
 
 
@@ -458,6 +458,7 @@ def project(
         if decisions:
             print(advice.decision_map(fit, kernel, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
+            print(f"\n{advice.evidence_of_map(fit, kernel)}")
         else:
             for number in _numbers("--gpus", gpus):
                 cluster = advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory))
@@ -495,6 +496,7 @@ def advise(
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
+    Speeds are those of the rows of --hardware, whatever --memory a GPU has.
     `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
     fits, or rows that are missing.
     """
@@ -509,7 +511,7 @@ def advise(
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
     if as_json:
-        print(json.dumps([each.as_json() for each in advice.best_of_each_method(found)], indent=1))
+        print(json.dumps([each.as_json() for each in advice.best_and_others(found)], indent=1))
     else:
         print("\n".join(advice.advice(found, cluster)))
 

@@ -23,6 +23,7 @@ from sp_bench.report.projection import (
     Links,
     NotProjectable,
     attention_work,
+    has_several_lengths,
     in_words,
     step_ms,
     step_options,
@@ -56,6 +57,7 @@ class Candidate:
     extrapolated: bool  # more ranks than were measured, or over a network
     num_nodes: int
     rests_on: tuple[Cell, ...]  # the measured training steps with the same options
+    peak_errors: tuple[float, ...]  # relative, of the memory model on those of them whose peak is known
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -80,6 +82,7 @@ class Candidate:
         config = self.config
         made = [
             f"workload={config.workload.name}",
+            f"engine={config.engine.name}",
             f"model={config.model.name}",
             f"kernel={config.kernel.name}",
             f"hardware={config.hardware.name}",
@@ -108,6 +111,7 @@ class Candidate:
             "rests_on_campaigns": campaigns(self.rests_on),
             "step_ms": self.ms,
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
+            "relative_error_is_of_other_options": not has_several_lengths(self.rests_on),
             "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu,
             "peak_allocated_bytes": self.peak_bytes,
             "extrapolated": self.extrapolated,
@@ -161,8 +165,34 @@ def candidates(
 
 
 def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
-    """In the order of `found`."""
-    return list({each.config.method.name: each for each in reversed(found)}.values())[::-1]
+    """Of each method its fastest way with `preferred` options, or with any where none of these fits; the most tokens/s
+    first. So methods are compared on the same options.
+
+    found: the most tokens/s first.
+    """
+    options = step_options(preferred(found).config)
+    best: dict[str, Candidate] = {}
+    for each in sorted(found, key=lambda each: step_options(each.config) != options):
+        best.setdefault(each.config.method.name, each)
+    return sorted(best.values(), key=lambda each: -each.tokens_per_s_per_gpu)
+
+
+def preferred(found: Sequence[Candidate]) -> Candidate:
+    """The way to use: of those that tie with the fastest, within its error, the one whose options were measured in most
+    cells; of several the fastest.
+
+    found: the most tokens/s first.
+    """
+    fastest = found[0]
+    error = fastest.band if math.isfinite(fastest.band) else 0.0  # an error that nobody knows makes no tie
+    tied = [each for each in found if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
+    return max(tied, key=lambda each: len(each.rests_on))
+
+
+def best_and_others(found: Sequence[Candidate]) -> list[Candidate]:
+    """The way to use, then the best of each other method, the most tokens/s first."""
+    best = preferred(found)
+    return [best, *(each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name)]
 
 
 def _those_with_rows(fit: Fit, kernel: str) -> str:
@@ -214,29 +244,35 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
         over_network or config.world_size > fit.ranks,
         math.ceil(cluster.gpus / cluster.gpus_per_node),
         fit.steps[step_options(config)],
+        fit.peak_errors[step_options(config)],
     )
 
 
 def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
     """Five lines: what to use, what it needs, how fast, what comes next, how to measure it."""
-    best = found[0]
-    others = [each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name]
+    best, *others = best_and_others(found)
     second = others[0] if others else None
     beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
     ratio = second and best.tokens_per_s_per_gpu / second.tokens_per_s_per_gpu
-    tie = " (a tie, within the error)" if ratio is not None and ratio - 1 < best.band else ""
+    tie = " (a tie, within the error)" if ratio is not None and abs(ratio - 1) < best.band else ""
     held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
     beyond = " (extrapolated)" if best.extrapolated else ""
     return [
         f"Use {best.named(' GPUs')}{beside}, with {in_words(step_options(best.config))}.",
-        f"Memory: {held}; such predictions were within 3% of what was measured.",
+        f"Memory: {held}; {_evidence_of_peak(best.peak_errors)}.",
         f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
-        f"+-{_share(best.band)}{beyond}; it rests on {_evidence(best.rests_on)}.",
+        f"+-{_share(best.band)}{beyond}; it rests on {_evidence(best.rests_on)}. {_error_of(best)}".rstrip(),
         "No other method fits."
         if second is None
         else f"Next: {second.named(' GPUs')}, {ratio:.3f}x the time a token{tie}, {second.peak_bytes / GIB:,.1f} GiB.",
         f"Measure it: sp-bench run {' '.join(best.overrides)}",
     ]
+
+
+def _error_of(best: Candidate) -> str:
+    if has_several_lengths(best.rests_on) or not math.isfinite(best.band):
+        return ""
+    return "These options have one length: the error is that of others."
 
 
 def _share(band: float) -> str:
@@ -265,13 +301,23 @@ def table(found: Sequence[Candidate]) -> str:
 
 def evidence(found: Sequence[Candidate]) -> str:
     """Which training steps the predictions rest on, by their options."""
-    heads = ("rests on training steps with", "cells", "tokens", "GPUs", "campaigns")
+    heads = ("rests on training steps with", "cells", "tokens", "GPUs", "campaigns", "error is that of")
     of_options = {in_words(step_options(each.config)): each.rests_on for each in found}
     lines = [
-        (options, len(cells), _range(cells, "seq_len"), _range(cells, "sp_size"), ", ".join(campaigns(cells)))
+        (
+            options,
+            len(cells),
+            _range(cells, "seq_len"),
+            _range(cells, "sp_size"),
+            ", ".join(campaigns(cells)),
+            _OF[has_several_lengths(cells)],
+        )
         for options, cells in sorted(of_options.items())
     ]
-    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 3, "left"))
+    return tabulate(lines, heads, disable_numparse=True, colalign=("left", *["right"] * 3, "left", "left"))
+
+
+_OF = {True: "all options", False: "other options: these have one length"}
 
 
 def _evidence(cells: Sequence[Cell]) -> str:
@@ -279,6 +325,22 @@ def _evidence(cells: Sequence[Cell]) -> str:
     ranks = _range(cells, "sp_size")
     where = f"{_range(cells, 'seq_len')} tokens on {ranks} GPU{'' if ranks == '1' else 's'}"
     return f"{counted(len(cells), 'cell')} with these options, of {where}"
+
+
+def _evidence_of_peak(errors: Sequence[float]) -> str:
+    if not errors:
+        return "no cell with these options says how wrong that is"
+    largest = max(map(abs, errors))
+    return f"such predictions were within {largest:.1%} of {counted(len(errors), 'measured cell')} with these options"
+
+
+def evidence_of_map(fit: Fit, kernel: str) -> str:
+    """Which cells of attention the map rests on."""
+    cells = [cell for cell in fit.attention if cell.asked["kernel"] == kernel]
+    return (
+        f"Its rates rest on {counted(len(fit.attention), 'cell')} of attention. {len(cells)} have this kernel, of "
+        f"{_range(cells, 'seq_len')} tokens on {_range(cells, 'sp_size')} GPUs, from {', '.join(campaigns(cells))}."
+    )
 
 
 def _range(cells: Sequence[Cell], column: str) -> str:

@@ -29,7 +29,7 @@ from scipy.optimize import nnls
 
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
-from sp_bench.costs import training
+from sp_bench.costs import memory, training
 from sp_bench.costs.attention import (
     FLASH_BACKWARD,
     Traffic,
@@ -179,8 +179,9 @@ class Fit:
     inside: Mapping[str, float]  # its bytes/s by primitive
     memory_gib: float | None  # of a device; None: not known
     ranks: int  # the largest number that was measured
-    num_attention: int
+    attention: tuple[Cell, ...]  # what was fitted to
     steps: Mapping[StepOptions, tuple[Cell, ...]]  # the training steps that were fitted to, by their options
+    peak_errors: Mapping[StepOptions, tuple[float, ...]]  # relative errors of the memory model on those, where known
     errors: tuple[Error, ...]
 
     @property
@@ -292,11 +293,13 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     """
     speeds = _bandwidths(cells, hardware)
     attention = [k for c in cells if (k := _known(c, hardware, "attention", speeds)) is not None]
+    computed = {name for known in attention for name in _amounts(known.work)}
     steps = [k for c in cells if (k := _known(c, hardware, "train_step", speeds)) is not None]
-    if not attention:
+    steps = [k for k in steps if _amounts(k.work).keys() <= computed]  # else its attention would count as nothing
+    if not _several_ranks(attention):
         raise NotProjectable(
-            f"no rows of attention, forward and backward, and of the collective workload on hardware={hardware}; "
-            "name campaigns that have them"
+            f"speeds of hardware={hardware} cannot be predicted: that takes rows of attention, forward and backward, "
+            f"on several GPUs, and of workload=collective on as many; {_with_rows(cells)}"
         )
     ranks = max(k.cell.asked["sp_size"] for k in attention)
     fastest = _fastest(speeds, ranks)
@@ -304,15 +307,48 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     inside = speeds[fastest, ranks]
     memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
     rates = _rates(attention, steps)
-    by_options: dict[StepOptions, list[Cell]] = {}
-    for known in steps:
-        by_options.setdefault(step_options(known.config), []).append(known.cell)
-    rests_on = {options: tuple(found) for options, found in by_options.items()}
-    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, len(attention), rests_on, errors)
+    rests_on = {options: tuple(k.cell for k in found) for options, found in _by_options(steps).items()}
+    peaks = {options: _peak_errors(found) for options, found in _by_options(steps).items()}
+    cells_of_attention = tuple(known.cell for known in attention)
+    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, cells_of_attention, rests_on, peaks, errors)
+
+
+def _several_ranks(attention: Sequence[Known]) -> bool:
+    return any(known.cell.asked["sp_size"] > 1 for known in attention)
+
+
+def _with_rows(cells: Sequence[Cell]) -> str:
+    """The way out for a device that has too few rows."""
+    devices = sorted({cell.asked["hardware"] for cell in cells})
+    enough = []
+    for device in devices:
+        speeds = _bandwidths(cells, device)
+        known = [k for c in cells if (k := _known(c, device, "attention", speeds)) is not None]
+        of_gpus = any(capacity_gib(k.cell) is not None for k in known)
+        enough += [device] if of_gpus and _several_ranks(known) else []
+    if not enough:
+        return "no hardware has them here; name campaigns that have them"
+    return (
+        f"{' and '.join(enough)} {'have' if len(enough) > 1 else 'has'} them: --hardware {enough[0]} --memory GIB says "
+        f"what fits into a GPU with that much memory, with the speeds of {enough[0]}"
+    )
+
+
+def _peak_errors(steps: Sequence[Known]) -> tuple[float, ...]:
+    """Relative errors of the memory model, of each step whose allocator's peak was measured. Single steps are left out:
+    the older ones made the optimizer's moments at their end, and no column says which did."""
+    return tuple(
+        memory.peak(known.config, copies=4 if known.cell.measured[-1]["batch_loading"] else 5).bytes
+        / min(known.cell.memory_bytes)
+        - 1
+        for known in steps
+        if known.cell.memory_column == "max_peak_allocated_bytes" and not known.config.workload.single_step
+    )
 
 
 def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) -> list[Error]:
-    """Without the largest number of ranks, without the longest length, without each fabric but the fastest."""
+    """Without the largest number of ranks, without the longest length, without each fabric but the fastest; and of the
+    steps of each set of options, without all but one short step."""
     made = []
     ranks = sorted({k.cell.asked["sp_size"] for k in attention})
     longest = max(k.cell.asked["seq_len"] for k in attention if k.cell.asked["sp_size"] > 1)
@@ -338,7 +374,36 @@ def _held_out(attention: Sequence[Known], steps: Sequence[Known], fastest: str) 
         if left := [k for k in steps if held(k) and rates.know_step(k.config, k.work)]:
             predicted = [step_ms(k.config, k.work, rates) for k in left]
             made.append(_error(f"training step, {what}", left, predicted))
+    if from_one := _predicted_from_one(attention, steps):
+        left, predicted = zip(*from_one, strict=True)
+        made.append(_error("training step, all of its options but the shortest", left, predicted))
     return made
+
+
+def _predicted_from_one(attention: Sequence[Known], steps: Sequence[Known]) -> list[tuple[Known, float]]:
+    """Steps with their predicted ms, where only the shortest step of their options and all of other options were
+    fitted to: the evidence that an answer has which rests on one cell. Options with one length have none. Without other
+    options there is none either: they are what says how fast matrix products are."""
+    found = []
+    for options, own in _by_options(steps).items():
+        shortest = min(own, key=lambda k: (k.cell.asked["seq_len"], k.cell.asked["sp_size"]))
+        if len(own) == len(steps) or not has_several_lengths([k.cell for k in own]):
+            continue
+        rates = _rates(attention, [k for k in steps if k is shortest or step_options(k.config) != options])
+        found += [(k, step_ms(k.config, k.work, rates)) for k in own if k is not shortest]
+    return found
+
+
+def has_several_lengths(steps: Sequence[Cell]) -> bool:
+    """Whether rows of these options show how their time grows with the length."""
+    return len({cell.asked["seq_len"] for cell in steps}) > 1
+
+
+def _by_options(steps: Sequence[Known]) -> dict[StepOptions, list[Known]]:
+    found: dict[StepOptions, list[Known]] = {}
+    for known in steps:
+        found.setdefault(step_options(known.config), []).append(known)
+    return found
 
 
 def _error(what: str, left: Sequence[Known], predicted: Sequence[float]) -> Error:
@@ -408,8 +473,6 @@ def _bandwidths(cells: Sequence[Cell], hardware: str) -> Speeds:
 
 def _fastest(speeds: Speeds, ranks: int) -> str:
     here = {fabric: each for (fabric, size), each in speeds.items() if size == ranks}
-    if not here:
-        raise NotProjectable(f"no rows of workload=collective on {ranks} GPUs; name a campaign that has some")
     return max(here, key=lambda fabric: sum(here[fabric].values()))
 
 

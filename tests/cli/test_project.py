@@ -26,7 +26,7 @@ def test_advice_is_five_lines_and_its_last_one_runs(capfd):
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
     _, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536")
     words = out.splitlines()[4].split()
-    assert {"num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
+    assert {"engine=fsdp2", "num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
 
 
 def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
@@ -41,16 +41,44 @@ def test_a_projection_says_what_was_left_out_of_its_fit(capfd):
     assert all(each["step_ms"] > 0 and 0 < each["relative_error"] < 5 for each in found)
 
 
+def test_the_map_says_on_which_cells_it_rests(capfd):
+    code, out, _ = console(capfd, "project", *ROWS[:1], "--map", "--kernel", "cudnn")
+    assert code == 0
+    last = out.splitlines()[-5:]
+    assert any(line.startswith("Its rates rest on ") and "h200x2_fabrics" in line for line in out.splitlines()), last
+    assert "left out of the fit" in out
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("--gpus", "12"), "--gpus 12: use powers of two"),
         (("--gpus", "8", "--model", "qwen9"), "qwen9"),
         (("--gpus", "8", "--kernel", "math"), "kernel=math has no rows here; use one of cudnn"),
-        (("--gpus", "8", "--hardware", "b200"), "on hardware=b200"),
+        (("--gpus", "8", "--hardware", "b200"), "speeds of hardware=b200 cannot be predicted"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(capfd, words, told):
     given = {"--model": "qwen3_4b", "--gpus": "8"} | dict(zip(words[::2], words[1::2], strict=True))
     options = [word for pair in given.items() for word in pair]
     assert told in refusal(capfd, "advise", *ROWS[:1], "--seq-len", "65536", *options)
+
+
+def test_hardware_with_rows_of_one_gpu_alone_is_told_whose_rows_do_and_how_to_give_its_memory(capfd):
+    rows = [*ROWS, str(RESULTS / "reference_smoke"), str(RESULTS / "h100_kernels")]  # of CPUs, and of one H100
+    words = ["--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536"]
+    told = refusal(capfd, "advise", *rows, *words, "--hardware", "h100")
+    assert "speeds of hardware=h100 cannot be predicted" in told
+    assert "; h200 has them: --hardware h200 --memory GIB" in told
+    code, out, _ = console(capfd, "advise", *rows, *words, "--hardware", "h200", "--memory", "79.2")
+    assert code == 0
+    assert " of 79.2 GiB a GPU" in out
+    assert "no hardware has them here" in refusal(capfd, "advise", rows[-1], *words, "--hardware", "h100")
+
+
+def test_help_says_what_advice_assumes_unless_told(capfd):
+    code, out, _ = console(capfd, "advise", "--help")
+    lines = " ".join(out.replace("│", " ").split())
+    assert code == 0
+    for option, default in (("kernel", "cudnn"), ("hardware", "h200"), ("gpus-per-node", "8"), ("network", "45.0")):
+        assert f"[default: {default}]" in lines.partition(f"--{option} ")[2].partition(" --")[0], option

@@ -151,6 +151,7 @@ USES = {
         *("checkpoint_offload", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "optimizer_offload"),
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
         *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
+        "single_step",  # whose peak may lack the moments
     },
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"variant"},
