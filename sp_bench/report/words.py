@@ -141,7 +141,6 @@ _SAID = (
     *("method.head_stages", "method.inner_ring_degree"),
 )
 ONE_STEP = "one step"  # was timed
-FIT = "workload.fit"
 _USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
 _DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
 

@@ -45,13 +45,12 @@ def test_findings_have_each_bracket_with_its_tries_and_no_line_where_nothing_ran
 
 
 def test_a_length_that_only_fit_is_said_once():
-    """h200x2_fit tried each length twice, with attention's arithmetic and without."""
-    cells = read([Path(__file__).parents[2] / "results" / "h200x2_fit"])
+    cells = read([Path(__file__).parents[2] / "results" / "h100x2_longest"])
     found = settings(cells)
     told = [line for line in findings(found, cells).splitlines() if "fit only, tries" in line]
     (drawn,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
     (labels,) = [[text.get_text() for text in axis.get_yticklabels()] for axis in drawn.figure.axes]
-    assert len(told) == sum("fit only" in label for label in labels) == 2
+    assert len(told) == sum("fit only" in label for label in labels) == 6
     assert not any("fit=" in text for text in [*told, *labels])
 
 
