@@ -26,6 +26,7 @@ SHORT = (
     "campaign=edge",
 )
 MAX = (*TINY, *SHORT, "seq_len=max")
+NEAR = (*MAX, "search.start=2800")  # the edge, which saves probes
 FAULT = {faults.VARIABLE: "torch_oom_above_3000_tokens:all:init"}
 
 
@@ -40,7 +41,7 @@ def lengths(folder: Path) -> dict[tuple[int, int], str]:
 
 
 def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge_is(tmp_path):
-    done = says(tmp_path, "run", *MAX, "--no-report")
+    done = says(tmp_path, "run", *NEAR, "--no-report")
     assert done.returncode == 0, done.stdout + done.stderr
     (said,) = [line for line in done.stdout.splitlines() if line.startswith("longest: ")]
     found = lengths(tmp_path)
@@ -49,10 +50,10 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
     assert said.endswith(f"[{fits:,} tokens fit, {fails:,} do not]")
     assert fits <= faults.OOM_ABOVE < fails <= 1.1 * fits
     assert {(fits, 1), (fails, 1)} <= found.keys()
-    again = says(tmp_path, "run", *MAX, "--no-report")
+    again = says(tmp_path, "run", *NEAR, "--no-report")
     assert said in again.stdout
     assert lengths(tmp_path) == found
-    finer = [word for word in MAX if not word.startswith("search.resolution")] + ["search.resolution=0.02"]
+    finer = [word for word in NEAR if not word.startswith("search.resolution")] + ["search.resolution=0.02"]
     finer = says(tmp_path, "run", *finer, "search.max_probes=1", "--no-report")
     assert f"from {len(found)} rows here: [{fits:,} tokens fit, {fails:,} do not]" in finer.stdout
     assert "about 1 of at most 1 probes left" in finer.stdout
@@ -68,7 +69,7 @@ def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge
 
 
 def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
-    command = [sys.executable, "-m", "sp_bench", "run", *MAX, "--no-report"]
+    command = [sys.executable, "-m", "sp_bench", "run", *NEAR, "--no-report"]
     with subprocess.Popen(command, cwd=tmp_path, env=os.environ | FAULT, stdout=subprocess.PIPE, text=True) as run:
         campaign = tmp_path / "results" / "edge"
         while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
@@ -79,7 +80,7 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
     assert "1 of 1 searches did not end; the words of this run go on with them" in said
     assert "not ended: search ulysses" in says(tmp_path, "status", "results/edge").stdout
     before = lengths(tmp_path)
-    done = says(tmp_path, "resume", *MAX, "--no-report")
+    done = says(tmp_path, "resume", *NEAR, "--no-report")
     assert done.returncode == 0, done.stderr
     assert "longest: " in done.stdout
     assert before.items() <= lengths(tmp_path).items()

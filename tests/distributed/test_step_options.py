@@ -64,7 +64,7 @@ def check_tiles(rank: int, world_size: int) -> None:
         check(config)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
 def test_tiles_of_an_mlp_change_no_step(world_size: int) -> None:
     run(world_size, check_tiles, world_size)
 
@@ -180,14 +180,15 @@ def test_a_single_step_is_timed_and_counted_at_once() -> None:
 
 
 def check_fit(rank: int) -> None:
-    """Attention is computed in the last layer alone, and all else is sent and updated as ever."""
-    for checkpointing in ("full", "selective", "selective_output"):
-        options = {"activation_checkpointing": checkpointing, "warmup_steps": 0, "timed_steps": 1, "single_step": True}
-        for config in trials(2, **options):
-            fit = replace(config, workload=replace(config.workload, fit=True))
-            real, fits = check_counted_bytes(config), check_counted_bytes(fit)
-            assert fits.counts == real.counts
-            assert fits.work.attention_flops * config.model.num_layers == real.work.attention_flops
+    """Attention is computed in the last layer alone, and all else is sent and updated as ever. Each method with one of
+    what is recomputed."""
+    recomputed = itertools.cycle(("full", "selective", "selective_output"))
+    for several in trials(2, warmup_steps=0, timed_steps=1, single_step=True):
+        workload = replace(several.workload, activation_checkpointing=next(recomputed))
+        config, fit = (replace(several, workload=replace(workload, fit=asked)) for asked in (False, True))
+        real, fits = check_counted_bytes(config), check_counted_bytes(fit)
+        assert fits.counts == real.counts
+        assert fits.work.attention_flops * config.model.num_layers == real.work.attention_flops
     columns = row(fit)
     assert columns["flags"][-2:] == ["single_step", "fit"]
     assert {name for name in TIMES if columns.get(name) is not None} == set()
