@@ -113,7 +113,7 @@ def test_kernels_say_what_they_cannot_do() -> None:
     [
         ([("NVIDIA H200", (9, 0))] * 2, None),
         ([("NVIDIA H200", (9, 0)), ("NVIDIA A100", (8, 0))], r"9\.0\) only, not on NVIDIA A100 \(8\.0\); use kernel="),
-        ([("NVIDIA B200", (10, 0))], r"not on NVIDIA B200 \(10\.0\); use kernel=flash_attn_4, flash_attn or cudnn"),
+        ([("NVIDIA B200", (10, 0))], r"not on NVIDIA B200 \(10\.0\); use kernel=flash_attn or cudnn"),
         (None, None),  # planned where no GPU is
     ],
 )
