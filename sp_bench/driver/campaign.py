@@ -24,7 +24,7 @@ from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
-from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, probes_left, so_far
+from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, so_far
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -163,20 +163,21 @@ def run(
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
+            planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
-                ran = {trial.trial_id for trial in trials}
                 probed: dict[str, Trial] = {}
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
                     driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
-                    progress.later = sum(_begun(each, campaign, found).left for each in searches)
+                    left = [_begun(search, campaign, found).left for search in searches]
+                    progress.later = sum(left)
                     _fill(attempts, driver)
                     for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
-                        progress.later = sum(_begun(each, campaign, found).left for each in searches[number:])
-                        edge = _search(name, search, driver, found, ran, probed)
+                        progress.later = sum(left[number:])
+                        edge = _search(name, search, driver, found, planned.keys(), probed)
                         edges.append(f"longest: {name}: {edge.words}")
                         ended[name] = edge.ended
                         _write_plan(campaign, listed, ended, probed)
@@ -191,13 +192,9 @@ def run(
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
                 for line in edges:
                     print(line)
-                if interrupted and (left := [name for name in names if not ended[name]]):
-                    print(f"{len(left)} of {len(names)} searches did not end; the words of this run go on with them")
-            latest = [
-                row
-                for row in _latest_rows([*trials, *(t for each, t in probed.items() if each not in ran)], campaign)
-                if row
-            ]
+                if interrupted and (unended := [name for name in names if not ended[name]]):
+                    print(f"{len(unended)} of {len(names)} searches did not end; the words of this run go on with them")
+            latest = [row for row in _latest_rows([*(planned | probed).values()], campaign) if row]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
                 raise SystemExit(signals.exit_code)
@@ -457,7 +454,8 @@ def _search(
         trial = _trial_of(step, search, campaign, found)
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
-            left = probes_left(statuses, course, known), course.settings.max_probes - (len(statuses) - known)
+            ahead = probes_ahead(statuses, course, known)
+            left = len(ahead), course.settings.max_probes - (len(statuses) - known)
             progress.probe(f"search: {name}: {so_far(statuses).words}; next {step.seq_len:,}", *left)
             progress.expect(trial)
             _fill([Attempt(trial, campaign.env_id(trial), number)], driver)

@@ -186,11 +186,6 @@ def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Pro
     return step
 
 
-def probes_left(found: Mapping[Probe, str], course: Course, known: int = 0) -> int:
-    """How many trials the search has left; see `probes_ahead`."""
-    return len(probes_ahead(found, course, known))
-
-
 def probes_ahead(found: Mapping[Probe, str], course: Course, known: int = 0) -> list[Probe]:
     """The trials that the search has left, if nothing fits beyond what is known to, or beyond the start."""
     edge = so_far(found)

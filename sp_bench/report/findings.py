@@ -108,7 +108,7 @@ def _net(settings: Sequence[Setting]) -> list[str]:
         "Tokens/s a GPU over those of the same stack's baseline, where each GPU has a sequence of the same length, and "
         "the ratio of the best such share over this one."
     )
-    return _section("Stacks net of one GPU", heads, rows, about)
+    return _section("Stacks net of their baseline", heads, rows, about)
 
 
 def _of_step(cell: Cell) -> tuple[str, ...]:

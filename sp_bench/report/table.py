@@ -111,9 +111,9 @@ class SettingTable:
 
 
 def tables(settings: Sequence[Setting]) -> list[SettingTable]:
-    """One of where memory runs out, one a ladder, one of packed documents, one of stacks net of one GPU, and one a
-    setting that none of these shows; columns of which no line knows anything are left out. A setting of a single line
-    has none."""
+    """One of where memory runs out, one a ladder, one of packed documents, one of stacks net of their baseline, and
+    one a setting that none of these shows; columns of which no line knows anything are left out. A setting of a single
+    line has none."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     rungs, packed = ladders(settings), documents.packs(settings)
     found += [_ladder_table(ladder) for ladder in rungs]
@@ -153,11 +153,11 @@ def _ladder_table(ladder: Ladder) -> SettingTable:
     lines = [_line(setting, cell, ratio) for cell, ratio in zip(cells, ratios, strict=True)] if cells else []
     rungs = [replace(line, texts=_of_rung(line)) for line in lines]
     rungs += [_failed(cell, LADDER_HEADS) for cell in setting.cells if not cell.ok]
-    named = [
-        replace(line, texts=(ladder.short_names[line.cell.cell_id], *_in_columns(line.cell, ladder.columns),
-                             *line.texts[1:]))
-        for line in rungs
-    ]  # fmt: skip
+    named = []
+    for line in rungs:
+        options = _in_columns(line.cell, ladder.columns)
+        texts = (ladder.short_names[line.cell.cell_id], *options, *line.texts[1:])
+        named.append(replace(line, texts=texts))
     heads = (LADDER_HEADS[0], *(words.STEP_COLUMNS[path] for path in ladder.columns), *LADDER_HEADS[1:])
     return replace(_without_empty(setting, [Group(ladder.where, tuple(named))], heads), caption=LADDER_CAPTION)
 
@@ -360,7 +360,8 @@ def _of_scaling(line: Line) -> dict[str, Any]:
     scaling, net, paired = line.scaling or (None, None, None)
     low, high = (scaling.bounds if scaling else None) or (None, None)
     return {
-        "step_ms_on_one_gpu": scaling.alone.median_step_ms if scaling else None,
+        "baseline": scaling.baseline if scaling else None,
+        "baseline_step_ms": scaling.alone.median_step_ms if scaling else None,
         "scaling_efficiency": scaling.efficiency if scaling else None,
         "scaling_efficiency_low": low,
         "scaling_efficiency_high": high,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.driver.search import Course, Edge, Probe, next_step, probes_left, so_far
+from sp_bench.driver.search import Course, Edge, Probe, next_step, probes_ahead, so_far
 from sp_bench.driver.settings import SearchConfig
 
 SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=None)
@@ -251,5 +251,5 @@ def test_the_probes_that_are_left_are_counted_as_if_nothing_longer_fitted():
     course = Course(8000, 4, 4, SETTINGS, True)
     _, found = search(up_to(8000), 8000)
     items = list(found.items())
-    assert [probes_left(dict(items[:done]), course) for done in range(6)] == [5, 4, 3, 2, 1, 0]
-    assert probes_left(dict(items[:1]), Course(8000, 4, 4, SearchConfig(0.02, 3, None, None), True)) == 2
+    assert [len(probes_ahead(dict(items[:done]), course)) for done in range(6)] == [5, 4, 3, 2, 1, 0]
+    assert len(probes_ahead(dict(items[:1]), Course(8000, 4, 4, SearchConfig(0.02, 3, None, None), True))) == 2
