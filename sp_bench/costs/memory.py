@@ -6,14 +6,15 @@ from math import prod
 from typing import NamedTuple
 
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
-from sp_bench.costs.training import block_shapes, num_parameters, root_shapes
+from sp_bench.costs.training import FSDP2, block_shapes, num_parameters, root_shapes
 
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 FUSED = ("compiled", "liger")  # workload.model_code
 RINGS = ("ring", "double_ring", "ring_flash_attn")
-MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron")  # engines of which committed rows have peaks
+# Engines of which committed rows have peaks.
+MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
 MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9
@@ -129,7 +130,7 @@ def _stored_element_bytes(config: TrialConfig) -> int:
 
 
 def _copies(config: TrialConfig) -> int:
-    return config.dp_replicate_size if config.engine.name == "fsdp2" else 1  # other engines shard over all ranks
+    return config.dp_replicate_size if config.engine.name in FSDP2 else 1  # other engines shard over all ranks
 
 
 class Peak(NamedTuple):
@@ -185,9 +186,8 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. docs/PROJECTION.md
     says how far committed rows are from it.
     """
-    if config.engine.name == "megatron":
-        return _megatron_peak(config)
-    return _fsdp2_peak(config, copies) if config.engine.name == "fsdp2" else _zero_3_peak(config, copies)
+    of_engine = {"fsdp2": _fsdp2_peak, "hf_fsdp2": _hf_fsdp2_peak, "megatron": _megatron_peak}
+    return of_engine.get(config.engine.name, _zero_3_peak)(config, copies)
 
 
 def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
@@ -233,12 +233,7 @@ def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:
     offloads = config.engine.optimizer_offload is not None
     held = mine * (BF16 if offloads else 2 * BF16 + 3 * FP32)
     whole = BF16 * min(number, MAX_LIVE_PARAMETERS + matrix) if config.world_size > 1 else 0
-    kept = (
-        model.num_layers
-        * tokens
-        * BF16
-        * (model.hidden_size if config.workload.activation_checkpointing == "full" else _transformers_elements(config))
-    )
+    kept = model.num_layers * _transformers_kept(config)
     # A tied head's gradient waits for the embedding's.
     waits = BF16 * head if model.tie_embeddings else 0
     layer = held + whole + kept + waits + tokens * BF16 * _transformers_computed_elements(config)
@@ -252,6 +247,31 @@ def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:
         held + reduced,
         held + (copies - 3) * updated,
     )
+
+
+def _hf_fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
+    """Of transformers' model on torch's FSDP2. Parameters, gradients and moments are fp32. A layer's are gathered in
+    bf16, and its gradients travel in it. What belongs to no layer stays gathered."""
+    model, ranks = config.model, config.sp_size * config.dp_shard_size
+    block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
+    state, kept = _stored_bytes(config) / ranks, _transformers_kept(config)
+    held = 3 * state + BF16 * root
+    computed = _local_tokens(config) * BF16 * _transformers_computed_elements(config)
+    layer = held + BF16 * (_head_elements(config) + 3 * block) + computed  # the next one is gathered, and gradients
+    return Peak(
+        held + model.num_layers * kept + _transformers_logits(config) + _around_logits(config),
+        layer + model.num_layers * kept,
+        layer + kept + state * (1 - root / num_parameters(model)),
+        held + state + BF16 * root,
+        copies * state,
+    )
+
+
+def _transformers_kept(config: TrialConfig) -> float:
+    """What one layer of transformers' model keeps for its backward on one rank."""
+    full = config.workload.activation_checkpointing == "full"
+    elements = config.model.hidden_size if full else _transformers_elements(config)
+    return _local_tokens(config) * BF16 * elements
 
 
 def _transformers_logits(config: TrialConfig) -> float:
@@ -287,7 +307,7 @@ def _transformers_computed_elements(config: TrialConfig) -> float:
     return max(_transformers_elements(config) + model.hidden_size + gradients, _attention_elements(config))
 
 
-def _megatron_peak(config: TrialConfig) -> Peak:
+def _megatron_peak(config: TrialConfig, _copies: int) -> Peak:
     """Of Megatron-Core's model with whole layers recomputed. Parameters in bf16 and gradients in fp32 are whole on each
     rank; fp32 copies and moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
     model, tokens, number = config.model, _local_tokens(config), num_parameters(config.model)

@@ -99,10 +99,11 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 37,
+        "hf_deepspeed": 38,
         "hf_trainer": 2,
-        "trl_sft": 10,
-        "megatron": 2,
+        "trl_sft": 11,
+        "hf_fsdp2": 2,
+        "megatron": 4,
     }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
@@ -126,7 +127,8 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
             share = 0.75 if (of_row["folder"], config.seq_len) in IN_PIECES else 0.8
             assert memory.peak(config).bytes > share * capacity, of_row["folder"]
         else:
-            assert (config.engine.name, config.workload.activation_checkpointing) == ("megatron", "none")
+            assert config.engine.name == "megatron"
+            assert config.workload.activation_checkpointing in ("none", "selective")
 
 
 def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_9_percent_below_every_committed_row():
@@ -143,8 +145,7 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_9_percent_below
 
 def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
     config = next(config for _, config in steps_of_other_engines("ok") if config.engine.optimizer_offload is None)
-    for name in ("deepspeed", "hf_fsdp2"):
-        assert memory.unmodelled_reason(replace(config, engine=replace(config.engine, name=name))) is not None
+    assert memory.unmodelled_reason(replace(config, engine=replace(config.engine, name="deepspeed"))) is not None
     assert memory.unmodelled_reason(replace(config, dtype="float32")) is not None
     sgd = replace(config, workload=replace(config.workload, optimizer="sgd"))
     assert memory.unmodelled_reason(sgd) is not None
@@ -166,14 +167,14 @@ def test_tiles_and_fused_layers_take_less_in_transformers_model(qwen):
     assert len(set(peaks)) == len(peaks)
 
 
-@pytest.mark.parametrize("engine", ["fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "megatron"])
+@pytest.mark.parametrize("engine", ["fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron"])
 def test_a_search_starts_where_the_model_puts_the_edge_of_each_engine_it_knows(qwen, engine):
     workload = replace(qwen.workload, activation_checkpointing="full")
     step = Search(replace(qwen, engine=replace(qwen.engine, name=engine), workload=workload))
     guess = step.guess(140 * GIB, None, None)
     room = (140 * GIB - OUTSIDE_BYTES) * TENSORS_SHARE[None]
     assert memory.peak(step.at(guess)).bytes <= room < memory.peak(step.at(guess + 64)).bytes
-    other = Search(replace(step.config, engine=replace(qwen.engine, name="hf_fsdp2")))
+    other = Search(replace(step.config, engine=replace(qwen.engine, name="deepspeed")))
     assert other.guess(140 * GIB, None, None) == STARTS_FROM * qwen.sp_size
 
 

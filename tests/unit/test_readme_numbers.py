@@ -269,6 +269,9 @@ def two_gpus() -> Iterator[str]:
     yield f"FlashAttention-4, {replicates(*cells, alone)}"
     cudnn = [1 / each for each in ring_over_ulysses(sp_size=2, **LONG, **CUDNN).ratios.values()]
     yield f"On cuDNN the ring is {span(cudnn, 3)} as fast as Ulysses in {len(cudnn)} campaigns"
+    of_h100 = cell("h100x2_libraries", "ulysses", **FA4, head_chunks=1), cell("h100x2_libraries", "ring", **FA4)
+    yield f"on H100s it is {ratio(*of_h100)} on FlashAttention-4 too"
+    yield f"on H100s {replicates(*of_h100)}"
 
 
 @line("A whole training step, 2 GPUs")
@@ -331,6 +334,28 @@ def engines() -> Iterator[str]:
     yield f"by {ratio_of_medians(megatron, last):.2f}x with as much"
     yield f"Compiled and with whole layers recomputed ours takes {ms(last)} ms"
     yield f"{replicates(ours, megatron, theirs)}, f34d27a; the last {len(last.step_ms)}"
+
+
+@line("Whole steps of five stacks, each at its best, 2 H100s, 32,768 tokens")
+def stacks() -> Iterator[str]:
+    name = "h100x2_engines"
+    best, alike = (cell(name, "ulysses", **kernel) for kernel in (FA4, CUDNN))
+    engines = {"megatron": "p2p", "trl_sft": None, "hf_deepspeed": None, "hf_fsdp2": "allgather"}
+    theirs = [
+        next(each for each in campaign(name) if each.ok and is_asked(each, {"engine": engine, "variant": variant}))
+        for engine, variant in engines.items()
+    ]
+    assert {each.options["workload.activation_checkpointing"] for each in theirs} == {"full"}
+    first, *both, last = (ratio(each, best) for each in theirs)
+    yield f"Ours, by {first} over Megatron with TransformerEngine's ring"
+    yield f"{shared(both)} over `trl_sft` and `hf_deepspeed`, and {last} over `hf_fsdp2`"
+    yield f"{ms(best)} against {', '.join(map(ms, theirs[:-1]))} and {ms(theirs[-1])} ms"
+    first, *both, last = (ratio(each, alike) for each in theirs)
+    yield f"On their kernel, cuDNN, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
+    selective = {"engine": "megatron", "activation_checkpointing": "selective"}
+    assert [each.statuses for each in campaign(name) if is_asked(each, selective)] == [["oom"], ["oom"]]
+    yield "Megatron's own selective recomputation ran out of memory"
+    yield f"ours {replicates(best, alike)}, theirs {replicates(*theirs).removesuffix(' replicate')}"
 
 
 @line("A slower fabric, 2 GPUs")
@@ -432,6 +457,29 @@ def transformer_engine() -> Iterator[str]:
     packages = dict(rings[0].slow.asked["environment"]["packages"])
     count = replicates(*cells_of(rings + gathers))
     yield f"{packages['transformer-engine']}, FlashAttention-4 {packages['flash-attn-4']}, {count}"
+
+
+@line("Every library on one kernel, 2 H100s, 131,072 tokens")
+def every_library() -> Iterator[str]:
+    found = [each for each in campaign("h100x2_libraries") if each.ok]
+    slowest = {
+        (each.asked["method"], each.asked["variant"]): each
+        for each in found
+        if each.asked["method"] == "ring_flash_attn_llama3"
+        or is_asked(each, {"method": "transformer_engine", "variant": "all_gather", **CUDNN})
+    }
+    first = {kernel["kernel"]: ranked([c for c in found if is_asked(c, kernel)])[0] for kernel in (FA4, CUDNN, FA2)}
+    others = [each for each in found if each not in slowest.values()]
+    most = max(ratio_of_medians(each, first[each.asked["kernel"]]) for each in others)
+    yield f"all but two are within {math.ceil(100 * (most - 1))}% of the fastest"
+    gather, llama = (slowest[key] for key in (("transformer_engine", "all_gather"), ("ring_flash_attn_llama3", None)))
+    yield f"TransformerEngine's all-gather on its own cuDNN attention takes {ratio(gather, first['cudnn'])} as long"
+    yield f"ring-flash-attn's `llama3`, whose shards are contiguous, {ratio(llama, first['flash_attn'])}"
+    quickest = [first[kernel["kernel"]] for kernel in (CUDNN, FA2)]
+    beside = " and ".join(f"{ratio_of_medians(each, first['flash_attn_4']):.2f}x" for each in quickest)
+    yield f"The fastest on cuDNN and on FlashAttention-2 take {beside} as long as that on FlashAttention-4"
+    packages = dict(found[0].asked["environment"]["packages"])
+    yield f"FlashAttention-4 {packages['flash-attn-4']}, {replicates(*found)}"
 
 
 @line("Longer sequences in less memory, 2 GPUs, 65,536 tokens")
@@ -629,9 +677,54 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
     found = Counter((kinds[machine], len(uuids)) for machine, uuids in devices.items())
     text = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
     assert found.keys() == {("H200", 4), ("H200", 2), ("H200", 1), ("H100", 1), ("H100", 2)}
-    assert found["H200", 1] == found["H100", 2] == 1
+    assert found["H200", 1] == 1
     of_h200 = f"{found['H200', 4]} machines of 4 H200s, {found['H200', 2]} of 2, one of 1"
-    assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and one of 2" in text
+    assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
+
+
+# The table of docs/METHODS.md under "Every library on each kernel".
+
+CALLED = {
+    ("ulysses", None, 1): "Ulysses",
+    ("ulysses", None, 4): "Ulysses in 4 chunks of heads",
+    ("ring", None, None): "ring, zigzag",
+    ("all_gather", None, None): "all-gather, zigzag",
+    ("deepspeed_ulysses", None, None): "`deepspeed_ulysses`",
+    ("deepspeed_ulysses_hf", None, None): "`deepspeed_ulysses_hf`",
+    ("ring_flash_attn", None, None): "`ring_flash_attn`",
+    ("ring_flash_attn_llama3", None, None): "`ring_flash_attn_llama3`, contiguous",
+    ("transformer_engine", "p2p", None): "`transformer_engine`, p2p",
+    ("transformer_engine", "a2a", None): "`transformer_engine`, a2a",
+    ("transformer_engine", "all_gather", None): "`transformer_engine`, all_gather",
+    ("torch_context_parallel", "allgather", None): "`torch_context_parallel`, allgather",
+    ("torch_context_parallel", "alltoall", None): "`torch_context_parallel`, alltoall",
+    ("yunchang", 1, None): "`yunchang`, ring",
+    ("yunchang", 2, None): "`yunchang`, Ulysses",
+}
+
+
+def lines_of_libraries() -> list[str]:
+    """What the table says of each: ms a step on each kernel, bytes sent, and peak memory on the first kernel it has."""
+    found: dict[str, dict[str, Cell]] = {}
+    for each in campaign("h100x2_libraries"):
+        asked = each.asked
+        variant = asked["ulysses_degree"] if asked["method"] == "yunchang" else asked["variant"]
+        name = CALLED[asked["method"], variant, asked["head_chunks"]]
+        found.setdefault(name, {})[asked["kernel"]] = each
+    lines = []
+    for name in CALLED.values():
+        cells = [found[name].get(kernel["kernel"]) for kernel in (FA4, CUDNN, FA2)]
+        there = [each for each in cells if each is not None]
+        sent = shared(number((each.communication.counted_bytes or 0) / GIB) for each in there)
+        times_ms = [ms(each) if each is not None else "-" for each in cells]
+        lines.append(f"| {' | '.join([name, *times_ms, sent, gib(there[0])])} |")
+    return lines
+
+
+def test_methods_says_what_the_rows_give_of_each_library_on_each_kernel():
+    text = (ROOT / "docs/METHODS.md").read_text("utf-8")
+    below = text.split("## Every library on each kernel\n")[1].split("\n## ")[0]
+    assert [each for each in below.splitlines() if each.startswith("| ")][1:] == lines_of_libraries()
 
 
 # The tables of docs/PACKING.md under "What was measured".
