@@ -215,7 +215,7 @@ def campaign() -> list[dict[str, Any]]:
     return [*rows, *map(trained, (("full", 0.6), ("selective", 0.8)))]
 
 
-def trained(step: tuple[str, float]) -> dict[str, Any]:
+def trained(step: tuple[str, float], **changes: Any) -> dict[str, Any]:
     checkpointing, share_of_limit = step
     parts = {"attention": 50.0, "matmul": 30.0, "other": 10.0, "messages": 9.0, "exposed_messages": 5.0, "idle": 4.0}
     parts |= {"host_copies": 8.0, "exposed_host_copies": 1.0}
@@ -229,6 +229,7 @@ def trained(step: tuple[str, float]) -> dict[str, Any]:
         part_ms=[{"forward": 30.0, "recompute": recompute, "backward": 60.0, "optimizer": 10.0 - recompute}] * 2,
         peak_parts_bytes=[dict.fromkeys(PARTS, 2**30)] * 2,
         share_of_limit=share_of_limit,
+        **changes,
     )
 
 
@@ -253,18 +254,26 @@ def test_nothing_is_drawn_of_times_of_a_cpu() -> None:
     assert {d.name for d in draw(settings(found), found)} == {"bytes"}
 
 
-def test_the_parts_of_a_step_are_shares_of_it() -> None:
-    found = cells_of(campaign())
+@pytest.mark.parametrize("seq_len", [None, 8192])
+def test_the_parts_of_steps_that_do_the_same_are_in_ms_and_of_others_shares(seq_len: int | None) -> None:
+    longer = [trained(("full", 0.7), seq_len=seq_len)] if seq_len else []
+    found = cells_of([*campaign(), *longer])
     steps, phases = draw(settings(found), found, only=["steps"])
-    head, *lines = [line.split(",") for line in steps.files["csv"].decode().splitlines()]
-    told_phases = list(csv.DictReader(phases.files["csv"].decode().splitlines()))
     assert phases.stem == "steps-phases"
-    assert [line["recompute"] for line in told_phases] == ["0.05", "0.01"]
-    assert all(line["forward"] == "0.3" and line["backward"] == "0.6" for line in told_phases)
-    for line, share_of_limit in zip(lines, ("0.6", "0.8"), strict=True):
-        told = dict(zip(head, line, strict=True))
-        names = ("attention", "matmul", "other", "exposed_messages", "exposed_host_copies", "idle", "share_of_limit")
-        assert [told[name] for name in names] == ["0.5", "0.3", "0.1", "0.05", "0.01", "0.04", share_of_limit]
+    of_kernels, of_phases = (list(csv.DictReader(each.files["csv"].decode().splitlines())) for each in (steps, phases))
+    assert len(of_kernels) == len(of_phases) == (3 if seq_len else 2)
+    unit = 0.01 if seq_len else 1.0
+    kernels = {"attention": 50, "matmul": 30, "other": 10, "exposed_messages": 5, "exposed_host_copies": 1, "idle": 4}
+    for line in of_kernels:
+        assert {name: float(line[name]) for name in kernels} == pytest.approx({k: unit * v for k, v in kernels.items()})
+    assert [float(line["recompute"]) for line in of_phases[-2:]] == pytest.approx([5 * unit, unit])
+    assert all(float(line["forward"]) == pytest.approx(30 * unit) for line in of_phases)
+    if seq_len:
+        assert [line["share_of_limit"] for line in of_kernels] == ["0.7", "0.6", "0.8"]
+    else:  # of the timed step, which has a mark
+        assert [float(line["limit_ms"]) for line in of_kernels] == pytest.approx(
+            [share * float(line["the timed step"]) for share, line in zip((0.6, 0.8), of_kernels, strict=True)]
+        )
 
 
 def test_a_figure_holds_what_its_rows_say() -> None:

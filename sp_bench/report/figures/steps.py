@@ -15,6 +15,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import BLACK, Look, Plot, trial_ids, wrapped
+from sp_bench.report.ladder import of_place
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
@@ -35,6 +36,15 @@ PHASES = {
 }
 MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
 MOST_BARS = 24  # of one figure: the longest sequences go first
+TIMED = "the timed step"
+PROFILED = (
+    "The mark is the timed step, which had no profiler. The profiler slows the host, so where the host is late, "
+    "messages wait and nothing runs for longer than in the timed step."
+)
+LIMIT = (
+    " The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
+    "computed once."
+)
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
@@ -48,22 +58,26 @@ def _plot(
 ) -> Plot | None:
     """A bar for each step of which `column` is known."""
     cells = [(setting, cell) for setting in settings for cell in setting.cells if _is_step(cell)]
-    found = [(setting, cell, parts) for setting, cell in cells if (parts := shares(cell, column, [*shown]))]
+    found = [(setting, cell, parts) for setting, cell in cells if (parts := part_ms(cell, column, [*shown]))]
     found.sort(key=lambda each: (-(each[1].asked["seq_len"] or 0), by_speed(each[1])))
+    found = found[:MOST_BARS]
     if not found:
         return None
-    limit = "share_of_limit" if column == "kernel_ms" else None
-    bars = [Bar(*each, limit and each[1].middle(limit)) for each in found[:MOST_BARS]]
-    figure, shared, data = stacked(bars, shown, "share of the step", look)
-    figure.axes[0].set_xlim(0, 1)
-    if limit is None:
-        told = " Shares of one untimed step, or of the one step that was timed, by its phases."
-        return Plot("steps", name, figure, shared + told, data.drop(columns="line"))
-    told = (
-        " Shares of one untimed step, by the kernels that ran. The black line is the limit: what attention and "
-        "matrix products would take of the timed step, each alone and computed once."
-    )
-    return Plot("steps", name, figure, shared + told, data.rename(columns={"line": limit}))
+    kernels = column == "kernel_ms"
+    told = ", by the kernels that ran" if kernels else ", or the one step that was timed, by its phases"
+    if len({of_place(cell) for _, cell, _ in found}) == 1:  # the same work on as many GPUs: times can be compared
+        label, line = "ms", "limit_ms"
+        bars = [_in_ms(*each, limited=kernels) for each in found]
+        told = f" One untimed step{told}. {PROFILED if kernels else ''}"
+    else:
+        label, line = "share of the step", "share_of_limit"
+        bars = [_in_shares(*each, limited=kernels) for each in found]
+        told = f" Shares of one untimed step{told}."
+    figure, shared, data = stacked(bars, shown, label, look)
+    figure.axes[0].set_xlim(0, 1 if label != "ms" else None)
+    if not kernels:
+        return Plot("steps", name, figure, shared + told.rstrip(), data.drop(columns="line"))
+    return Plot("steps", name, figure, shared + told + LIMIT, data.rename(columns={"line": line}))
 
 
 class Bar(NamedTuple):
@@ -72,6 +86,19 @@ class Bar(NamedTuple):
     parts: Mapping[str, float]
     line: float | None  # where a black line is drawn
     marks: Mapping[str, float] = MappingProxyType({})  # words -> where a mark is drawn; the same words for each bar
+
+
+def _in_ms(setting: Setting, cell: Cell, parts: Mapping[str, float], *, limited: bool) -> Bar:
+    step_ms, share = cell.median_step_ms or 0, cell.middle("share_of_limit")
+    if not limited:
+        return Bar(setting, cell, parts, None)
+    return Bar(setting, cell, parts, share and share * step_ms, {TIMED: step_ms})
+
+
+def _in_shares(setting: Setting, cell: Cell, parts: Mapping[str, float], *, limited: bool) -> Bar:
+    total = sum(parts.values())
+    shares = {part: size / total for part, size in parts.items()}
+    return Bar(setting, cell, shares, cell.middle("share_of_limit") if limited else None)
 
 
 def stacked(
@@ -120,17 +147,13 @@ def _is_step(cell: Cell) -> bool:
     return cell.ok and cell.asked["workload"] == "train_step" and cell.processor == "GPU"
 
 
-def shares(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
+def part_ms(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
     """Of one step: mean over ranks, median over replicates. Empty: not known."""
     known = [ranks for row in cell.measured if (ranks := listed(row[column]))]
     complete = [ranks for ranks in known if all(rank[part] is not None for rank in ranks for part in parts)]
-    per_row = [_of_row(ranks, parts) for ranks in complete]
-    return {part: median(each[part] for each in per_row) for part in parts} if per_row else {}
-
-
-def _of_row(ranks: Sequence[dict[str, float]], parts: Sequence[str]) -> dict[str, float]:
-    total = mean(sum(rank[part] for part in parts) for rank in ranks)
-    return {part: mean(rank[part] for rank in ranks) / total for part in parts}
+    if not complete:
+        return {}
+    return {part: median(mean(rank[part] for rank in ranks) for ranks in complete) for part in parts}
 
 
 def _name(bar: Bar, settings: Sequence[Setting], several_kernels: bool) -> str:
