@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face
 from sp_bench.engines.requirements import CONTEXT_PARALLEL
-from sp_bench.measure import ledger
+from sp_bench.measure import ledger, timing
 from sp_bench.methods import torch_context_parallel
 from sp_bench.training import cross_entropy, train
 from sp_bench.training.cross_entropy import IGNORED
@@ -77,6 +77,7 @@ def run(
         model.loss_function = training.recorded(model.loss_function)
         loaded = _loaded(loader)
         results = train.run_steps(training.step, (islice(loaded, size) for _ in texts), tick)
+        timing.synchronise(device)
         accelerator.free_memory()
     return hugging_face.averaged(results)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.requirements import ATTENTION
+from sp_bench.measure import timing
 from sp_bench.training import train
 from sp_bench.training.train import StepResult, Watch
 
@@ -66,6 +67,7 @@ def run(
         trainer = _trainer(config, stack, arguments, recorder, texts, tick, watch)
         trainer.train()
         trainer.deepspeed.destroy()
+        timing.synchronise(device)
         trainer.accelerator.free_memory()
     return hugging_face.averaged(recorder.results())
 

@@ -137,7 +137,7 @@ def _phases(
     release_memory(device)
     for _ in range(workload.warmup_steps):
         yield False
-    _synchronise(device)
+    synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # until peers have taken the last of the warm-up from this device
     _reset_peaks(device)
@@ -210,7 +210,7 @@ def launch_us(device: torch.device) -> float:
     number = torch.zeros(1, device=device)
     samples = []
     for _ in range(9):
-        _synchronise(device)
+        synchronise(device)
         start = time.perf_counter()
         for _ in range(LAUNCHES):
             number.add_(1)
@@ -222,7 +222,7 @@ def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list
     """ms of each timed step of this rank, after the workload's warm-up steps, at least one. Every rank calls it."""
     for _ in range(max(workload.warmup_steps, 1)):
         step()
-    _synchronise(device)
+    synchronise(device)
     dist.barrier()
     return time_steps(step, workload.timed_steps, device)[0]
 
@@ -231,6 +231,7 @@ def release_memory(device: torch.device) -> None:
     """Free what a proof left behind, before memory is measured: FSDP's hooks and modules, which refer to each other,
     and blocks that the allocator keeps."""
     gc.collect()
+    synchronise(device)
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
@@ -241,7 +242,9 @@ def allocated_bytes(device: torch.device) -> int | None:
     return torch.cuda.memory_allocated(device) if device.type == "cuda" else None
 
 
-def _synchronise(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
+    """Wait for all streams of `device`. Before memory goes back to the device this is needed: with expandable segments
+    torch waits for one stream, while another may still use what was freed (pytorch issue 196258)."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
