@@ -55,6 +55,8 @@ def main(spec: dict[str, Any]) -> None:
     claims.STALE_S = 5.0
     hardware.git_state = lambda: (None, None)
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
+    for config in configs:
+        identity.env_id(config)  # reads every source: once, here, and not in each driver
     codes = []
     for stage, drivers in enumerate(spec["stages"]):
         pids = [_fork(configs, Path(spec["folder"]), f"{stage}-{n}", driver) for n, driver in enumerate(drivers)]
