@@ -8,11 +8,16 @@ import pytest
 
 from sp_bench.driver import campaign
 
-from ..unit.test_load import ROWS, full, settings
+from ..unit.test_load import filled, settings
 
 pytestmark = pytest.mark.load
-__all__ = ["full"]  # a fixture
+ROWS = 20_000
 POINTS = f"seq_len=range(8,{8 * (ROWS // 10 + 1)},8)"
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory, make_config):
+    return filled(tmp_path_factory.mktemp("results"), make_config, ROWS)
 
 
 @pytest.fixture

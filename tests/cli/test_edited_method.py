@@ -12,7 +12,7 @@ from sp_bench.report.selection import select
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
-ARGUMENTS = ("method=ring,ulysses", "sp_size=2", "seq_len=96", "campaign=small", *SMALL)
+ARGUMENTS = ("method=ring,ulysses", "sp_size=1", "seq_len=96", "campaign=small", *SMALL)
 
 
 def sp_bench(checkout: Path, *arguments: str) -> str:

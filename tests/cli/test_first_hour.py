@@ -12,6 +12,8 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +26,7 @@ from .console import console, refusal
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
 SINGLE = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
-LONG = (*(word for word in SINGLE if "timed_steps" not in word), "workload.timed_steps=1500")
+TOGETHER = ("isolation=group", "--no-report")  # where processes of their own prove nothing: one launch
 
 
 def sp_bench(folder: Path, *words: str, before: tuple[str, ...] = (), **variables: str):
@@ -89,7 +91,7 @@ def in_a_terminal(folder: Path, *words: str) -> str:
 
 
 def test_the_live_panel_shows_counts_what_is_left_and_the_eta(tmp_path):
-    words = ("method=single", "sp_size=1", "seq_len=96,97", *SMALL, "--no-report")
+    words = ("method=single", "sp_size=1", "seq_len=96,97", *SMALL, *TOGETHER)
     lines = re.split(r"[\r\n]+", in_a_terminal(tmp_path, "run", *words))
     heads = [line for line in lines if " done: " in line]
     assert any(re.fullmatch(r"0/2 done: 0 ok, 0 unsupported, 0 oom, 0 failed, 2 left *", line) for line in heads), heads
@@ -97,36 +99,69 @@ def test_the_live_panel_shows_counts_what_is_left_and_the_eta(tmp_path):
     assert any(re.match(r"(init|correctness|warmup|measure) \d+ s: single ", line) for line in lines)
 
 
-def wait_for_ranks(holder: subprocess.Popen[str], folder: Path) -> None:
-    """Until a rank of the run is at work."""
-    while not list(folder.glob("results/*/_work/trials/*/rank0.events.jsonl")):
-        assert holder.poll() is None
-        time.sleep(0.1)
+EVENTS = "results/*/_work/trials/*/rank0.events.jsonl"
+HOLD = """
+import os, pathlib, time
+if "RANK" in os.environ:
+    from sp_bench import handover
+    handover.enter_phase(pathlib.Path.cwd(), int(os.environ["RANK"]), "init")
+    while not os.path.exists({go!r}):
+        time.sleep(0.02)
+"""
+
+
+@contextmanager
+def held(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A run whose ranks have begun and stand still. They go on at the end, which waits for the run's."""
+    go = folder / "go"
+    (folder / "hook").mkdir()
+    (folder / "hook" / "sitecustomize.py").write_text(HOLD.format(go=str(go)))
+    path = os.pathsep.join([str(folder / "hook"), os.environ.get("PYTHONPATH", "")])
+    before = begun = set(folder.glob(EVENTS))
+    run = subprocess.Popen(
+        [sys.executable, "-m", "sp_bench", "run", *words],
+        cwd=folder,
+        env=os.environ | variables | {"PYTHONPATH": path},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        while begun <= before:
+            assert run.poll() is None
+            time.sleep(0.05)
+            begun = set(folder.glob(EVENTS))
+        yield run
+    finally:
+        go.touch()
+        run.wait()
 
 
 def test_two_runs_with_folders_for_temporary_files_of_their_own_take_turns(tmp_path):
     """As two jobs of Slurm have."""
     for name in ("a", "b"):
         (tmp_path / name / "tmp").mkdir(parents=True)
-    command = [sys.executable, "-m", "sp_bench", "run", *LONG, "--no-report"]
-    first = subprocess.Popen(
-        command, cwd=tmp_path / "a", env=os.environ | {"TMPDIR": str(tmp_path / "a" / "tmp")}, text=True
-    )
-    wait_for_ranks(first, tmp_path / "a")
-    second = sp_bench(tmp_path / "b", "run", *SINGLE, "--no-report", TMPDIR=str(tmp_path / "b" / "tmp"))
-    assert first.wait() == 0
-    assert "another run is measuring on this machine; waiting for it" in second.stdout
-    assert "1 trial: 1 ok" in second.stdout
+    second = [sys.executable, "-m", "sp_bench", "run", *SINGLE, "--no-report"]
+    variables = os.environ | {"TMPDIR": str(tmp_path / "b" / "tmp")}
+    with held(tmp_path / "a", *SINGLE, "--no-report", TMPDIR=str(tmp_path / "a" / "tmp")) as first:
+        waiting = subprocess.Popen(second, cwd=tmp_path / "b", env=variables, stdout=subprocess.PIPE, text=True)
+        assert waiting.stdout is not None
+        assert any("another run is measuring on this machine; waiting for it" in line for line in waiting.stdout)
+    assert first.returncode == 0
+    assert "1 trial: 1 ok" in waiting.communicate()[0]
     times = [pd.read_parquet(tmp_path / name / "results" / "default").loc[0] for name in ("a", "b")]
     assert times[0]["started_at"] + pd.Timedelta(seconds=times[0]["duration_s"]) <= times[1]["started_at"]
 
 
 def test_a_row_says_that_others_worked_here_while_it_was_measured(tmp_path):
+    words = (*(word for word in SINGLE if "timed_steps" not in word), "workload.timed_steps=300", "--no-report")
+    run = subprocess.Popen([sys.executable, "-m", "sp_bench", "run", *words], cwd=tmp_path)
+    while not list(tmp_path.glob(EVENTS)):
+        assert run.poll() is None
+        time.sleep(0.1)
     # nice, so that they take what is left of the processors and hinder neither the run nor other tests
     burner = ["nice", "-n", "19", sys.executable, "-c", "while True: pass"]
     burners = [subprocess.Popen(burner) for _ in os.sched_getaffinity(0)]
     try:
-        sp_bench(tmp_path, "run", *LONG, "--no-report")
+        assert run.wait() == 0
     finally:
         for burner in burners:
             burner.kill()
@@ -228,7 +263,7 @@ def rows_in(folder: Path, *statuses: str) -> list[Path]:
 
 
 def test_a_reader_that_goes_away_ends_no_campaign(tmp_path):
-    words = shlex.join([sys.executable, "-m", "sp_bench", "run", *SINGLE[:2], "seq_len=96,97", *SMALL, "--no-report"])
+    words = shlex.join([sys.executable, "-m", "sp_bench", "run", *SINGLE[:2], "seq_len=96,97", *SMALL, *TOGETHER])
     script = f"set -o pipefail; {words} | head -1"
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
@@ -326,23 +361,19 @@ def test_a_typo_that_became_a_row_runs_after_rm(finished, tmp_path, monkeypatch,
 
 def test_status_says_what_runs_where_what_is_left_and_why_trials_failed(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    words = (*LONG[:2], "seq_len=96,97,98", *LONG[3:], "--no-report")
-    failed = sp_bench(tmp_path, "run", *words[:2], "seq_len=96", *words[3:], "deadlines.init=0.1")
+    words = (*SINGLE[:2], "seq_len=96,97", *SMALL, "--no-report")
+    failed = sp_bench(tmp_path, "run", *SINGLE, "--no-report", "deadlines.init=0.1")
     assert failed.returncode == 1
-    before = set(tmp_path.glob("results/*/_work/trials/*/rank0.events.jsonl"))
-    run = subprocess.Popen([sys.executable, "-m", "sp_bench", "run", *words], cwd=tmp_path, stdout=subprocess.PIPE)
-    while set(tmp_path.glob("results/*/_work/trials/*/rank0.events.jsonl")) <= before:
-        assert run.poll() is None
-        time.sleep(0.05)
-    said = console(capfd, "status", "results/default")[1].splitlines()
-    (told,) = json.loads(console(capfd, "status", "results/default", "--json")[1])
-    run.communicate()
+    with held(tmp_path, *words) as run:
+        said = console(capfd, "status", "results/default")[1].splitlines()
+        (told,) = json.loads(console(capfd, "status", "results/default", "--json")[1])
+    assert run.returncode == 1, "one trial has failed"
     (after,) = json.loads(console(capfd, "status", "results/default", "--json")[1])
-    assert said[2].startswith("default: 2 of 3 planned left")
+    assert said[2].startswith("default: 1 of 2 planned left")
     assert re.fullmatch(rf"  trial [0-9a-f]{{12}}: in \w+ for \d+ s, process {run.pid} on \S+", said[3])
     assert re.fullmatch(r"  1 timeout: phase init passed its deadline of 0.1 s in rank 0.* \(trial \w{12}\)", said[4])
-    assert (told["planned"], told["left"], told["counts"]["timeout"], len(told["running"])) == (3, 2, 1, 1)
-    assert (after["planned"], after["left"], after["counts"]["ok"], after["running"]) == (3, 0, 2, [])
+    assert (told["planned"], told["left"], told["counts"]["timeout"], len(told["running"])) == (2, 1, 1, 1)
+    assert (after["planned"], after["left"], after["counts"]["ok"], after["running"]) == (2, 0, 1, [])
     assert after["failures"][0]["reason"].startswith("phase init passed its deadline")
 
 

@@ -14,7 +14,8 @@ from sp_bench.rows import store
 
 from .console import console, refusal
 
-TINY = ("method=single", "sp_size=1", "seq_len=64", "workload.warmup_steps=1", "workload.timed_steps=1", "--no-report")
+ONE = ("method=single", "sp_size=1", "workload.warmup_steps=1", "workload.timed_steps=1", "--no-report")
+TINY = (*ONE, "seq_len=64")
 # stands where the package would: takes what the real one takes, and writes down what it is told
 WANDB = """
 import json, os
@@ -63,7 +64,7 @@ def test_each_row_is_told_once_with_its_options_and_numbers(tmp_path, with_wandb
 
 
 def test_a_logger_that_fails_is_named_and_the_sweep_goes_on(tmp_path, with_wandb):
-    words = ("run", *TINY, "campaign=night", "replicates=2", "--log-to", "wandb")
+    words = ("run", *ONE, "seq_len=64,65", "isolation=group", "campaign=night", "--log-to", "wandb")
     done = says(tmp_path, *words, **with_wandb, BROKEN="yes")
     assert done.returncode == 0
     assert done.stdout.count("--log-to wandb failed and hears of no further row: no network") == 1

@@ -21,6 +21,7 @@ SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload
 
 TAGGED = "            with ledger.attention():  # the method's own traffic, not the training engine's\n"
 RAW = f"            dist.all_reduce(received.zero_(), group=group)\n{TAGGED}"
+GROUP = ("sp_size=2", "seq_len=96", "isolation=group")  # a trial that fails ends its group
 FORM = "return ulysses_traffic(shape, sp_size, sp_size)"
 LOW = f"return {{key: size * 3 / 5 for key, size in {FORM.removeprefix('return ')}.items()}}"
 
@@ -54,7 +55,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in files.items():
         (folder / f"{name}.py").write_text(text)
     paths = ",".join(f"{name}.py" for name in files)
-    run(folder, f"method.path={paths}", "method.fused=false", "sp_size=2", "seq_len=96", "campaign=mine")
+    run(folder, f"method.path={paths}", "method.fused=false", *GROUP, "campaign=mine")
     return folder
 
 

@@ -126,7 +126,7 @@ def started(run: subprocess.Popen[str], folder: Path) -> None:
 
 
 def test_a_machine_taken_away_leaves_a_preempted_row_that_resume_retries(command, tmp_path):
-    words = ("method=ring", "seq_len=96", *SMALL, "--no-report")
+    words = (*SINGLE, "--no-report")
     run = start(tmp_path, *words)
     started(run, tmp_path)
     run.send_signal(signal.SIGTERM)
@@ -182,13 +182,13 @@ def test_trials_of_a_group_share_their_processes_and_a_replicate_is_a_launch_of_
         f"import os\nif 'RANK' in os.environ:\n    open({str(started)!r}, 'a').write('a rank\\n')\n"
     )
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "hook"), os.environ.get("PYTHONPATH", "")]))
-    shared = ("method=ulysses,ring", "sp_size=2", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
+    shared = ("method=ulysses,ring", "sp_size=1", "seq_len=96", "isolation=group", "campaign=g", *SMALL)
     done = command("run", *shared, "replicates=2", "--no-report")
     assert done.returncode == 0, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")
     assert frame["status"].tolist() == ["ok"] * 4
     assert frame["isolation"].unique().tolist() == ["group"]
-    assert len(started.read_text().splitlines()) == 2 * 2, "two replicates of two ranks"
+    assert len(started.read_text().splitlines()) == 2, "two replicates of a rank"
     assert not trial_processes(tmp_path)
 
 
@@ -199,7 +199,7 @@ def test_a_failure_ends_its_group_and_the_rest_goes_on_in_a_new_one(command, tmp
         "workload.correctness_seq_len=1024",
         *(option for option in SMALL if "correctness" not in option),
     )
-    shared = ("method=ulysses,ring", "sp_size=2", "isolation=group", "campaign=g", *long)
+    shared = ("method=single,ring", "sp_size=1", "isolation=group", "campaign=g", *long)
     done = command("run", *shared, "deadlines.correctness=0.001", "--no-report")
     assert done.returncode == 1, done.stderr
     frame = pd.read_parquet(tmp_path / "results" / "g")

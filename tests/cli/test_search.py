@@ -17,7 +17,7 @@ from sp_bench.testing import faults
 
 from .console import console, refusal
 
-TINY = ("method=ulysses", "sp_size=2", "model.num_heads=2", "model.num_kv_heads=2", "workload.correctness_seq_len=64")
+TINY = ("method=ulysses", "sp_size=1", "model.num_heads=2", "model.num_kv_heads=2", "workload.correctness_seq_len=64")
 SHORT = (
     "workload.warmup_steps=0",
     "workload.timed_steps=1",
@@ -40,51 +40,65 @@ def lengths(folder: Path) -> dict[tuple[int, int], str]:
     return {(row["seq_len"], row["replicate"]): row["status"] for row in rows}
 
 
-def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge_is(tmp_path):
-    done = says(tmp_path, "run", *NEAR, "--no-report")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (said,) = [line for line in done.stdout.splitlines() if line.startswith("longest: ")]
-    found = lengths(tmp_path)
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory) -> tuple[Path, str, str, dict[tuple[int, int], str]]:
+    """A folder in which a search was interrupted and then resumed to its end; what the two runs printed, and the rows
+    between them."""
+    folder = tmp_path_factory.mktemp("searched")
+    command = [sys.executable, "-m", "sp_bench", "run", *NEAR, "--no-report"]
+    # a test run in the background of a shell ignores interrupts, and its children would inherit that
+    listen = lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None  # noqa: E731
+    environment = os.environ | FAULT
+    with subprocess.Popen(
+        command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=listen
+    ) as run:
+        campaign = folder / "results" / "edge"
+        while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
+            assert run.poll() is None
+            time.sleep(0.02)
+        run.send_signal(signal.SIGINT)
+        interrupted = run.communicate()[0]
+    assert "not ended: search ulysses" in says(folder, "status", "results/edge").stdout
+    before = lengths(folder)
+    resumed = says(folder, "resume", *NEAR, "--no-report")
+    assert resumed.returncode == 0, resumed.stderr
+    return folder, interrupted, resumed.stdout, before
+
+
+def test_an_interrupted_search_goes_on_where_it_stopped(searched, monkeypatch, capfd):
+    folder, interrupted, resumed, before = searched
+    assert "1 of 1 searches did not end; the words of this run go on with them" in interrupted
+    assert "longest: " in resumed
+    assert before.items() <= lengths(folder).items()
+    monkeypatch.chdir(folder)
+    assert "not ended" not in console(capfd, "status", "results/edge")[1]
+
+
+def test_the_search_leaves_ordinary_rows_and_says_between_which_lengths_the_edge_is(searched, monkeypatch, capfd):
+    folder, _, resumed, _ = searched
+    monkeypatch.chdir(folder)
+    (said,) = [line for line in resumed.splitlines() if line.startswith("longest: ")]
+    found = lengths(folder)
     fits = max(length for (length, _), status in found.items() if status == "ok")
     fails = min(length for (length, _), status in found.items() if status == "oom")
     assert said.endswith(f"[{fits:,} tokens fit, {fails:,} do not]")
     assert fits <= faults.OOM_ABOVE < fails <= 1.1 * fits
     assert {(fits, 1), (fails, 1)} <= found.keys()
-    again = says(tmp_path, "run", *NEAR, "--no-report")
-    assert said in again.stdout
-    assert lengths(tmp_path) == found
+    code, again, _ = console(capfd, "run", *NEAR, "--no-report")
+    assert (code, said in again) == (0, True)
+    assert lengths(folder) == found
     finer = [word for word in NEAR if not word.startswith("search.resolution")] + ["search.resolution=0.02"]
-    finer = says(tmp_path, "run", *finer, "search.max_probes=1", "--no-report")
+    finer = says(folder, "run", *finer, "search.max_probes=1", "--no-report")
     assert f"from {len(found)} rows here: [{fits:,} tokens fit, {fails:,} do not]" in finer.stdout
     assert "about 1 of at most 1 probes left" in finer.stdout
-    ((more, _),) = lengths(tmp_path).keys() - found.keys()
-    probes = {trial_id for plan in plans.read(tmp_path / "results" / "edge") for trial_id in plan.probes}
-    assert probes == {row.trial_id for row in store.committed(tmp_path / "results" / "edge")}
+    ((more, _),) = lengths(folder).keys() - found.keys()
+    probes = {trial_id for plan in plans.read(folder / "results" / "edge") for trial_id in plan.probes}
+    assert probes == {row.trial_id for row in store.committed(folder / "results" / "edge")}
     assert fits < more < fails
-    fits, fails = (more, fails) if lengths(tmp_path)[more, 0] == "ok" else (fits, more)
-    page = says(tmp_path, "report", "results/edge")
-    assert page.returncode == 0, page.stderr
-    text = (tmp_path / "results" / "edge" / store.WORK / "report" / "index.html").read_text()
+    fits, fails = (more, fails) if lengths(folder)[more, 0] == "ok" else (fits, more)
+    assert console(capfd, "report", "results/edge")[0] == 0
+    text = (folder / "results" / "edge" / store.WORK / "report" / "index.html").read_text()
     assert f"{fails:,} tokens ({fits:,} ran)" in text
-
-
-def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
-    command = [sys.executable, "-m", "sp_bench", "run", *NEAR, "--no-report"]
-    with subprocess.Popen(command, cwd=tmp_path, env=os.environ | FAULT, stdout=subprocess.PIPE, text=True) as run:
-        campaign = tmp_path / "results" / "edge"
-        while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
-            assert run.poll() is None
-            time.sleep(0.02)
-        run.send_signal(signal.SIGINT)
-        said = run.communicate()[0]
-    assert "1 of 1 searches did not end; the words of this run go on with them" in said
-    assert "not ended: search ulysses" in says(tmp_path, "status", "results/edge").stdout
-    before = lengths(tmp_path)
-    done = says(tmp_path, "resume", *NEAR, "--no-report")
-    assert done.returncode == 0, done.stderr
-    assert "longest: " in done.stdout
-    assert before.items() <= lengths(tmp_path).items()
-    assert "not ended" not in says(tmp_path, "status", "results/edge").stdout
 
 
 def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkeypatch, capfd):

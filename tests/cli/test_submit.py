@@ -6,11 +6,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
+import hydra
 import pytest
+import yaml
 
 from sp_bench import hardware
-from sp_bench.driver import identity, overrides, plan, sweep
+from sp_bench.driver import identity, overrides, packs, plan, sweep
 from sp_bench.rows import store
 
 from .console import console, refusal
@@ -241,16 +244,32 @@ def test_a_plan_for_a_cluster_has_the_packs_and_gpu_hours_of_its_submission(clus
     assert not (cluster / "asked").exists()
 
 
-def test_a_plan_of_5000_trials_with_packs_and_gpu_hours_takes_under_3_seconds_of_a_processor(tmp_path):
-    methods = "method=ulysses,ring,all_gather,upipe,double_ring"
-    sizes = ("sp_size=8,16", "num_nodes=1,2", "seq_len=range(4096,204801,4096)", "replicates=5")
-    gpus = ("hardware=h200", "fabric=nvlink", "kernel=cudnn", "dtype=bfloat16", "deadlines.measure=60")
-    code = "from sp_bench.cli import main; import resource, sys, atexit\n" + (
-        "usage = lambda: print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]), file=sys.stderr)\n"
-        "atexit.register(usage)\nmain()"
-    )
-    words = ("plan", methods, *sizes, *gpus, "model=llama3_8b", "--cluster", "slurm")
-    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"\d+ packs, at most [\d,.]+ GPU-hours\n5000 trials: ", done.stdout)
-    assert float(done.stderr) < 3
+MANY = ("method=ulysses,ring", "sp_size=8,16", "num_nodes=1,2", *ON_GPUS[3:], "dtype=bfloat16", "model=llama3_8b")
+
+
+def test_a_plan_with_packs_composes_once_and_looks_at_each_cell_and_each_trial_once(cluster, capfd, monkeypatch):
+    """So thousands of trials are planned in seconds, which tests/benchmarks times."""
+    reads = []
+    for num_lengths in (1, 6):
+        once, a_cell, a_trial = {}, {}, {}
+        with monkeypatch.context() as counted:
+            for calls, module, name in (
+                (once, hydra, "compose"),
+                (once, yaml, "load"),
+                (a_cell, plan, "cell_id"),
+                (a_cell, plan, "unsupported_reason"),
+                (a_trial, packs, "at_most_s"),
+                (a_trial, packs, "_apart_from_method"),
+            ):
+                calls[name] = Mock(side_effect=getattr(module, name))
+                counted.setattr(module, name, calls[name])
+            lengths = f"seq_len=range(32768,{(num_lengths + 1) * 32768},32768)"
+            code, out, err = console(capfd, "plan", *MANY, lengths, "replicates=3", "--cluster", "slurm")
+        assert (code, err) == (0, "")
+        cells = 2 * 2 * 2 * num_lengths
+        assert re.search(rf"\d+ packs, at most [\d,.]+ GPU-hours\n{3 * cells} trials: ", out)
+        assert once["compose"].call_count == 1
+        reads.append(once["load"].call_count)
+        assert {name: each.call_count for name, each in a_cell.items()} == dict.fromkeys(a_cell, cells)
+        assert {name: each.call_count for name, each in a_trial.items()} == dict.fromkeys(a_trial, 3 * cells)
+    assert reads[0] >= reads[1], "more files were read for more lengths"

@@ -4,6 +4,8 @@ import gzip
 import json
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +19,27 @@ def run(folder, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory) -> tuple[Path, list[dict[str, Any]]]:
+    """The campaign's folder, and a row of each workload with a trace and without, all of one launch."""
+    folder = tmp_path_factory.mktemp("traced")
+    swept = ("workload=attention,train_step", "workload.trace=true,false", "isolation=group")
+    done = run(folder, *swept, "method=ulysses", "sp_size=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    campaign = folder / "results" / "night"
+    return campaign, store.read(campaign)[0].to_pylist()
+
+
 @pytest.mark.parametrize("workload", ["attention", "train_step"])
-def test_the_row_names_a_readable_trace_of_each_rank(tmp_path, workload):
-    words = (f"workload={workload}", "method=ulysses", "sp_size=2")
-    assert run(tmp_path, *words, "workload.trace=true").returncode == 0
-    (row,) = store.read(tmp_path / "results" / "night")[0].to_pylist()
-    assert len(row["trace_files"]) == 2
-    for file in row["trace_files"]:
-        with gzip.open(tmp_path / "results" / "night" / file) as text:
+def test_the_row_names_a_readable_trace_of_each_rank(rows, workload):
+    campaign, listed = rows
+    plain, traced = sorted((row["trace_files"] for row in listed if row["workload"] == workload), key=bool)
+    assert plain is None
+    assert len(traced) == 2
+    for file in traced:
+        with gzip.open(campaign / file) as text:
             names = {event.get("name") for event in json.load(text)["traceEvents"]}
         assert any(name and "attention" in name for name in names if isinstance(name, str))
-    assert run(tmp_path, *words).returncode == 0
-    plain = [r for r in store.read(tmp_path / "results" / "night")[0].to_pylist() if r["trace_files"] is None]
-    assert len(plain) == 1
 
 
 def test_a_single_step_has_no_untimed_step_to_trace(tmp_path):

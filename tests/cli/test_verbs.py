@@ -113,18 +113,20 @@ def test_a_file_without_the_markers_is_left_alone(capfd, tmp_path, content, why)
 TINY = ("workload.max_message_bytes=1048576", "workload.warmup_steps=1", "workload.timed_steps=3", "results_root=rows")
 
 
-def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path):
-    first = command("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
+def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path, monkeypatch, capfd):
+    words = ("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
+    first = command(*words)
     assert first.returncode == 0, first.stderr
     assert "3 ok" in first.stdout
     lines = [line.split() for line in first.stdout.splitlines() if line.startswith("gloo")]
     assert sorted(line[1] for line in lines) == ["all_gather", "all_to_all", "send_recv"]
     assert all(line[3] == "2" and line[-1] == "ok" for line in lines)
     assert len(list(store.committed(tmp_path / "rows" / "fabrics"))) == 3
-    again = command("doctor", "--curves", "fabric=gloo", "hardware=cpu", "sp_size=2", *TINY)
-    assert again.returncode == 0, again.stderr
-    assert "3 committed before" in again.stdout
-    assert [line.split() for line in again.stdout.splitlines() if line.startswith("gloo")] == lines
+    monkeypatch.chdir(tmp_path)
+    code, again, errors = console(capfd, *words)
+    assert code == 0, errors
+    assert "3 committed before" in again
+    assert [line.split() for line in again.splitlines() if line.startswith("gloo")] == lines
 
 
 def test_plain_doctor_takes_no_overrides(capfd):

@@ -33,12 +33,13 @@ def check(stage: Stage, cell: Cell, record_property: Any, seed: int) -> None:
 
 
 def check_pace(row: dict[str, Any], cell: Cell) -> None:
-    """A slow rank holds up its peers, and the phase lasts as long as it sleeps; no step does: they enter together."""
+    """A slow rank holds up its peers, and the phase lasts as long as it sleeps; no step does: they enter together, so
+    the phase has room for the sleep beside all steps."""
     assert row["flags"] is not None
     assert faults.FLAG in row["flags"]
     assert dict(row["phase_s"])[cell.phase] >= 0.9 * faults.SLOW_S
     if cell.phase == "measure":
-        assert max(row["step_ms"]) < 500 * faults.SLOW_S
+        assert sum(row["step_ms"]) / 1e3 + 0.9 * faults.SLOW_S <= dict(row["phase_s"])["measure"]
 
 
 @pytest.mark.parametrize(("seed", "cell"), [*enumerate(ONE_OF_EACH)], ids=map(str, ONE_OF_EACH))

@@ -1,9 +1,10 @@
-"""Real driver processes with cheap stand-ins for their trials: `python drivers.py <spec>`.
+"""Real driver processes with cheap stand-ins for their trials: `python drivers.py <spec> ...`.
 
-The spec is JSON: `configs`, the trials, each of one rank; `folder`, where all happens; `stages`, which run one after
-another, each a list of drivers that run at once. Of a driver, all optional: `behaviour` of its trials, `resume`,
-`env_id`, `fail_point`, `errno` of its disk, `second`: it begins when a trial has been launched, as if elsewhere.
-Prints the exit codes of each stage's drivers. One process imports everything once and forks the drivers.
+A spec is JSON, and of one campaign: `configs`, the trials, each of one rank; `folder`, where all happens; `stages`,
+which run one after another, each a list of drivers that run at once. Of a driver, all optional: `behaviour` of its
+trials, `resume`, `env_id`, `fail_point`, `errno` of its disk, `second`: it begins when a trial has been launched, as if
+elsewhere. Prints a line for each spec, the exit codes of each stage's drivers. One process imports everything once and
+forks the drivers.
 """
 
 import json
@@ -54,11 +55,13 @@ def main(spec: dict[str, Any]) -> None:
     claims.STALE_S = 5.0
     hardware.git_state = lambda: (None, None)
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
+    for config in configs:
+        identity.env_id(config)  # reads every source: once, here, and not in each driver
     codes = []
     for stage, drivers in enumerate(spec["stages"]):
         pids = [_fork(configs, Path(spec["folder"]), f"{stage}-{n}", driver) for n, driver in enumerate(drivers)]
         codes.append([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids])
-    print(json.dumps(codes))
+    print(json.dumps(codes), flush=True)
 
 
 def _fork(configs: list[TrialConfig], folder: Path, name: str, driver: dict[str, Any]) -> int:
@@ -120,4 +123,5 @@ def _refuse_row(number: int, replace: Callable[..., None]) -> Callable[..., None
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    for argument in sys.argv[1:]:
+        main(json.loads(argument))

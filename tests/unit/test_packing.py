@@ -201,6 +201,8 @@ with Claims(Path(sys.argv[1])) as claims:
 
 @pytest.mark.parametrize("step", PACKING)
 def test_killed_at_any_step_a_pack_loses_and_doubles_nothing_and_the_next_one_ends_it(campaign, capfd, step):
+    for path in sorted(campaign.glob("*.parquet"))[5:]:  # where the kill strikes is the same with few rows
+        path.unlink()
     rows, names = store.read(campaign)[0], identities(campaign)
     assert killed(campaign, step)
     assert identities(campaign) == names
