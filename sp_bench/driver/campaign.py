@@ -168,6 +168,7 @@ def run(
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
                 probed: dict[str, Trial] = {}
+                brackets: dict[str, str] = {}
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
@@ -177,16 +178,19 @@ def run(
                     _fill(attempts, driver)
                     for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
                         progress.later = sum(left[number:])
-                        edge = _search(name, search, driver, found, planned.keys(), probed)
+
+                        def before_probe(edge: Edge, name: str = name) -> None:  # SIGKILL may come at any moment
+                            brackets[name] = edge.words
+                            _write_plan(campaign, listed, ended, probed, brackets)
+
+                        edge = _search(name, search, driver, found, planned.keys(), probed, before_probe)
                         edges.append(f"longest: {name}: {edge.words}")
-                        ended[name] = edge.ended
-                        _write_plan(campaign, listed, ended, probed)
+                        ended[name], brackets[name] = edge.ended, edge.words
+                        _write_plan(campaign, listed, ended, probed, brackets)
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
                     killed = True
-                if probed:  # also of a search that was interrupted
-                    _write_plan(campaign, listed, ended, probed)
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
@@ -221,10 +225,14 @@ def _joined(
 
 
 def _write_plan(
-    campaign: Campaign, trials: Sequence[Trial], searches: Mapping[str, bool], probes: Iterable[str] = ()
+    campaign: Campaign,
+    trials: Sequence[Trial],
+    searches: Mapping[str, bool],
+    probes: Iterable[str] = (),
+    brackets: Mapping[str, str] | None = None,
 ) -> None:
     """Make the campaign's folder, and write what is planned beside its rows. searches: name -> whether it has ended.
-    probes: trial_ids of what they tried.
+    probes: trial_ids of what they tried. brackets: search -> what is known of the edge.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -234,7 +242,7 @@ def _write_plan(
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        plans.write(campaign.folder, planned, searches, probes)
+        plans.write(campaign.folder, planned, searches, probes, brackets)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -452,9 +460,11 @@ def _search(
     found: hardware.Gpus | None,
     listed: Collection[str],
     probed: dict[str, Trial],
+    before_probe: Callable[[Edge], None],
 ) -> Edge:
-    """Run the trials of a search, but for those that have rows, and add all of them to `probed`, by trial_id. Returns
-    where the edge is. listed: trial_ids of the trials of this run that are of no search."""
+    """Run the trials of a search, but for those that have rows, and add all of them to `probed`, by trial_id, before
+    they run. Returns where the edge is. listed: trial_ids of the trials of this run that are of no search.
+    before_probe: hears what is known of the edge before each trial."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     begun = _begun(search, campaign, found)
     course, statuses, known = begun.course, dict(begun.tried), begun.known
@@ -465,6 +475,8 @@ def _search(
         probed[trial.trial_id] = trial
     while isinstance(step := next_step(statuses, course, known), Probe):
         trial = _trial_of(step, search, campaign, found)
+        probed[trial.trial_id] = trial
+        before_probe(so_far(statuses))
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
             ahead = probes_ahead(statuses, course, known)
@@ -478,7 +490,6 @@ def _search(
             progress.know(row.status)
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
-        probed[trial.trial_id] = trial
         reason = None if step.confirming else trial.unsupported_reason
     if reason:
         step = replace(step, note=f"{step.note}: {reason}")

@@ -75,6 +75,11 @@ def test_an_interrupted_search_goes_on_where_it_stopped(tmp_path):
         while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
             assert run.poll() is None
             time.sleep(0.02)
+        # what SIGKILL would leave at this moment
+        (plan,) = plans.read(campaign)
+        assert {row.trial_id for row in store.committed(campaign)} <= plan.probes
+        killed = says(tmp_path, "status", "results/edge").stdout
+        assert re.search(r"not ended: search ulysses .*: \[[\d,]+ tokens fit, ", killed)
         run.send_signal(signal.SIGINT)
         said = run.communicate()[0]
     assert "1 of 1 searches did not end; the words of this run go on with them" in said
