@@ -256,8 +256,17 @@ def _oom_site(error: BaseException, text: str) -> str | None:
         return None
     if "NCCL" in text:
         return "nccl"
+    if "CUDA error" in text and _was_page_locking(error):
+        return "host"
     # "CUDA error": CUDA itself ran out, for something that torch's allocator did not ask for.
     return "torch" if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in text else None
+
+
+def _was_page_locking(error: BaseException) -> bool:
+    """Whether torch failed in a call of pin_memory, perhaps a library's: CUDA refused host memory, and says the same of
+    the device's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and "pin_memory" in (frames[-1].line or "")
 
 
 if __name__ == "__main__":

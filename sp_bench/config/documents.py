@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cache
@@ -38,22 +39,46 @@ def documents(
     """
     if packing == "none":
         return ()
-    draw = random.Random(seed)
-    most = seq_len - MULTIPLE if packing == "file" else seq_len // 2
-    longest, left, lengths = max(most // MULTIPLE, 1) * MULTIPLE, seq_len, []
-    if packing == "lognormal":
-        middle, end = math.log(document_len), math.log(2 * longest)  # beyond it nothing differs, and exp may overflow
-        drawn = (math.exp(min(draw.normalvariate(middle, document_sigma), end)) for _ in itertools.count())
-    else:
-        drawn = (
-            itertools.repeat(document_len) if packing == "fixed" else itertools.chain(listed, itertools.repeat(left))
-        )
+    longest, left, lengths = _longest_document(packing, seq_len), seq_len, []
+    listed_or_drawn = (
+        itertools.chain(listed, itertools.repeat(left))
+        if packing == "file"
+        else _drawn(packing, document_len, document_sigma, seed, longest)
+    )
     while left:
-        length = min(rounded(next(drawn)), longest)
+        length = min(rounded(next(listed_or_drawn)), longest)
         length = left if left - length < MULTIPLE else length  # no rest that is shorter than any document
         lengths.append(length)
         left -= length
     return tuple(lengths)
+
+
+@cache
+def longest_pack(packing: Packing, document_len: float, document_sigma: float, seed: int, most: int) -> int:
+    """Tokens of the longest pack of at most MAX_DOCUMENTS documents, fixed or drawn, of those of up to `most` tokens.
+    A longer pack never has fewer documents."""
+    lengths = [*itertools.islice(_drawn(packing, document_len, document_sigma, seed, most), MAX_DOCUMENTS)]
+
+    def has_too_many(seq_len: int) -> bool:
+        longest = _longest_document(packing, seq_len)
+        return sum(min(rounded(length), longest) for length in lengths) < seq_len
+
+    packs = range(2 * MULTIPLE, most + 1, MULTIPLE)
+    return packs[bisect_left(packs, True, key=has_too_many) - 1]
+
+
+def _longest_document(packing: Packing, seq_len: int) -> int:
+    most = seq_len - MULTIPLE if packing == "file" else seq_len // 2
+    return max(most // MULTIPLE, 1) * MULTIPLE
+
+
+def _drawn(packing: Packing, document_len: float, document_sigma: float, seed: int, longest: int) -> Iterator[float]:
+    """Lengths before they are rounded, without an end. What is beyond twice `longest` is cut there: nothing differs."""
+    if packing == "fixed":
+        yield from itertools.repeat(document_len)
+    draw, middle, end = random.Random(seed), math.log(document_len), math.log(2 * longest)  # exp may overflow
+    while True:
+        yield math.exp(min(draw.normalvariate(middle, document_sigma), end))
 
 
 def rounded(length: float) -> int:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sp_bench import hardware
-from sp_bench.config.documents import MULTIPLE, from_text
+from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, from_text
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, attempt, derived, identity, nodes, plan
@@ -24,7 +24,7 @@ from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
-from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, so_far
+from sp_bench.driver.search import LONGEST, Course, Edge, Probe, Search, next_step, probes_ahead, so_far
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.rows import plans, store
@@ -168,6 +168,7 @@ def run(
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
                 edges: list[str] = []
                 probed: dict[str, Trial] = {}
+                brackets: dict[str, str] = {}
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
@@ -177,16 +178,19 @@ def run(
                     _fill(attempts, driver)
                     for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
                         progress.later = sum(left[number:])
-                        edge = _search(name, search, driver, found, planned.keys(), probed)
+
+                        def before_probe(edge: Edge, name: str = name) -> None:  # SIGKILL may come at any moment
+                            brackets[name] = edge.words
+                            _write_plan(campaign, listed, ended, probed, brackets)
+
+                        edge = _search(name, search, driver, found, planned.keys(), probed, before_probe)
                         edges.append(f"longest: {name}: {edge.words}")
-                        ended[name] = edge.ended
-                        _write_plan(campaign, listed, ended, probed)
+                        ended[name], brackets[name] = edge.ended, edge.words
+                        _write_plan(campaign, listed, ended, probed, brackets)
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
                     killed = True
-                if probed:  # also of a search that was interrupted
-                    _write_plan(campaign, listed, ended, probed)
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
@@ -221,10 +225,14 @@ def _joined(
 
 
 def _write_plan(
-    campaign: Campaign, trials: Sequence[Trial], searches: Mapping[str, bool], probes: Iterable[str] = ()
+    campaign: Campaign,
+    trials: Sequence[Trial],
+    searches: Mapping[str, bool],
+    probes: Iterable[str] = (),
+    brackets: Mapping[str, str] | None = None,
 ) -> None:
     """Make the campaign's folder, and write what is planned beside its rows. searches: name -> whether it has ended.
-    probes: trial_ids of what they tried.
+    probes: trial_ids of what they tried. brackets: search -> what is known of the edge.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -234,7 +242,7 @@ def _write_plan(
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        plans.write(campaign.folder, planned, searches, probes)
+        plans.write(campaign.folder, planned, searches, probes, brackets)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -364,12 +372,20 @@ def _fill(attempts: Sequence[Attempt], driver: Driver) -> None:
             time.sleep(0.1)
 
 
+class _Bound(NamedTuple):
+    """What ends the lengths that a search may try, before search.longest does."""
+
+    longest: int
+    why: str
+
+
 @dataclass(frozen=True)
 class _Begun:
     """A search on this machine, and what is known before it goes on."""
 
     search: Search
     course: Course
+    bound: _Bound | None
     tried: dict[Probe, str]  # by rows of this environment
     unsupported_reason: str | None  # of what comes first
 
@@ -394,11 +410,10 @@ class _Begun:
 
 def _begun(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _Begun:
     asked, gpu_bytes = campaign.settings.search, _smallest_gpu_bytes(found)
-    on_host = _longest_on_host(search, campaign, found)
+    bound = _bound(search, campaign, found)
     guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, asked.start)
-    # Where the host holds no length, the shortest is planned, and its row says what it needs.
-    within = asked if on_host is None else replace(asked, longest=on_host or search.shortest)
-    begun = _Begun(search, search.course(guess, within), _tried(search, campaign), None)
+    within = asked if bound is None else replace(asked, longest=bound.longest)
+    begun = _Begun(search, search.course(guess, within), bound, _tried(search, campaign), None)
     step = begun.step
     # What this machine lacks is no matter where a search is only planned; a whole step that it refuses is no end.
     elsewhere = found is None and search.config.hardware.device == "cuda"
@@ -412,12 +427,18 @@ def _trial_of(probe: Probe, search: Search, campaign: Campaign, found: hardware.
     return _planned([config], probe.replicate + 1, campaign.settings, found)[probe.replicate]
 
 
-def _longest_on_host(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> int | None:
-    """The longest length that this host's memory holds; None: the search ends before it, or will run elsewhere."""
-    if found is None and search.config.hardware.device == "cuda":
-        return None
-    on_host = search.longest_on_host(hardware.host_bytes())
-    return on_host if on_host is not None and on_host < (campaign.settings.search.longest or math.inf) else None
+def _bound(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _Bound | None:
+    bounds = []
+    if search.longest + search.multiple <= LONGEST:
+        bounds.append(
+            _Bound(search.longest, f"a pack has at most {MAX_DOCUMENTS:,} documents; see workload.document_len")
+        )
+    will_run_here = found is not None or search.config.hardware.device == "cpu"
+    if will_run_here and (on_host := search.longest_on_host(hardware.host_bytes())) is not None:
+        # Where the host holds no length, the shortest is planned, and its row says what it needs.
+        bounds.append(_Bound(on_host or search.shortest, "the memory of this host holds no more"))
+    first = min(bounds, default=None)
+    return first if first and first.longest < (campaign.settings.search.longest or math.inf) else None
 
 
 def _tried(search: Search, campaign: Campaign) -> dict[Probe, str]:
@@ -439,9 +460,11 @@ def _search(
     found: hardware.Gpus | None,
     listed: Collection[str],
     probed: dict[str, Trial],
+    before_probe: Callable[[Edge], None],
 ) -> Edge:
-    """Run the trials of a search, but for those that have rows, and add all of them to `probed`, by trial_id. Returns
-    where the edge is. listed: trial_ids of the trials of this run that are of no search."""
+    """Run the trials of a search, but for those that have rows, and add all of them to `probed`, by trial_id, before
+    they run. Returns where the edge is. listed: trial_ids of the trials of this run that are of no search.
+    before_probe: hears what is known of the edge before each trial."""
     settings, campaign, progress = driver.campaign.settings, driver.campaign, driver.progress
     begun = _begun(search, campaign, found)
     course, statuses, known = begun.course, dict(begun.tried), begun.known
@@ -452,6 +475,8 @@ def _search(
         probed[trial.trial_id] = trial
     while isinstance(step := next_step(statuses, course, known), Probe):
         trial = _trial_of(step, search, campaign, found)
+        probed[trial.trial_id] = trial
+        before_probe(so_far(statuses))
         (row,) = _latest_rows([trial], campaign)
         if (number := next_attempt(row, trial, settings)) is not None:
             ahead = probes_ahead(statuses, course, known)
@@ -465,12 +490,11 @@ def _search(
             progress.know(row.status)
         assert row is not None, "each attempt leaves a row"
         statuses[step] = row.status
-        probed[trial.trial_id] = trial
         reason = None if step.confirming else trial.unsupported_reason
     if reason:
         step = replace(step, note=f"{step.note}: {reason}")
-    if _longest_on_host(search, campaign, found) is not None and step.fits is not None and step.fails is None:
-        step = replace(step, note=f"{step.note}, since the memory of this host holds no more")
+    if begun.bound and step.fits is not None and step.fails is None and step.fits >= course.longest:
+        step = replace(step, note=f"{step.note}, since {begun.bound.why}")
     return step
 
 
@@ -543,6 +567,7 @@ def _search_words(begun: _Begun, settings: CampaignConfig, found: hardware.Gpus 
         return f"from {step.seq_len:,} tokens, which end it as unsupported: {begun.unsupported_reason}; {rows}"
     seconds = _search_s(begun, settings, found)
     told = "" if not seconds else f", about {minutes(seconds)}"
+    told += f"; up to {begun.course.longest:,} tokens, since {begun.bound.why}" if begun.bound else ""
     if begun.known:
         return f"from {rows}; next {step.seq_len:,} tokens, about {begun.left} probes{told}"
     doubt = ", where the memory model lets nothing fit" if begun.course.guess == 0 else ""

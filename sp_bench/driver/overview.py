@@ -68,7 +68,8 @@ class Overview:
     jobs: tuple[Job, ...]
     queue_problem: str | None  # why the jobs are not known; None: they are, or `submit` was never used
     failures: tuple[Failure, ...]
-    open_searches: tuple[str, ...]  # for the longest sequence, that have not ended
+    # for the longest sequence, that have not ended: name -> the bracket so far, in words; empty: nothing was tried
+    open_searches: Mapping[str, str]
     passed_over: tuple[str, ...]  # files that are not rows
 
     def as_json(self) -> dict[str, Any]:
@@ -93,7 +94,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         jobs=jobs,
         queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
-        open_searches=tuple(plans.open_searches(plans.read(folder))),
+        open_searches=plans.open_searches(plans.read(folder)),
         passed_over=tuple(sorted(store.passed_over(folder))),
     )
 
@@ -177,8 +178,8 @@ def lines(found: Overview) -> Iterator[str]:
         left = f"{found.left:,} of {found.planned:,} planned left"
         eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""
         yield f"{shown(found.campaign)}: {left}{eta}{'' if found.running else '; nothing runs'}"
-    for name in found.open_searches:
-        yield f"  not ended: search {shown(name)}"
+    for name, bracket in found.open_searches.items():
+        yield f"  not ended: search {shown(name)}{f': {shown(bracket)}' if bracket else ''}"
     for job in found.jobs:
         where = f"on {job.where} for {job.used}" if job.state == "RUNNING" else job.where
         yield f"  job {job.job_id}: {shown(job.state.lower())} {shown(where)}, {number_of(job.trials)}"

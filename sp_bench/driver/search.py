@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sp_bench import methods
-from sp_bench.config.documents import MULTIPLE
+from sp_bench.config.documents import MULTIPLE, longest_pack
 from sp_bench.config.options import canonical
 from sp_bench.config.trial import PROVABLE_TOKENS, TrialConfig
 from sp_bench.costs import memory
@@ -62,6 +62,15 @@ class Search:
         least = PROVABLE_TOKENS if workload.packing == "none" else 2 * max(MULTIPLE, workload.document_len or 0)
         return -(-least // multiple) * multiple
 
+    @property
+    def longest(self) -> int:
+        """Of the multiples the last that a trial may have: a pack has MAX_DOCUMENTS documents at most."""
+        workload, multiple = self.config.workload, self.multiple
+        if workload.packing == "none":
+            return LONGEST // multiple * multiple
+        drawn = (workload.packing, workload.document_len or 0, workload.document_sigma or 0.0, self.config.seed)
+        return longest_pack(*drawn, LONGEST) // multiple * multiple
+
     def probe_of(self, row: Mapping[str, Any]) -> "Probe | None":
         """Which probe of this search a row is; None: it is of another configuration, whatever its length."""
         fit = self.config.workload.fit
@@ -72,8 +81,9 @@ class Search:
         return Probe(row["seq_len"], row["replicate"], confirming=fit and whole)
 
     def course(self, guess: int, settings: SearchConfig) -> "Course":
-        guess = min(guess, settings.longest or guess)
-        return Course(guess, self.multiple, self.shortest, settings, self.config.workload.fit)
+        longest = min(settings.longest or LONGEST, self.longest)
+        within = replace(settings, longest=longest)
+        return Course(min(guess, longest), self.multiple, self.shortest, within, self.config.workload.fit)
 
     def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
         """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
@@ -93,11 +103,11 @@ class Search:
     def longest_on_host(self, host_bytes: int | None) -> int | None:
         """The longest length that the memory of a host holds, as `plan` refuses beyond it; 0: none; None: any."""
         longest = self._longest(lambda tried: _on_host_bytes(tried) <= (host_bytes or math.inf))
-        return longest if longest + self.multiple <= LONGEST else None
+        return longest if longest < self.longest else None
 
     def _longest(self, fits: Callable[[TrialConfig], bool]) -> int:
-        """The longest length that fits, of those up to LONGEST; 0: none does."""
-        lengths = range(self.shortest, LONGEST + 1, self.multiple)
+        """The longest length that fits, of those that a trial may have; 0: none does."""
+        lengths = range(self.shortest, self.longest + 1, self.multiple)
         number = bisect_left(lengths, True, key=lambda length: not fits(self.at(length)))
         return lengths[number - 1] if number else 0
 

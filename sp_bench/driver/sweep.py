@@ -25,7 +25,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides
 from sp_bench.driver.plan import cell_id
 from sp_bench.driver.progress import composing
-from sp_bench.driver.search import STARTS_FROM, Search
+from sp_bench.driver.search import LONGEST, STARTS_FROM, Search
 from sp_bench.driver.settings import CampaignConfig
 
 LENGTH, MAX = "seq_len", "max"
@@ -48,7 +48,7 @@ def read(request: overrides.Request) -> Sweep:
     """
     _, settings, trials = _compose(request)
     listed = [_trial(trial) for trial in trials if trial[LENGTH] != MAX]
-    searched = [_trial({**trial, LENGTH: STARTS_FROM}) for trial in trials if trial[LENGTH] == MAX]
+    searched = [_trial({**trial, LENGTH: _any_length(trial)}) for trial in trials if trial[LENGTH] == MAX]
     if any(config.workload.name == "collective" for config in searched):
         raise ConfigError(f"{LENGTH}={MAX}: workload=collective has no seq_len")
     if any(config.workload.packing == "file" for config in searched):
@@ -61,7 +61,14 @@ def read(request: overrides.Request) -> Sweep:
             "as search.longest=65536"
         )
     once = {cell_id(config): config for config in searched}  # blocks may overlap
-    return Sweep(listed, list(map(Search, once.values())), settings)
+    searches = list(map(Search, once.values()))
+    for search in searches:
+        if search.shortest > (longest := settings.search.longest or LONGEST):
+            raise ConfigError(
+                f"{LENGTH}={MAX} tries {longest:,} tokens at most, and such a trial has {search.shortest:,} or more; "
+                "use a larger search.longest, or a smaller workload.document_len"
+            )
+    return Sweep(listed, searches, settings)
 
 
 def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConfig]:
@@ -137,6 +144,14 @@ def _trial(composed: Mapping[str, Any]) -> TrialConfig:
         workload["document_lens"] = ",".join(map(str, documents.from_file(Path(lens[1:]))))
     method = methods.with_own_options(composed["method"])
     return parse(TrialConfig, {**composed, "workload": workload, "method": method})
+
+
+def _any_length(composed: Mapping[str, Any]) -> int:
+    """A length that the trials of a search may have: a pack has two documents or more."""
+    document_len = composed["workload"].get("document_len")
+    if not isinstance(document_len, int):  # no pack, or a value that the trial refuses
+        return STARTS_FROM
+    return max(STARTS_FROM, 2 * documents.padded([document_len], documents.MULTIPLE)[0])
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

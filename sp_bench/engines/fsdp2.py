@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs import training as training_costs
@@ -21,7 +22,7 @@ from sp_bench.costs.attention import Traffic
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
 from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
-from sp_bench.training.offload import Offload
+from sp_bench.training.offload import Offload, page_locking
 from sp_bench.training.train import Batch, StepResult, Watch
 
 UNPREDICTED = ()
@@ -88,8 +89,25 @@ def shard(decoder: Decoder, config: TrialConfig, mesh: DeviceMesh, device: torch
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)  # FSDP averages by default; our losses are parts of one sum
             module.set_force_sum_reduction_for_comms(True)  # otherwise NCCL would multiply by 1 before it sums
-    decoder.to_empty(device="cpu" if on_host else device)
+    if on_host:
+        _to_host(decoder, device)
+    else:
+        decoder.to_empty(device=device)
     initialise(decoder, config.seed, device)
+
+
+def _to_host(decoder: Decoder, device: torch.device) -> None:
+    """Give the parameters host memory, without values. On a GPU FSDP page-locks it, and as much is page-locked here for
+    gradients: torch's allocator keeps that for the backward, where a refusal would look like that of a full device.
+
+    Raises:
+        MemoryError: it cannot be page-locked.
+    """
+    parts = [cast(DTensor, parameter.detach()).to_local() for parameter in decoder.parameters()]
+    with page_locking(2 * sum(part.nbytes for part in parts), "engine.optimizer_offload=torch_adamw"):
+        decoder.to_empty(device="cpu")
+        if device.type == "cuda":
+            _ = [torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for part in parts]  # all at once
 
 
 def prefetch(blocks: list[Any], engine: EngineConfig) -> None:

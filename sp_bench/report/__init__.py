@@ -139,7 +139,8 @@ def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
 
 def _open_searches(folders: Sequence[Path]) -> list[str]:
     """A sentence on searches that did not end, whose brackets are wider than they would be, or not confirmed."""
-    found = [name for folder in folders for name in plans.open_searches(plans.read(folder))]
+    begun = [search for folder in folders for search in plans.open_searches(plans.read(folder)).items()]
+    found = [f"{name}, so far {bracket}" if bracket else name for name, bracket in begun]
     if not found:
         return []
     number = "One search" if len(found) == 1 else f"{len(found)} searches"

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +26,7 @@ class Plan:
     trials: frozenset[PlannedTrial]
     searches: Mapping[str, bool] = field(default_factory=dict)  # for the longest sequence: name -> whether it has ended
     probes: frozenset[str] = frozenset()  # trial_ids of what the searches tried, or found in rows
+    brackets: Mapping[str, str] = field(default_factory=dict)  # search -> between which lengths the edge is, in words
 
 
 def write(
@@ -33,11 +34,13 @@ def write(
     trials: Iterable[PlannedTrial],
     searches: Mapping[str, bool] | None = None,
     probes: Iterable[str] = (),
+    brackets: Mapping[str, str] | None = None,
 ) -> None:
     """Say in a campaign's folder which trials the run has that begins now.
 
-    searches: name -> whether it has ended. probes: trial_ids of what they tried so far. Those that an earlier run
-    of the same trials and searches wrote stay: a run that is killed early must not forget what the rows were for.
+    searches: name -> whether it has ended. probes: trial_ids of what they tried so far, or are about to. brackets:
+    search -> what is known of the edge, in words. Probes and brackets that an earlier run of the same trials and
+    searches wrote stay: a run that is killed early must not forget what the rows were for.
 
     Raises:
         OSError: it cannot be written.
@@ -52,9 +55,11 @@ def write(
     place = folder / FOLDER
     place.mkdir(exist_ok=True)
     temporary = place / f".{name}.{os.getpid()}"
-    tried = {*probes}.union(*(plan.probes for plan in _plans([place / name])))
-    told = {"started": time.time(), "trials": planned, "searches": searches, "probes": sorted(tried)}
-    temporary.write_text(json.dumps(told))
+    tried, known = {*probes}, dict(brackets or {})
+    for plan in _plans([place / name]):
+        tried, known = tried | plan.probes, {**plan.brackets, **known}
+    told = {"started": time.time(), "trials": planned, "searches": searches}
+    temporary.write_text(json.dumps({**told, "probes": sorted(tried), "brackets": known}))
     os.replace(temporary, place / name)
 
 
@@ -63,11 +68,13 @@ def read(folder: Path) -> list[Plan]:
     return sorted(_plans((folder / FOLDER).glob("[!.]*.json")), key=lambda plan: plan.started)
 
 
-def open_searches(found: Iterable[Plan]) -> list[str]:
-    """Names of the searches for the longest sequence that have ended in none of these plans."""
+def open_searches(found: Sequence[Plan]) -> dict[str, str]:
+    """The searches for the longest sequence that have ended in none of these plans: name -> the bracket so far, in
+    words; empty: nothing was tried."""
     searches = [search for plan in found for search in plan.searches.items()]
     ended = {name for name, has_ended in searches if has_ended}
-    return list(dict.fromkeys(name for name, _ in searches if name not in ended))
+    brackets = {name: bracket for plan in found for name, bracket in plan.brackets.items()}
+    return {name: brackets.get(name, "") for name, _ in searches if name not in ended}
 
 
 def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
@@ -80,4 +87,6 @@ def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
                 for trial_id, env_id in ids
             )
             searches = {str(name): bool(ended) for name, ended in said.get("searches", {}).items()}
-            yield Plan(float(said["started"]), trials, searches, frozenset(map(str, said.get("probes", ()))))
+            brackets = {str(name): str(bracket) for name, bracket in said.get("brackets", {}).items()}
+            probes = frozenset(map(str, said.get("probes", ())))
+            yield Plan(float(said["started"]), trials, searches, probes, brackets)

@@ -59,7 +59,8 @@ class HostMemory:
                 self.slab = torch.empty(0, dtype=torch.uint8)
                 raise MemoryError(
                     f"workload.checkpoint_offload=true: CUDA cannot page-lock {needed / 2**30:.1f} GiB of host memory "
-                    f"(cudaHostRegister: error {error}); use a smaller seq_len, or checkpoint_offload=false"
+                    f"(cudaHostRegister: error {error}); {hardware.free_host_bytes() / 2**30:.1f} GiB more are free; "
+                    "use a smaller seq_len, or checkpoint_offload=false"
                 )
             self._is_registered = True
 
@@ -86,6 +87,26 @@ def host_memory() -> Iterator[HostMemory]:
         yield memory
     finally:
         memory.release()
+
+
+@contextmanager
+def page_locking(num_bytes: int, what: str) -> Iterator[None]:
+    """Inside, torch page-locks `num_bytes` of host memory for `what`, and allocates nothing on a device. CUDA's own
+    error says `out of memory`, and not whose.
+
+    Raises:
+        MemoryError: it was refused.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" not in str(error).lower():
+            raise
+        free = hardware.free_host_bytes() / 2**30
+        raise MemoryError(
+            f"{what}: CUDA cannot page-lock {num_bytes / 2**30:.1f} GiB of host memory for this rank, and torch rounds "
+            f"each tensor up to a power of two; {free:.1f} GiB are free. Use more ranks, or keep it on the device"
+        ) from error
 
 
 def _ranks_here(device: torch.device) -> int:

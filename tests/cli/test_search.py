@@ -56,6 +56,11 @@ def searched(tmp_path_factory) -> tuple[Path, str, str, dict[tuple[int, int], st
         while not campaign.is_dir() or len(list(store.committed(campaign))) < 2:
             assert run.poll() is None
             time.sleep(0.02)
+        # what SIGKILL would leave at this moment
+        (plan,) = plans.read(campaign)
+        assert {row.trial_id for row in store.committed(campaign)} <= plan.probes
+        killed = says(folder, "status", "results/edge").stdout
+        assert re.search(r"not ended: search ulysses .*: \[[\d,]+ tokens fit, ", killed)
         run.send_signal(signal.SIGINT)
         interrupted = run.communicate()[0]
     assert "not ended: search ulysses" in says(folder, "status", "results/edge").stdout
@@ -107,6 +112,21 @@ def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkey
     assert said["trials"] == []
     assert any("seq_len=max" in note and "from 1,984 tokens, about 5 probes" in note for note in said["notes"])
     assert not (tmp_path / "results").exists()
+
+
+def test_the_plan_says_how_long_a_pack_may_be(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    pack = ("workload.packing=fixed", "workload.document_len=4096", "kernel=math")
+    words = (*(word for word in MAX if not word.startswith("search.longest")), *pack)
+    said = console(capfd, "plan", *words, "search.longest=134217728")[1]
+    assert (
+        "from 8,192 tokens, about 5 probes if they fit; up to 4,194,304 tokens, since a pack has at most 1,024 " in said
+    )
+    shorter = refusal(capfd, "plan", *words, "search.longest=8000")
+    assert (
+        "seq_len=max tries 8,000 tokens at most, and such a trial has 8,192 or more; use a larger search.longest"
+        in shorter
+    )
 
 
 def test_where_the_host_holds_no_length_a_search_says_what_the_shortest_needs_and_the_others_go_on(

@@ -7,7 +7,7 @@ import pytest
 
 from sp_bench import methods
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks, num_packed_blocks
-from sp_bench.config.documents import causal_pairs, documents, from_file, spans
+from sp_bench.config.documents import MAX_DOCUMENTS, causal_pairs, documents, from_file, longest_pack, spans
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import score_pairs
@@ -26,6 +26,17 @@ def test_documents_fill_the_pack_and_are_rounded_to_16(packing, sigma, seq_len):
         assert all(length % 16 == 0 for length in lengths[:-1])
         assert min(lengths) >= 16
         assert [position for whole in spans(lengths) for position in whole] == list(range(seq_len))
+
+
+@pytest.mark.parametrize(
+    ("packing", "document_len", "sigma"), [("fixed", 100, 0.0), ("lognormal", 64, 1.0), ("lognormal", 16, 3.0)]
+)
+def test_a_pack_longer_than_the_longest_has_too_many_documents(packing, document_len, sigma):
+    for seed in range(3):
+        longest = longest_pack(packing, document_len, sigma, seed, 2**28)
+        numbers = [len(documents(packing, longest + more, document_len, sigma, seed)) for more in (0, 16)]
+        assert numbers[0] <= MAX_DOCUMENTS < numbers[1]
+    assert longest_pack(packing, document_len, sigma, 0, 4096) == 4096
 
 
 def test_a_seed_draws_the_same_documents_for_every_method(make_config):

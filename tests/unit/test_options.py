@@ -93,7 +93,8 @@ AXES = {
 USES = {
     # decide whether and how a trial runs
     "driver/search.py": {
-        *("allocator", "device_memory_gib", "document_len", "fit", "num_nodes", "packing", "ranks_per_gpu"),
+        *("allocator", "device_memory_gib", "document_len", "document_sigma", "fit", "num_nodes", "packing"),
+        *("ranks_per_gpu", "seed"),
     },
     "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
@@ -122,7 +123,7 @@ USES = {
     "driver/packs.py": {"num_nodes"},
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
-    "driver/sweep.py": {"document_lens", "packing"},  # @FILE; a list fits no search
+    "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have
     "driver/packing.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
     "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},

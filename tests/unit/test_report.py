@@ -497,4 +497,7 @@ def test_searches_that_did_not_end_are_named(tmp_path: Path) -> None:
     plans.write(campaign, [], {"ulysses": True, "ring": True})
     assert "did not end" not in build([campaign]).page.read_text("utf-8")
     plans.write(campaign, [], {"ring": False, "upipe": False})  # another run, of which one had ended before
-    assert plans.open_searches(plans.read(campaign)) == ["upipe"]
+    assert plans.open_searches(plans.read(campaign)) == {"upipe": ""}
+    plans.write(campaign, [], {"ring": False, "upipe": False}, brackets={"upipe": "[8 tokens fit, 16 do not]"})
+    plans.write(campaign, [], {"ring": False, "upipe": False})  # killed before it comes to the search
+    assert "did not end: upipe, so far [8 tokens fit, 16 do not]." in build([campaign]).page.read_text("utf-8")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.driver.search import Course, Edge, Probe, next_step, probes_ahead, so_far
+from sp_bench.driver.search import Course, Edge, Probe, Search, next_step, probes_ahead, so_far
 from sp_bench.driver.settings import SearchConfig
 
 SETTINGS = SearchConfig(resolution=0.02, max_probes=40, start=None, longest=None)
@@ -109,6 +109,19 @@ def test_nothing_beyond_the_longest_is_tried():
     assert edge == Edge(10_000, None, "nothing beyond 10,000 was tried")
     assert max(found).seq_len == 10_000
     assert max(search(up_to(9_990), 50_000, settings=settings)[1]).seq_len <= 10_000
+
+
+@pytest.mark.parametrize("packing", [{"fixed": 128}, {"lognormal": 128}])
+def test_a_search_over_packs_ends_where_a_pack_would_have_too_many_documents(make_config, packing):
+    ((kind, document_len),) = packing.items()
+    options = {"workload__packing": kind, "workload__document_len": document_len, "seq_len": 4096}
+    step = Search(make_config(**options | ({"workload__document_sigma": 1.0} if kind == "lognormal" else {})))
+    found: dict[Probe, str] = {}
+    while isinstance(probe := next_step(found, step.course(3000, SETTINGS)), Probe):
+        found[probe] = "ok"
+        assert len(step.at(probe.seq_len).documents(probe.seq_len)) <= 1024
+    assert probe == Edge(step.longest, None, f"nothing beyond {step.longest:,} was tried")
+    assert step.longest > 65_536
 
 
 def test_it_stops_after_so_many_probes():

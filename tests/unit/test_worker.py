@@ -1,13 +1,19 @@
 """What a rank says of its own failure, and the threads and the memory that it gives itself and its next trial."""
 
+import asyncio
 import gc
 import weakref
+from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from sp_bench import worker
+from sp_bench import hardware, worker
+from sp_bench.engines import fsdp2
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.training.offload import page_locking
 
 
 def raised(what) -> BaseException:
@@ -37,6 +43,40 @@ def test_an_allocation_that_the_host_refuses_is_out_of_host_memory(allocate):
 )
 def test_out_of_device_memory_names_whose_allocation_failed(error, site):
     assert failure(error) == ("oom", site)
+
+
+def refuse(*_, **__) -> None:
+    raise RuntimeError("CUDA error: out of memory")
+
+
+def test_page_locked_memory_that_cuda_refuses_is_the_hosts(monkeypatch):
+    monkeypatch.setattr(hardware, "free_host_bytes", lambda: 3 * 2**30)
+    part = torch.zeros(2**29, device="meta")
+    parameters = [SimpleNamespace(detach=lambda: SimpleNamespace(to_local=lambda: part))]
+    decoder: Any = SimpleNamespace(parameters=lambda: parameters, to_empty=refuse)
+    error = raised(lambda: fsdp2._to_host(decoder, torch.device("cuda")))
+    assert failure(error) == ("oom", "host")
+    assert "optimizer_offload=torch_adamw: CUDA cannot page-lock 4.0 GiB of host memory" in str(error)
+    assert "3.0 GiB are free" in str(error)
+    decoder.to_empty = lambda device: None
+    monkeypatch.setattr(torch, "empty", refuse)  # of gradients
+    assert failure(raised(lambda: fsdp2._to_host(decoder, torch.device("cuda")))) == ("oom", "host")
+    fsdp2._to_host(decoder, torch.device("cpu"))  # where nothing is page-locked
+
+
+def test_a_librarys_page_locked_memory_that_cuda_refuses_is_the_hosts():
+    with closing(asyncio.new_event_loop()) as loop:
+        refused = loop.create_future()  # its result raises without a frame of Python, as torch does
+        refused.set_exception(RuntimeError("CUDA error: out of memory"))
+    library = SimpleNamespace(pin_memory=refused.result, synchronize=refused.result)
+    assert failure(raised(lambda: library.pin_memory())) == ("oom", "host")
+    assert failure(raised(lambda: library.synchronize())) == ("oom", "torch")
+
+
+def test_a_full_device_and_other_errors_stay_what_they_are_while_host_memory_is_page_locked():
+    for error in (torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("CUDA error: no device")):
+        with pytest.raises(type(error), match=str(error)), page_locking(1, "this"):
+            raise error
 
 
 @pytest.mark.parametrize(
