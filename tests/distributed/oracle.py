@@ -34,21 +34,22 @@ class Case:
 
 
 def mesh_of(layout: SequenceLayout) -> DeviceMesh:
-    """The ring x ulysses mesh of a layout, in its placement order."""
+    """The ring x ulysses mesh of a layout, in its placement order. Layouts of equal degrees share one, because
+    communicators take time."""
     degrees = {"ring": layout.ring_degree, "ulysses": layout.ulysses_degree}
     names = ("ring", "ulysses") if layout.ulysses_inner else ("ulysses", "ring")
-    return init_device_mesh(here().type, tuple(degrees[n] for n in names), mesh_dim_names=names)
+    return _mesh(dist.group.WORLD, names, tuple(degrees[name] for name in names))
+
+
+@cache
+def _mesh(world: dist.ProcessGroup, names: tuple[str, ...], sizes: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh(here().type, sizes, mesh_dim_names=names)
 
 
 def on_meshes(cases: Iterable[Case]) -> Iterator[tuple[Case, DeviceMesh]]:
-    """Each case with the mesh of its layout. Cases of equal degrees share a mesh, because communicators take time."""
-    meshes: dict[tuple[int, int, bool], DeviceMesh] = {}
+    """Each case with the mesh of its layout."""
     for case in cases:
-        layout = methods.get(case.method.name).layout(case.method, dist.get_world_size())
-        key = (layout.ring_degree, layout.ulysses_degree, layout.ulysses_inner)
-        if key not in meshes:
-            meshes[key] = mesh_of(layout)
-        yield case, meshes[key]
+        yield case, mesh_of(methods.get(case.method.name).layout(case.method, dist.get_world_size()))
 
 
 @cache

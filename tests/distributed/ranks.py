@@ -19,9 +19,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-# Ranks are forks of one process that has imported these modules, which would take each rank 3 s. That process has no
-# threads and uses no device.
-multiprocessing.set_forkserver_preload(["pytest", "torch.distributed.fsdp"])
+# Ranks are forks of one process that has imported these modules, which would take each rank 5 s. That process has no
+# threads and uses no device. FSDP's first use imports torch._dynamo, and pyarrow's first array imports pandas.
+LIBRARIES = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "pandas"]
+OURS = ["trials", "sp_bench.engines.fsdp2", "sp_bench.workloads.train_step", "sp_bench.workloads.parity"]
+multiprocessing.set_forkserver_preload([*LIBRARIES, *OURS])
+os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # a thread of pyarrow's
 COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at different speeds; a hang must still end
 
 

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from ranks import run
-from test_train_step import check_counted_bytes, check_parameters_after_a_step
+from test_train_step import ONE_LAYER, check_counted_bytes, check_parameters_after_a_step
 from trials import PARITY, TRAIN, job, trial
 
 from sp_bench import methods
@@ -68,7 +68,7 @@ def check_world(rank: int, world_size: int) -> None:
 
 
 def check_a_rank_may_have_no_label(rank: int) -> None:
-    config = trial(ULYSSES, 2, workload=replace(MASKED, loss_tile_tokens=7))
+    config = trial(ULYSSES, 2, workload=replace(MASKED, loss_tile_tokens=7), model=ONE_LAYER)
     mine, layout = job(config), methods.get("ulysses").layout(ULYSSES, 2)
     batch = train.shard_batch(text.sequences(0, 1, 48), config, layout, mine.mesh, mine.device)
     assert int((batch.labels != train.IGNORED).sum()) == (0, 24)[rank]
@@ -80,11 +80,11 @@ def check_a_loss_averaged_over_ranks_is_refused() -> None:
     """It shows where ranks have different numbers of labels: one of them none, or one more document's end."""
     lies.LIES["loss_averaged_over_ranks"]()
     for workload in (MASKED, STEP):
-        config = trial(ULYSSES, 2, seq_len=96, workload=workload)
+        config = trial(ULYSSES, 2, seq_len=96, workload=workload, model=ONE_LAYER)
         mine = job(config)
         with pytest.raises(Incorrect, match=r"the gradient of .* differs from one process"):
             training_step.prove(config, mine.mesh, mine.device)
-    whole = trial(ULYSSES, 2)
+    whole = trial(ULYSSES, 2, model=ONE_LAYER)
     mine = job(whole)
     training_step.prove(whole, mine.mesh, mine.device)  # where all have equally many it is the same
 
@@ -102,8 +102,8 @@ def batch_with(**changes: Callable[[TrialConfig, torch.Tensor, train.Batch], obj
 
 def check_mistakes_are_refused() -> None:
     """The proof of a step knows documents: each mistake is one that a whole sequence would not show."""
-    config = trial(ULYSSES, 2, seq_len=96, workload=STEP)
-    whole = trial(ULYSSES, 2, seq_len=96)
+    config = trial(ULYSSES, 2, seq_len=96, workload=STEP, model=ONE_LAYER)
+    whole = trial(ULYSSES, 2, seq_len=96, model=ONE_LAYER)
     real = train.shard_batch
     mine = job(config)
 
