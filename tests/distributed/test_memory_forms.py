@@ -159,14 +159,14 @@ SMALL = replace(TINY, num_layers=4)
 WIDE = replace(TINY, num_layers=4, hidden_size=256, intermediate_size=512)
 # Kernels allocate for themselves, and a CPU merges attention by other operations. With few heads, and with an MLP as
 # wide as these, that is not where the peak is.
-FEW_HEADS = replace(SMALL, hidden_size=256, intermediate_size=512, num_heads=2)
+FEW_HEADS = replace(SMALL, num_layers=2, hidden_size=256, intermediate_size=512, num_heads=2)
 WIDE_MLP = replace(SMALL, intermediate_size=512)
 TILES = {"mlp_tile_tokens": 512, "loss_tile_tokens": 128}
 Cell = tuple[str, ModelConfig, int, dict[str, Any]]
 # (the largest moment, model, tokens, options). The update is never the largest: the moment before it holds more.
 PEAKS: list[Cell] = [
     ("loss", replace(SMALL, vocab_size=8192), 512, {"loss_tile_tokens": 128}),
-    ("loss", replace(SMALL, vocab_size=8192), 256, {"dtype": "float32"}),
+    ("loss", replace(SMALL, num_layers=2, vocab_size=8192), 256, {"dtype": "float32"}),
     ("last_layer", SMALL, 2048, {}),
     ("last_layer", WIDE_MLP, 1024, {"activation_checkpointing": "selective_mlp"}),
     ("first_layer", WIDE, 256, {}),  # with its own gradient, as if it were there by then, 5% more
@@ -179,7 +179,8 @@ MORE: list[Cell] = [
     ("last_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective"}),
     ("last_layer", WIDE_MLP, 2048, {"activation_checkpointing": "selective_output"}),
 ]
-ON_TWO_RANKS = [PEAKS[0], PEAKS[2]]  # gloo's reduce-scatter copies all that it sends, so not where gradients matter
+# gloo's reduce-scatter copies all that it sends, so not where gradients matter
+ON_TWO_RANKS = [(moment, replace(model, num_layers=2), *how) for moment, model, *how in (PEAKS[0], PEAKS[2])]
 
 
 def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dict[str, Any]) -> TrialConfig:
@@ -193,8 +194,7 @@ def check_peaks(rank: int, world_size: int, cells: Sequence[Cell]) -> None:
     """The estimate has all gradients of a layer at once, in both dtypes, and they come one after the other. So it may
     be some percent above the count where a layer peaks, of so few tokens."""
     for moment, model, seq_len, options in cells:
-        # where the loss peaks, nothing of a method is there but what layers keep, which is the same of all
-        for method in METHODS[world_size][:: 2 if moment == "loss" else 1]:
+        for method in METHODS[world_size]:
             config = peaking(method, model, seq_len, options)
             estimate = memory.peak(config)
             # beside parameters, gradients and moments: tokens, labels and losses, and the angles, 64 bytes a token
