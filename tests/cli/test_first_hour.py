@@ -91,7 +91,8 @@ def in_a_terminal(folder: Path, *words: str) -> str:
 
 
 def test_the_live_panel_shows_counts_what_is_left_and_the_eta(tmp_path):
-    words = ("method=single", "sp_size=1", "seq_len=96,97", *SMALL, "--no-report")  # each takes seconds, so that the panel is seen between them
+    # with a launch each, so that the panel is seen between them
+    words = ("method=single", "sp_size=1", "seq_len=96,97", *SMALL, "--no-report")
     lines = re.split(r"[\r\n]+", in_a_terminal(tmp_path, "run", *words))
     heads = [line for line in lines if " done: " in line]
     assert any(re.fullmatch(r"0/2 done: 0 ok, 0 unsupported, 0 oom, 0 failed, 2 left *", line) for line in heads), heads
