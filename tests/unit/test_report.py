@@ -16,7 +16,7 @@ from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
 from sp_bench.report.cells import cells, of_equal_steps
-from sp_bench.report.figures import NAMES, draw
+from sp_bench.report.figures import NAMES, draw, panels
 from sp_bench.report.findings import findings
 from sp_bench.report.formats import in_bytes, number
 from sp_bench.report.selection import select
@@ -274,6 +274,17 @@ def test_the_parts_of_steps_that_do_the_same_are_in_ms_and_of_others_shares(seq_
         assert [float(line["limit_ms"]) for line in of_kernels] == pytest.approx(
             [share * float(line["the timed step"]) for share, line in zip((0.6, 0.8), of_kernels, strict=True)]
         )
+
+
+def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = cells_of([on_gpus(median_ms=ms, **m) for ms, m in ((10.0, ULYSSES), (11.0, {}), (12.0, GATHER))])
+    (whole,) = draw(settings(found), found, only=["throughput"])
+    assert "Slower ones" not in whole.caption
+    monkeypatch.setattr(panels, "MOST_DOTS", 2)
+    (cut,) = draw(settings(found), found, only=["throughput"])
+    assert "Slower ones that only the table has (2 GPUs, cuDNN): 1." in cut.caption
+    drawn = [each.files["csv"].decode().splitlines()[1:] for each in (whole, cut)]
+    assert [len(lines) for lines in drawn] == [3, 2]
 
 
 def test_a_figure_holds_what_its_rows_say() -> None:
