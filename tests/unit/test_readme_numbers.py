@@ -189,7 +189,8 @@ def ratio(slow: Cell, fast: Cell) -> str:
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
-    first, *_, last = (f"{value:.{digits}f}x" for value in sorted(values))
+    shown = [f"{value:.{digits}f}x" for value in sorted(values)]
+    first, last = shown[0], shown[-1]
     return first if first == last else f"{first} to {last}"
 
 
@@ -248,6 +249,11 @@ def summary() -> Iterator[str]:
     many = slower_on_four(32, (*channels, *of_host))
     assert sorted(many) == sorted(slower_on_four(32, (*channels, *of_host), **LONG))
     yield f"at 131,072 tokens, Ulysses is {span(many)} as fast on channels and through host memory"
+    best, alike, (megatron, *others) = best_of_stacks()
+    times_as_fast = (span(ratio_of_medians(each, best) for each in some) for some in ([megatron], others))
+    yield "{} as fast as Megatron's and {} as fast as Hugging Face's".format(*times_as_fast)
+    on_theirs = (span(ratio_of_medians(each, alike) for each in some) for some in ([megatron], others))
+    yield "on their kernel {} and {}".format(*on_theirs)
 
 
 def slower_on_four(num_kv_heads: int, fabrics: Sequence[str], **asked: Any) -> list[float]:
@@ -338,6 +344,21 @@ def engines() -> Iterator[str]:
 
 @line("Whole steps of five stacks, each at its best, 2 H100s, 32,768 tokens")
 def stacks() -> Iterator[str]:
+    best, alike, theirs = best_of_stacks()
+    first, *both, last = (ratio(each, best) for each in theirs)
+    yield f"Ours, by {first} over Megatron with TransformerEngine's ring"
+    yield f"{shared(both)} over `trl_sft` and `hf_deepspeed`, and {last} over `hf_fsdp2`"
+    yield f"{ms(best)} against {', '.join(map(ms, theirs[:-1]))} and {ms(theirs[-1])} ms"
+    first, *both, last = (ratio(each, alike) for each in theirs)
+    yield f"On their kernel, cuDNN, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
+    selective = {"engine": "megatron", "activation_checkpointing": "selective"}
+    assert [each.statuses for each in campaign("h100x2_engines") if is_asked(each, selective)] == [["oom"], ["oom"]]
+    yield "Megatron's own selective recomputation ran out of memory"
+    yield f"ours {replicates(best, alike)}, theirs {replicates(*theirs).removesuffix(' replicate')}"
+
+
+def best_of_stacks() -> tuple[Cell, Cell, list[Cell]]:
+    """Ours, ours on cuDNN, and theirs on that: Megatron's, TRL's, DeepSpeed's and FSDP2's."""
     name = "h100x2_engines"
     best, alike = (cell(name, "ulysses", **kernel) for kernel in (FA4, CUDNN))
     engines = {"megatron": "p2p", "trl_sft": None, "hf_deepspeed": None, "hf_fsdp2": "allgather"}
@@ -346,16 +367,7 @@ def stacks() -> Iterator[str]:
         for engine, variant in engines.items()
     ]
     assert {each.options["workload.activation_checkpointing"] for each in theirs} == {"full"}
-    first, *both, last = (ratio(each, best) for each in theirs)
-    yield f"Ours, by {first} over Megatron with TransformerEngine's ring"
-    yield f"{shared(both)} over `trl_sft` and `hf_deepspeed`, and {last} over `hf_fsdp2`"
-    yield f"{ms(best)} against {', '.join(map(ms, theirs[:-1]))} and {ms(theirs[-1])} ms"
-    first, *both, last = (ratio(each, alike) for each in theirs)
-    yield f"On their kernel, cuDNN, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
-    selective = {"engine": "megatron", "activation_checkpointing": "selective"}
-    assert [each.statuses for each in campaign(name) if is_asked(each, selective)] == [["oom"], ["oom"]]
-    yield "Megatron's own selective recomputation ran out of memory"
-    yield f"ours {replicates(best, alike)}, theirs {replicates(*theirs).removesuffix(' replicate')}"
+    return best, alike, theirs
 
 
 @line("A slower fabric, 2 GPUs")
