@@ -67,6 +67,11 @@ def longest_pack(packing: Packing, document_len: float, document_sigma: float, s
     return packs[bisect_left(packs, True, key=has_too_many) - 1]
 
 
+def shortest_pack(document_len: float) -> int:
+    """Tokens of the shortest pack of such documents: it has two."""
+    return MULTIPLE * max(math.ceil(2 * document_len / MULTIPLE), 2)
+
+
 def _longest_document(packing: Packing, seq_len: int) -> int:
     most = seq_len - MULTIPLE if packing == "file" else seq_len // 2
     return max(most // MULTIPLE, 1) * MULTIPLE

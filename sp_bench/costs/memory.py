@@ -186,8 +186,15 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
     It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. docs/PROJECTION.md
     says how far committed rows are from it.
     """
-    of_engine = {"fsdp2": _fsdp2_peak, "hf_fsdp2": _hf_fsdp2_peak, "megatron": _megatron_peak}
-    return of_engine.get(config.engine.name, _zero_3_peak)(config, copies)
+    match config.engine.name:
+        case "fsdp2":
+            return _fsdp2_peak(config, copies)
+        case "hf_fsdp2":
+            return _hf_fsdp2_peak(config, copies)
+        case "megatron":
+            return _megatron_peak(config)
+        case _:
+            return _zero_3_peak(config, copies)
 
 
 def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
@@ -307,7 +314,7 @@ def _transformers_computed_elements(config: TrialConfig) -> float:
     return max(_transformers_elements(config) + model.hidden_size + gradients, _attention_elements(config))
 
 
-def _megatron_peak(config: TrialConfig, _copies: int) -> Peak:
+def _megatron_peak(config: TrialConfig) -> Peak:
     """Of Megatron-Core's model with whole layers recomputed. Parameters in bf16 and gradients in fp32 are whole on each
     rank; fp32 copies and moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
     model, tokens, number = config.model, _local_tokens(config), num_parameters(config.model)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -151,8 +152,8 @@ def run(
     _require_planned(only or (), trials)
 
     listed, names = list(trials), search_names([search.config for search in searches])
-    ended = dict.fromkeys(names, False)  # of the searches
-    _write_plan(campaign, listed, ended)
+    edges: dict[str, Edge | None] = dict.fromkeys(names)  # of the searches, as far as this run knows
+    _write_plan(campaign, listed, edges)
     if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
         kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
         trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
@@ -166,9 +167,13 @@ def run(
             planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()
             with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
-                edges: list[str] = []
+                said: list[str] = []
                 probed: dict[str, Trial] = {}
-                brackets: dict[str, str] = {}
+
+                def record(name: str, edge: Edge) -> None:
+                    edges[name] = edge
+                    _write_plan(campaign, listed, edges, probed)
+
                 try:
                     asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
@@ -178,15 +183,10 @@ def run(
                     _fill(attempts, driver)
                     for number, (name, search) in enumerate(zip(names, searches, strict=True), 1):
                         progress.later = sum(left[number:])
-
-                        def before_probe(edge: Edge, name: str = name) -> None:  # SIGKILL may come at any moment
-                            brackets[name] = edge.words
-                            _write_plan(campaign, listed, ended, probed, brackets)
-
-                        edge = _search(name, search, driver, found, planned.keys(), probed, before_probe)
-                        edges.append(f"longest: {name}: {edge.words}")
-                        ended[name], brackets[name] = edge.ended, edge.words
-                        _write_plan(campaign, listed, ended, probed, brackets)
+                        # before each probe too, since SIGKILL may come at any moment
+                        edge = _search(name, search, driver, found, planned.keys(), probed, partial(record, name))
+                        said.append(f"longest: {name}: {edge.words}")
+                        record(name, edge)
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
@@ -194,9 +194,9 @@ def run(
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
-                for line in edges:
+                for line in said:
                     print(line)
-                if interrupted and (unended := [name for name in names if not ended[name]]):
+                if interrupted and (unended := [edge for edge in edges.values() if not (edge and edge.ended)]):
                     print(f"{len(unended)} of {len(names)} searches did not end; the words of this run go on with them")
             latest = [row for row in _latest_rows([*(planned | probed).values()], campaign) if row]
             _say_how_to_retry(latest, settings.max_attempts)
@@ -227,12 +227,11 @@ def _joined(
 def _write_plan(
     campaign: Campaign,
     trials: Sequence[Trial],
-    searches: Mapping[str, bool],
+    edges: Mapping[str, Edge | None],
     probes: Iterable[str] = (),
-    brackets: Mapping[str, str] | None = None,
 ) -> None:
-    """Make the campaign's folder, and write what is planned beside its rows. searches: name -> whether it has ended.
-    probes: trial_ids of what they tried. brackets: search -> what is known of the edge.
+    """Make the campaign's folder, and write what is planned beside its rows. edges: of each search what is known; None:
+    nothing yet. probes: trial_ids of what they tried.
 
     Raises:
         ConfigError: the folder cannot be written.
@@ -242,7 +241,9 @@ def _write_plan(
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        plans.write(campaign.folder, planned, searches, probes, brackets)
+        ended = {name: edge is not None and edge.ended for name, edge in edges.items()}
+        brackets = {name: edge.words for name, edge in edges.items() if edge}
+        plans.write(campaign.folder, planned, ended, probes, brackets)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"

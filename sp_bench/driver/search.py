@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sp_bench import methods
-from sp_bench.config.documents import MULTIPLE, longest_pack
+from sp_bench.config.documents import MULTIPLE, longest_pack, shortest_pack
 from sp_bench.config.options import canonical
 from sp_bench.config.trial import PROVABLE_TOKENS, TrialConfig
 from sp_bench.costs import memory
@@ -59,7 +59,7 @@ class Search:
     def shortest(self) -> int:
         """Of the multiples the first that a trial may have: a pack has two documents or more."""
         workload, multiple = self.config.workload, self.multiple
-        least = PROVABLE_TOKENS if workload.packing == "none" else 2 * max(MULTIPLE, workload.document_len or 0)
+        least = PROVABLE_TOKENS if workload.packing == "none" else shortest_pack(workload.document_len or 0)
         return -(-least // multiple) * multiple
 
     @property

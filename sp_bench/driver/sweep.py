@@ -151,7 +151,7 @@ def _any_length(composed: Mapping[str, Any]) -> int:
     document_len = composed["workload"].get("document_len")
     if not isinstance(document_len, int):  # no pack, or a value that the trial refuses
         return STARTS_FROM
-    return max(STARTS_FROM, 2 * documents.padded([document_len], documents.MULTIPLE)[0])
+    return max(STARTS_FROM, documents.shortest_pack(document_len))
 
 
 def _plain(config: DictConfig) -> dict[str, Any]:

@@ -36,13 +36,13 @@ PHASES = {
 }
 MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
 MOST_BARS = 24  # of one figure: the longest sequences go first
-TIMED = "the timed step"
+TIMED, LIMITED = "the timed step", "share_of_limit"
 PROFILED = (
     "The mark is the timed step, which had no profiler. The profiler slows the host, so where the host is late, "
     "messages wait and nothing runs for longer than in the timed step."
 )
 LIMIT = (
-    " The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
+    "The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
     "computed once."
 )
 
@@ -64,20 +64,16 @@ def _plot(
     if not found:
         return None
     kernels = column == "kernel_ms"
-    told = ", by the kernels that ran" if kernels else ", or the one step that was timed, by its phases"
-    if len({of_place(cell) for _, cell, _ in found}) == 1:  # the same work on as many GPUs: times can be compared
-        label, line = "ms", "limit_ms"
-        bars = [_in_ms(*each, limited=kernels) for each in found]
-        told = f" One untimed step{told}. {PROFILED if kernels else ''}"
-    else:
-        label, line = "share of the step", "share_of_limit"
-        bars = [_in_shares(*each, limited=kernels) for each in found]
-        told = f" Shares of one untimed step{told}."
-    figure, shared, data = stacked(bars, shown, label, look)
-    figure.axes[0].set_xlim(0, 1 if label != "ms" else None)
+    in_ms = len({of_place(cell) for _, cell, _ in found}) == 1  # the same work on as many GPUs: times can be compared
+    bars = [_bar(*each, in_ms=in_ms, with_limit=kernels) for each in found]
+    figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", look)
+    figure.axes[0].set_xlim(0, None if in_ms else 1)
+    what = "by the kernels that ran" if kernels else "or the one step that was timed, by its phases"
+    told = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
     if not kernels:
-        return Plot("steps", name, figure, shared + told.rstrip(), data.drop(columns="line"))
-    return Plot("steps", name, figure, shared + told + LIMIT, data.rename(columns={"line": line}))
+        return Plot("steps", name, figure, " ".join(told), data.drop(columns="line"))
+    told += [PROFILED, LIMIT] if in_ms else [LIMIT]
+    return Plot("steps", name, figure, " ".join(told), data.rename(columns={"line": "limit_ms" if in_ms else LIMITED}))
 
 
 class Bar(NamedTuple):
@@ -88,17 +84,13 @@ class Bar(NamedTuple):
     marks: Mapping[str, float] = MappingProxyType({})  # words -> where a mark is drawn; the same words for each bar
 
 
-def _in_ms(setting: Setting, cell: Cell, parts: Mapping[str, float], *, limited: bool) -> Bar:
-    step_ms, share = cell.median_step_ms or 0, cell.middle("share_of_limit")
-    if not limited:
-        return Bar(setting, cell, parts, None)
-    return Bar(setting, cell, parts, share and share * step_ms, {TIMED: step_ms})
-
-
-def _in_shares(setting: Setting, cell: Cell, parts: Mapping[str, float], *, limited: bool) -> Bar:
+def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: bool, with_limit: bool) -> Bar:
+    """Of parts in ms. In ms the bar is of the untimed step, and limit and mark are of the timed one."""
+    share, step_ms = cell.middle(LIMITED) if with_limit else None, cell.median_step_ms or 0
+    if in_ms:
+        return Bar(setting, cell, parts, share and share * step_ms, {TIMED: step_ms} if with_limit else {})
     total = sum(parts.values())
-    shares = {part: size / total for part, size in parts.items()}
-    return Bar(setting, cell, shares, cell.middle("share_of_limit") if limited else None)
+    return Bar(setting, cell, {part: size / total for part, size in parts.items()}, share)
 
 
 def stacked(
