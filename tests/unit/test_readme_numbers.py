@@ -253,7 +253,7 @@ def summary() -> Iterator[str]:
     times_as_fast = (span(ratio_of_medians(each, best) for each in some) for some in ([megatron], others))
     yield "{} as fast as Megatron's and {} as fast as Hugging Face's".format(*times_as_fast)
     on_theirs = (span(ratio_of_medians(each, alike) for each in some) for some in ([megatron], others))
-    yield "on their kernel {} and {}".format(*on_theirs)
+    yield "On cuDNN, which they ran on, it is {} and {}".format(*on_theirs)
 
 
 def slower_on_four(num_kv_heads: int, fabrics: Sequence[str], **asked: Any) -> list[float]:
@@ -350,7 +350,9 @@ def stacks() -> Iterator[str]:
     yield f"{shared(both)} over `trl_sft` and `hf_deepspeed`, and {last} over `hf_fsdp2`"
     yield f"{ms(best)} against {', '.join(map(ms, theirs[:-1]))} and {ms(theirs[-1])} ms"
     first, *both, last = (ratio(each, alike) for each in theirs)
-    yield f"On their kernel, cuDNN, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
+    yield f"On cuDNN, which theirs ran on, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
+    (steps_ms,) = (row["step_ms"] for row in theirs[1].measured)
+    yield f"The steps of `trl_sft` took {whole(min(steps_ms))} to {whole(max(steps_ms))} ms"
     selective = {"engine": "megatron", "activation_checkpointing": "selective"}
     assert [each.statuses for each in campaign("h100x2_engines") if is_asked(each, selective)] == [["oom"], ["oom"]]
     yield "Megatron's own selective recomputation ran out of memory"
