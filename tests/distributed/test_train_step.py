@@ -1,8 +1,8 @@
 """Whole training steps on real gloo ranks: equal to one process, with the predicted bytes; wrong ones are refused."""
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -267,13 +267,18 @@ def check_slightly_wrong_losses_are_refused_by_every_rank() -> None:
 
 
 def check_wrong_accumulation_is_refused() -> None:
-    config = trial(ULYSSES, 2, workload=TWO, model=ONE_LAYER)
+    mistakes = {
+        micro_batches_of_one_loss_each: "the gradient of .* in step 1, before clipping, differs",
+        gradients_of_the_last_micro_batch: "the gradient of .* in step 1, before clipping, differs",
+        micro_batches_in_another_order: "loss of step 1",
+    }
+    check_refused(trial(ULYSSES, 2, workload=TWO, model=ONE_LAYER), mistakes)
+
+
+def check_refused(config: TrialConfig, mistakes: Mapping[Callable[[], AbstractContextManager[None]], str]) -> None:
+    """The step passes its proof, and with each mistake it does not. mistakes: a mistake -> what the error says."""
     prove(config)
-    for mistake, names in (
-        (micro_batches_of_one_loss_each, "the gradient of .* in step 1, before clipping, differs"),
-        (gradients_of_the_last_micro_batch, "the gradient of .* in step 1, before clipping, differs"),
-        (micro_batches_in_another_order, "loss of step 1"),
-    ):
+    for mistake, names in mistakes.items():
         with mistake(), pytest.raises(Incorrect, match=names):
             prove(config)
 
@@ -296,15 +301,12 @@ def losses_and_norms(config: TrialConfig) -> list[float]:
 
 def check_wrong_training_is_refused() -> None:
     for dtype, model in (("float32", replace(TINY, qk_norm=False)), ("bfloat16", TINY)):
-        config = trial(ZIGZAG, 2, dtype=dtype, model=model)
-        prove(config)
-        for mistake, names in (
-            (positions_of_the_local_order, "loss of step 1"),
-            (averaged_gradients, "the gradient of .* in step 1, before clipping, differs"),
-            (labels_shifted_after_sharding, "loss.* of step 1"),
-        ):
-            with mistake(), pytest.raises(Incorrect, match=names):
-                prove(config)
+        mistakes = {
+            positions_of_the_local_order: "loss of step 1",
+            averaged_gradients: "the gradient of .* in step 1, before clipping, differs",
+            labels_shifted_after_sharding: "loss.* of step 1",
+        }
+        check_refused(trial(ZIGZAG, 2, dtype=dtype, model=model), mistakes)
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import pytest
 import sp_bench
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
-from sp_bench.report import read, settings
+from sp_bench.report import read, settings, words
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
 from sp_bench.report.formats import GIB, number, whole
@@ -698,36 +698,15 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
 
 # The table of docs/METHODS.md under "Every library on each kernel".
 
-CALLED = {
-    ("ulysses", None, 1): "Ulysses",
-    ("ulysses", None, 4): "Ulysses in 4 chunks of heads",
-    ("ring", None, None): "ring, zigzag",
-    ("all_gather", None, None): "all-gather, zigzag",
-    ("deepspeed_ulysses", None, None): "`deepspeed_ulysses`",
-    ("deepspeed_ulysses_hf", None, None): "`deepspeed_ulysses_hf`",
-    ("ring_flash_attn", None, None): "`ring_flash_attn`",
-    ("ring_flash_attn_llama3", None, None): "`ring_flash_attn_llama3`, contiguous",
-    ("transformer_engine", "p2p", None): "`transformer_engine`, p2p",
-    ("transformer_engine", "a2a", None): "`transformer_engine`, a2a",
-    ("transformer_engine", "all_gather", None): "`transformer_engine`, all_gather",
-    ("torch_context_parallel", "allgather", None): "`torch_context_parallel`, allgather",
-    ("torch_context_parallel", "alltoall", None): "`torch_context_parallel`, alltoall",
-    ("yunchang", 1, None): "`yunchang`, ring",
-    ("yunchang", 2, None): "`yunchang`, Ulysses",
-}
-
 
 def lines_of_libraries() -> list[str]:
     """What the table says of each: ms a step on each kernel, bytes sent, and peak memory on the first kernel it has."""
     found: dict[str, dict[str, Cell]] = {}
-    for each in campaign("h100x2_libraries"):
-        asked = each.asked
-        variant = asked["ulysses_degree"] if asked["method"] == "yunchang" else asked["variant"]
-        name = CALLED[asked["method"], variant, asked["head_chunks"]]
-        found.setdefault(name, {})[asked["kernel"]] = each
+    for each in ranked(campaign("h100x2_libraries")):
+        found.setdefault(words.method(each), {})[each.asked["kernel"]] = each
     lines = []
-    for name in CALLED.values():
-        cells = [found[name].get(kernel["kernel"]) for kernel in (FA4, CUDNN, FA2)]
+    for name, on in sorted(found.items(), key=lambda item: any(cell.is_library for cell in item[1].values())):
+        cells = [on.get(kernel["kernel"]) for kernel in (FA4, CUDNN, FA2)]
         there = [each for each in cells if each is not None]
         sent = shared(number((each.communication.counted_bytes or 0) / GIB) for each in there)
         times_ms = [ms(each) if each is not None else "-" for each in cells]
