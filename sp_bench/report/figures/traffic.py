@@ -1,4 +1,4 @@
-"""How many bytes: what a GPU sends for attention over the number of ranks, by head shape. Lines are the closed form,
+"""How many bytes: what a rank sends for attention over the number of ranks, by head shape. Lines are the closed form,
 marks are counted, crosses are NVLink's counters."""
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from sp_bench.report.settings import Setting
 RANKS = (2, 4, 8, 16)
 OWN = ("ulysses", "ring", "all_gather")
 CAPTION = (
-    "Bytes a GPU sends for attention, by head shape. Lines: closed form (dashed: all-gather); marks: counted from the "
+    "Bytes a rank sends for attention, by head shape. Lines: closed form (dashed: all-gather); marks: counted from the "
     "collectives; crosses: NVLink's counters."
 )
 
@@ -78,7 +78,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         axis.set_title(wrapped_title(title, look, len(axes)), loc="left")
         axis.set_xlabel("ranks")
         if is_first(axis):
-            axis.set_ylabel("GiB sent a GPU")
+            axis.set_ylabel("GiB sent a rank")
     legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
     return [Plot("bytes", "", figure, CAPTION, pd.DataFrame(data))]
 
