@@ -159,8 +159,8 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
         return _unmodelled_option(config)
     if config.dtype != "bfloat16" or workload.optimizer != "adamw":
         return f"committed rows of engine {engine} have AdamW in bfloat16"
-    if engine == "megatron" and workload.activation_checkpointing != "full":
-        return "what TransformerEngine's layers keep is in no committed row that ran"
+    if engine == "megatron" and workload.activation_checkpointing == "none":
+        return "what TransformerEngine's layers keep in all is in no committed row that ran"
     return None
 
 
@@ -315,14 +315,30 @@ def _transformers_computed_elements(config: TrialConfig) -> float:
 
 
 def _megatron_peak(config: TrialConfig) -> Peak:
-    """Of Megatron-Core's model with whole layers recomputed. Parameters in bf16 and gradients in fp32 are whole on each
-    rank; fp32 copies and moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
+    """Of Megatron-Core's model. Parameters in bf16 and gradients in fp32 are whole on each rank; fp32 copies and
+    moments are shared by all. TransformerEngine's loss keeps bf16 logits and their gradient."""
     model, tokens, number = config.model, _local_tokens(config), num_parameters(config.model)
     held = number * (BF16 + FP32) + 3 * FP32 * number / config.world_size
-    kept = model.num_layers * tokens * model.hidden_size * BF16
+    kept = model.num_layers * tokens * _megatron_kept_bytes(config)
     layer = held + kept + BF16 * (_head_elements(config) + tokens * _computed_elements(config))
     logits = tokens * model.vocab_size * 2 * BF16
     return Peak(held + kept + logits + _around_logits(config), layer, layer, held, held)
+
+
+def _megatron_kept_bytes(config: TrialConfig) -> int:
+    """What a layer keeps of a token: its input, and where only its MLP runs again (`selective`) all that its
+    attention's half keeps, and the MLP's input."""
+    model = config.model
+    if config.workload.activation_checkpointing == "full":
+        return model.hidden_size * BF16
+    q_and_k = (model.num_heads + model.num_kv_heads) * model.head_dim
+    attended = q_and_k + (model.num_kv_heads + model.num_heads) * model.head_dim  # q, k, v and the output
+    # that comes back from an exchange of heads as another tensor
+    returned = model.num_heads * model.head_dim if config.method.variant == "a2a" else 0
+    normed = q_and_k if model.qk_norm else 0  # what the norms of q and k read
+    elements = 3 * model.hidden_size + normed + attended + returned
+    norms = 1 + (model.num_heads + model.num_kv_heads if model.qk_norm else 0)  # one fp32 each, and the log-sum-exp's
+    return elements * BF16 + (norms + model.num_heads) * FP32
 
 
 def _around_logits(config: TrialConfig) -> float:

@@ -412,7 +412,7 @@ class _Begun:
 def _begun(search: Search, campaign: Campaign, found: hardware.Gpus | None) -> _Begun:
     asked, gpu_bytes = campaign.settings.search, _smallest_gpu_bytes(found)
     bound = _bound(search, campaign, found)
-    guess = search.guess(gpu_bytes, hardware.host_bytes() if gpu_bytes else None, asked.start)
+    guess = search.guess(gpu_bytes, hardware.free_host_bytes() if gpu_bytes else None, asked.start)
     within = asked if bound is None else replace(asked, longest=bound.longest)
     begun = _Begun(search, search.course(guess, within), bound, _tried(search, campaign), None)
     step = begun.step

@@ -87,8 +87,8 @@ class Search:
 
     def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
         """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
-        knows, or STARTS_FROM. 0: the model lets nothing fit. device_bytes: of the smallest GPU. host_bytes: of its
-        machine."""
+        knows, or STARTS_FROM. 0: the model lets nothing fit. device_bytes: of the smallest GPU. host_bytes: free on
+        its machine."""
         config = self.config
         cap = config.hardware.device_memory_gib
         own = device_bytes and device_bytes / config.hardware.ranks_per_gpu

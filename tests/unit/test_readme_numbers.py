@@ -361,15 +361,36 @@ def stacks() -> Iterator[str]:
 
 def best_of_stacks() -> tuple[Cell, Cell, list[Cell]]:
     """Ours, ours on cuDNN, and theirs on that: Megatron's, TRL's, DeepSpeed's and FSDP2's."""
-    name = "h100x2_engines"
-    best, alike = (cell(name, "ulysses", **kernel) for kernel in (FA4, CUDNN))
-    engines = {"megatron": "p2p", "trl_sft": None, "hf_deepspeed": None, "hf_fsdp2": "allgather"}
-    theirs = [
-        next(each for each in campaign(name) if each.ok and is_asked(each, {"engine": engine, "variant": variant}))
-        for engine, variant in engines.items()
-    ]
+    best, alike, theirs = of_stacks("h100x2_engines", {"variant": "p2p"}, "allgather")
     assert {each.options["workload.activation_checkpointing"] for each in theirs} == {"full"}
     return best, alike, theirs
+
+
+def of_stacks(name: str, megatron: dict[str, str], variant: str) -> tuple[Cell, Cell, list[Cell]]:
+    """As `best_of_stacks`. variant: of FSDP2's context parallelism."""
+    best, alike = (cell(name, "ulysses", **kernel) for kernel in (FA4, CUDNN))
+    asked = ({"engine": "megatron"} | megatron, {"engine": "trl_sft"}, {"engine": "hf_deepspeed"})
+    with_fsdp2 = {"engine": "hf_fsdp2", "variant": variant}
+    theirs = [next(c for c in campaign(name) if c.ok and is_asked(c, each)) for each in (*asked, with_fsdp2)]
+    return best, alike, theirs
+
+
+@line("The same at 65,536 tokens, 2 H200s")
+def stacks_at_65536() -> Iterator[str]:
+    name, selective = "h200x2_engines", {"variant": "a2a", "activation_checkpointing": "selective"}
+    best, alike, theirs = of_stacks(name, selective, "alltoall")
+    megatron, *others = theirs
+    full = cell(name, "transformer_engine", activation_checkpointing="full")
+    assert 1 < ratio_of_medians(megatron, alike) < 1.01
+    yield f"On cuDNN, which theirs ran on, Megatron with TransformerEngine's all-to-all ties with ours: {ms(megatron)}"
+    yield f"against {ms(alike)} ms. It holds {gib(megatron)} GiB a GPU, ours {gib(alike)}"
+    *both, last = (ratio(each, alike) for each in others)
+    took = ", ".join(map(ms, others))
+    yield f"{shared(both)} over `trl_sft` and `hf_deepspeed`, and by {last} over `hf_fsdp2` ({took} ms)"
+    first, *both, last = (ratio(each, best) for each in theirs)
+    yield f"On FlashAttention-4 ours takes {ms(best)} ms and leads by {first}, {both[0]}, {both[1]} and {last}"
+    yield f"With whole layers recomputed Megatron takes {ms(full)} ms and {gib(full)} GiB"
+    yield replicates(best, alike, full, *theirs)
 
 
 @line("A slower fabric, 2 GPUs")

@@ -247,6 +247,14 @@ def test_all_figures_are_drawn_at_both_widths_and_alone() -> None:
     assert again == draw(made, found, Look(height_in=2.0), ["ratios"])  # equal rows, equal bytes
 
 
+@pytest.mark.parametrize("column", [1, 2])
+def test_a_figure_of_one_step_leaves_room_for_its_bar_above_the_legend(column: int) -> None:
+    ends = dict.fromkeys(("forward", "backward", "optimizer"), 2**30)
+    found = cells_of([trained(("full", 0.7), phase_end_bytes=[ends, ends])])
+    drawings = draw(settings(found), found, Look(column=column))  # matplotlib warns where no room is left
+    assert "memory-parts" in {d.stem for d in drawings}
+
+
 def test_nothing_is_drawn_of_times_of_a_cpu() -> None:
     phases = [{"forward": 30.0, "recompute": 0.0, "backward": 60.0, "optimizer": 10.0}] * 2
     step = row(**{**ULYSSES, "workload": "train_step", "pass_kind": "step", "part_ms": phases})

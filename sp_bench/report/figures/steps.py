@@ -1,5 +1,6 @@
 """Where a training step's time goes: its phases; and its kernels by class, messages that nothing hides, and waiting."""
 
+import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from types import MappingProxyType
@@ -102,9 +103,11 @@ def stacked(
     """
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     wide = look.width_in > 5
-    width, around_in = (
-        (60, 0.95) if wide else (28, 0.6 + 0.15 * (len(shown) + len(bars[0].marks)))
-    )  # the legend has a line a part there
+    width, abreast = (60, 3) if wide else (28, 1)
+    handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in shown.values()]
+    marked = next((bar.marks for bar in bars if bar.marks), {})
+    handles += [Line2D([], [], label=told, **shape) for told, shape in zip(marked, MARKS, strict=False)]
+    around_in = (0.5 if wide else 0.6) + 0.15 * math.ceil(len(handles) / abreast)  # the axis, and the legend's lines
     kernels = {bar.cell.asked["kernel"] for bar in bars}
     names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]
     tallest = max(name.count("\n") for name in names)
@@ -126,10 +129,7 @@ def stacked(
     axis.set_ylim(-0.7, len(bars) - 0.3)
     axis.grid(axis="y", visible=False)
     axis.set_xlabel(label)
-    handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in shown.values()]
-    marked = next((bar.marks for bar in bars if bar.marks), {})
-    handles += [Line2D([], [], label=told, **shape) for told, shape in zip(marked, MARKS, strict=False)]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3 if wide else 1)
+    figure.legend(handles=handles, loc="outside lower center", ncols=abreast)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
     return figure, f"{', '.join(shared)}.", pd.DataFrame(data[::-1])
 
