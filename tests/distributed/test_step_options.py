@@ -167,6 +167,30 @@ def test_a_compiled_model_has_the_same_gradients() -> None:
     run(2, check_compiled_gradients)
 
 
+WITH_EACH_METHOD: dict[str, dict[str, Any]] = {
+    "optimizer_offload": {"optimizer_offload": "torch_adamw"},
+    "compiled": {"model_code": "compiled", "warmup_steps": 1, "activation_checkpointing": "selective"},
+    "checkpoint_offload": {"checkpoint_offload": True, "activation_checkpointing": "selective"},
+}
+
+
+def check_each_method(rank: int, world_size: int, option: str) -> None:
+    asked = dict(WITH_EACH_METHOD[option])
+    engine = EngineConfig(optimizer_offload=asked.pop("optimizer_offload", None))
+    others = [(method, {}) for method in SENDS_NOTHING_AGAIN[world_size]]
+    for method, fields in METHODS[world_size] + others:
+        workload = replace(TRAIN, timed_steps=1, **asked)
+        config = trial(method, world_size, seq_len=45, engine=engine, workload=workload, **fields)
+        check_counted_bytes(config)
+
+
+@pytest.mark.faults  # the usual tests have one or two methods with each option
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("option", WITH_EACH_METHOD)
+def test_each_method_takes_the_same_step_with_an_option(option: str, world_size: int) -> None:
+    run(world_size, check_each_method, world_size, option)
+
+
 def check_single_step(rank: int) -> None:
     """The timed step is the counted one, and the first of the training: its loss is that of untrained parameters."""
     several = next(trials(2, warmup_steps=0, timed_steps=2))
