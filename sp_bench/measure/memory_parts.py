@@ -92,6 +92,8 @@ def _classified(events: Iterable[Mapping[str, Any]]) -> list[_Block | None]:
             block = live[event["addr"]] = _Block(event["size"], _owner(frames))
             if is_backward and block.owner is OTHER:
                 block.part = "layers"  # its products and sums run without a line of Python around them
+            elif not frames:
+                block.part = "tiles"  # as do those for the gradients of the loss's tiles, in the forward
             if {"allocate", "foreach_reduce"} <= {frame["name"] for frame in frames}:
                 block.part = "gradients" if reduces else "messages"
                 reduces = not reduces

@@ -80,6 +80,13 @@ def test_what_is_there_as_the_backward_begins_is_a_checkpoint() -> None:
     assert parts([*forward, loss_gradient("backward"), alloc(6, 3, "other")]) == told
 
 
+def test_gradients_of_tiles_of_the_loss_are_of_tiles_though_no_line_of_python_asks_for_them() -> None:
+    of_autograd = {"action": "alloc", "addr": 2, "size": 8, "frames": []}
+    events = [alloc(1, 9, "/a/sp_bench/training/cross_entropy.py"), of_autograd, alloc(3, 5, "other")]
+    assert parts(events) == {"tiles": 9 + 8, "other": 5}
+    assert parts([loss_gradient("backward"), of_autograd]) == {"layers": 8 + 1}
+
+
 def test_a_layer_that_is_computed_again_is_not_of_what_asked_for_it() -> None:
     inside = ["/torch/functional.py", "/torch/utils/checkpoint.py", *FRAMES["tiles"]]
     frames = [{"filename": name, "line": 1, "name": "f"} for name in inside]
