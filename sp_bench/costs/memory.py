@@ -2,8 +2,9 @@
 And an estimate of the peak of a training step."""
 
 import math
+from collections.abc import Mapping
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
 from sp_bench.costs.training import FSDP2, block_shapes, num_parameters, root_shapes
@@ -177,18 +178,25 @@ def _unmodelled_option(config: TrialConfig) -> str | None:
     return f"no committed row has the peak with {' and '.join(named)}" if named else None
 
 
-def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
+def peak_of_row(config: TrialConfig, row: Mapping[str, Any]) -> Peak:
+    """`peak`, for the code that measured the row."""
+    return peak(config, copies=4 if row["batch_loading"] else 5, tiles_overlap=row["loss_gradients"] is None)
+
+
+def peak(config: TrialConfig, *, copies: int = 4, tiles_overlap: bool = False) -> Peak:
     """The estimated peak of a training step, of which `unmodelled_reason` has nothing to say.
 
     copies: fp32 values of a parameter while the optimizer updates it: itself, its gradient and Adam's two moments. An
     optimizer that is not fused makes one more, as that of rows older than column `batch_loading` did.
+    tiles_overlap: in `fsdp2` autograd makes the gradients of the loss's tiles, compiled or not, and a tile's gradient
+    of the head is there until the next one's, as in rows older than column `loss_gradients`.
 
     It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. docs/PROJECTION.md
     says how far committed rows are from it.
     """
     match config.engine.name:
         case "fsdp2":
-            return _fsdp2_peak(config, copies)
+            return _fsdp2_peak(config, copies, tiles_overlap)
         case "hf_fsdp2":
             return _hf_fsdp2_peak(config, copies)
         case "megatron":
@@ -197,7 +205,7 @@ def peak(config: TrialConfig, *, copies: int = 4) -> Peak:
             return _zero_3_peak(config, copies)
 
 
-def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
+def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     """Of our decoder. Parameters, gradients and moments are fp32; each layer's are gathered in the trial's dtype."""
     model, element = config.model, ELEMENT_BYTES[config.dtype]
     tokens = _local_tokens(config)
@@ -210,22 +218,33 @@ def _fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last, at_first = (1, min(2, layers), min(2, layers)) if offloads else (layers, layers, 1)
-    tile = _tile_tokens(config)
-    # In bf16 the logits and their gradient are there in both dtypes. In wider ones they are there once, as are the
-    # logarithms of their softmax.
-    logits = tile * model.vocab_size * (2 * element + 2 * FP32 if element < FP32 else 3 * element)
-    head = _head_elements(config)
-    summed = head * (element + 4) if tile < tokens else 0  # the head's gradient, over the tiles
+    head, loss = _head_elements(config), _fsdp2_loss_bytes(config, tiles_overlap)
     layer = head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
     if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
         layer += 3 * model.hidden_size * model.intermediate_size * 4
     return Peak(
-        held + at_loss * kept + logits + summed + _around_logits(config),
+        held + at_loss * kept + loss + _around_logits(config),
         held + at_last * kept + layer,
         held + at_first * kept + layer + state - of_root - of_block,
         4 * state + root * (2 * element + 4) + _around_logits(config),
         copies * state,
     )
+
+
+def _fsdp2_loss_bytes(config: TrialConfig, tiles_overlap: bool) -> float:
+    """Of the logits and the gradients that they make."""
+    element, tile = ELEMENT_BYTES[config.dtype], _tile_tokens(config)
+    each, head = tile * config.model.vocab_size, _head_elements(config)
+    # In bf16 the logits and their gradient are there in both dtypes. In wider ones they are there once, as are the
+    # logarithms of their softmax.
+    by_autograd = each * (2 * element + 2 * FP32 if element < FP32 else 3 * element)
+    if tile == _local_tokens(config):
+        return by_autograd  # or less
+    if tiles_overlap:
+        return by_autograd + head * (element + FP32)
+    compiled = config.workload.model_code == "compiled"
+    # then the head's gradient is made from that of the logits; in fp32 it is summed over the tiles
+    return max(each * 2 * element if compiled else by_autograd, (each + head) * element) + head * FP32
 
 
 def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:

@@ -121,6 +121,7 @@ def resolve(config: TrialConfig) -> Resolved:
         padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
         batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,
+        loss_gradients=requirements.loss_gradients(config),
     )
 
 

@@ -182,8 +182,13 @@ class Training:
         if self.loss_tile_tokens is None:
             losses = cross_entropy.of_tokens(self.decoder(batch.tokens, batch.positions), batch.labels)
             return losses.sum() / num_valid_tokens, losses
-        options = {"divisor": num_valid_tokens, "tile_tokens": self.loss_tile_tokens}
-        tiled = partial(cross_entropy.tiled, labels=batch.labels, **options)
+        tiled = partial(
+            cross_entropy.tiled,
+            labels=batch.labels,
+            divisor=num_valid_tokens,
+            tile_tokens=self.loss_tile_tokens,
+            compiled=self.decoder.code.loss,
+        )
         return self.decoder(batch.tokens, batch.positions, tiled)
 
 

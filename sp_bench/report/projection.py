@@ -338,9 +338,7 @@ def _peak_errors(steps: Sequence[Known]) -> tuple[float, ...]:
     """Relative errors of the memory model, of each step whose allocator's peak was measured. Single steps are left out:
     the older ones made the optimizer's moments at their end, and no column says which did."""
     return tuple(
-        memory.peak(known.config, copies=4 if known.cell.measured[-1]["batch_loading"] else 5).bytes
-        / min(known.cell.memory_bytes)
-        - 1
+        memory.peak_of_row(known.config, known.cell.measured[-1]).bytes / min(known.cell.memory_bytes) - 1
         for known in steps
         if known.cell.memory_column == "max_peak_allocated_bytes" and not known.config.workload.single_step
     )

@@ -50,6 +50,7 @@ class Resolved:
     padded_seq_len: int | None
     engine_implementation: str | None
     batch_loading: str | None
+    loss_gradients: str | None
 
 
 @dataclass(frozen=True)

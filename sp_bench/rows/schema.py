@@ -97,6 +97,13 @@ COLUMNS = (
         "training: a step's tokens are on the device before the first step (before), or its loop loads and copies them "
         "inside the step (in_step); null: an old row",
     ),
+    Column(
+        "loss_gradients",
+        TEXT,
+        "",
+        "engine fsdp2: what makes the gradients of the loss's tiles: autograd, or one function of torch.compile's "
+        "(compiled); null: no tiles, or an old row, where it is autograd",
+    ),
     Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
     Column("num_documents", INT, "", "packing: documents of the sequence"),
     Column("longest_document", INT, "tokens", "packing: the longest document"),

@@ -1,4 +1,5 @@
-"""What runs the work of a decoder layer around its attention: torch, call by call; torch.compile; or Liger's kernels.
+"""What runs the work of a decoder layer around its attention, and the loss of a tile of logits: torch, call by call;
+torch.compile; or, of a layer, Liger's kernels.
 
 Products of matrices are torch's in all of them. They differ in the work between them: norms, rotations, SwiGLU and
 residual sums.
@@ -7,6 +8,7 @@ residual sums.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sp_bench.measure import ledger
+from sp_bench.training import cross_entropy
 
+SHAPES = 64  # of one function that is compiled, in a process
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [s,1,D/2]
 
 
@@ -52,6 +56,7 @@ class ModelCode:
     rotate_both: Callable[[Tensor, Tensor, Rotation], tuple[Tensor, Tensor]] = rotate_both
     swiglu: Callable[[Tensor, Tensor], Tensor] = swiglu
     part: Callable[[Callable[..., Any]], Callable[..., Any]] = as_it_is
+    loss: cross_entropy.WithGradient | None = None  # of a tile of logits; None: by autograd
 
 
 EAGER = ModelCode()
@@ -90,11 +95,14 @@ def _compiled(device: torch.device) -> ModelCode:
         callback_handler.register_start_callback(compiling.start)
         callback_handler.register_end_callback(compiling.stop)
         ledger.leave_uncompiled()
+    # Beyond it torch.compile gives up. A process has many lengths, each with tiles of its own in the loss of its proof.
+    torch._dynamo.config.recompile_limit = SHAPES
     if device.type == "cpu":
         config.compile_threads = (
             1  # otherwise each rank starts processes that compile, beside ranks that fill the cores
         )
-    return ModelCode(part=lambda part: torch.compile(part, dynamic=False, fullgraph=True))
+    part = partial(torch.compile, dynamic=False, fullgraph=True)
+    return ModelCode(part=part, loss=part(cross_entropy.with_gradient))
 
 
 def _liger() -> ModelCode:

@@ -36,26 +36,31 @@ def whole(hidden: Tensor, weight: Tensor, labels: Tensor) -> tuple[Tensor, Tenso
     return each.sum() / DIVISOR, each
 
 
-def tiled(tile_tokens: int, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-    return cross_entropy.tiled(*tensors, divisor=DIVISOR, tile_tokens=tile_tokens)
+def tiled(tile_tokens: int, way: cross_entropy.WithGradient | None, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    return cross_entropy.tiled(*tensors, divisor=DIVISOR, tile_tokens=tile_tokens, compiled=way)
+
+
+WAYS = [pytest.param(None, id="autograd"), pytest.param(cross_entropy.with_gradient, id="with_gradient")]
 
 
 def everything(loss: Tensor, each: Tensor, hidden: Tensor, weight: Tensor) -> list[Tensor]:
     return [loss.detach(), each.detach(), *torch.autograd.grad(3.0 * loss, (hidden, weight))]
 
 
+@pytest.mark.parametrize("way", WAYS)
 @given(tile_tokens=st.integers(1, B * TOKENS + 1))
-def test_tiles_are_the_whole(tile_tokens: int) -> None:
+def test_tiles_are_the_whole(way: cross_entropy.WithGradient | None, tile_tokens: int) -> None:
     hidden, weight, labels = inputs()
     expected = everything(*whole(hidden, weight, labels), hidden, weight)
-    found = everything(*tiled(tile_tokens, hidden, weight, labels), hidden, weight)
+    found = everything(*tiled(tile_tokens, way, hidden, weight, labels), hidden, weight)
     for tensor, reference in zip(found, expected, strict=True):
         assert torch.allclose(tensor, reference, rtol=0, atol=1e-13)
     assert not found[1][:, -3:].any()
 
 
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("tile_tokens", [1, 8, 512])
-def test_in_bf16_tiles_round_no_worse(tile_tokens: int) -> None:
+def test_in_bf16_tiles_round_no_worse(tile_tokens: int, way: cross_entropy.WithGradient | None) -> None:
     """Each tile adds to the matrix's gradient: summed in bf16, 512 of them would be wrong by some percent."""
     generator = torch.Generator().manual_seed(0)
     sizes = ((1, 512, HIDDEN), (VOCABULARY, HIDDEN))
@@ -67,7 +72,7 @@ def test_in_bf16_tiles_round_no_worse(tile_tokens: int) -> None:
         return [g.double() for g in torch.autograd.grad(loss(*leaves, labels)[0], leaves)]
 
     reference = gradients(whole, torch.float64)
-    low, low_tiled = (gradients(loss, torch.bfloat16) for loss in (whole, partial(tiled, tile_tokens)))
+    low, low_tiled = (gradients(loss, torch.bfloat16) for loss in (whole, partial(tiled, tile_tokens, way)))
     for exactly, once, by_tiles in zip(reference, low, low_tiled, strict=True):
         assert (by_tiles - exactly).norm() < 1.5 * (once - exactly).norm()
 
@@ -99,7 +104,7 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_of_all_logits_is_made() -> None:
     hidden, weight, labels = inputs()
     with Largest() as by_tiles:
-        tiled(4, hidden, weight, labels)[0].backward()
+        tiled(4, None, hidden, weight, labels)[0].backward()
     with Largest() as at_once:
         whole(hidden, weight, labels)[0].backward()
     assert at_once.num_elements == B * TOKENS * VOCABULARY

@@ -72,7 +72,7 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
-        peak = memory.peak(config, copies=4 if row["batch_loading"] else 5)  # older rows' AdamW was not fused
+        peak = memory.peak_of_row(config, row)
         predicted = peak.bytes
         if row["folder"] == "h200x2_fit":  # its only step made the moments, at its end
             moments = 2 * memory.peak(config).update / 4
@@ -107,7 +107,7 @@ def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committe
     }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
-        predicted = memory.peak(config, copies=4 if of_row["batch_loading"] else 5).bytes  # as above
+        predicted = memory.peak_of_row(config, of_row).bytes
         measured = of_row["max_peak_allocated_bytes"]
         cell = of_row["folder"], config.engine.name, config.kernel.name
         if cell in LEFTOVERS:
@@ -275,7 +275,7 @@ def test_advice_says_how_far_the_memory_model_is_from_the_rows_that_were_read(fi
     found = advice.candidates(fit_of_all, qwen, cluster, ["full"])
     for each in found:
         peaks = [
-            (memory.peak(parse(TrialConfig, json.loads(ran["config"])), copies=4 if ran["batch_loading"] else 5), cell)
+            (memory.peak_of_row(parse(TrialConfig, json.loads(ran["config"])), ran), cell)
             for cell in each.rests_on
             for ran in cell.measured[-1:]
         ]
