@@ -7,7 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
-from sp_bench.costs.training import FSDP2, block_shapes, num_parameters, root_shapes
+from sp_bench.costs.training import FSDP2, block_shapes, loss_gradients, num_parameters, root_shapes
 
 # Methods that keep the output by heads, for their backward, and by tokens, for the projection after it. UPipe's
 # backward sends it again, from where it lies by tokens.
@@ -232,19 +232,19 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
 
 
 def _fsdp2_loss_bytes(config: TrialConfig, tiles_overlap: bool) -> float:
-    """Of the logits and the gradients that they make."""
+    """Of the logits and the gradients that are made from them."""
     element, tile = ELEMENT_BYTES[config.dtype], _tile_tokens(config)
     each, head = tile * config.model.vocab_size, _head_elements(config)
     # In bf16 the logits and their gradient are there in both dtypes. In wider ones they are there once, as are the
     # logarithms of their softmax.
     by_autograd = each * (2 * element + 2 * FP32 if element < FP32 else 3 * element)
-    if tile == _local_tokens(config):
-        return by_autograd  # or less
+    made_by = loss_gradients(config)
+    if made_by is None:
+        return by_autograd
     if tiles_overlap:
         return by_autograd + head * (element + FP32)
-    compiled = config.workload.model_code == "compiled"
-    # then the head's gradient is made from that of the logits; in fp32 it is summed over the tiles
-    return max(each * 2 * element if compiled else by_autograd, (each + head) * element) + head * FP32
+    # first the gradient of the logits, from them; then the head's, from that; and the sum of the head's over all tiles
+    return max(2 * each * element if made_by == "compiled" else by_autograd, (each + head) * element) + head * FP32
 
 
 def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:

@@ -11,13 +11,14 @@ from math import prod
 
 from sp_bench.config.trial import ELEMENT_BYTES, ModelConfig, TrialConfig
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, add_traffic, attention_forward_flops, scale_traffic
-from sp_bench.costs.work import NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
+from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 
 OUR_DECODER = ("fsdp2", "deepspeed")  # engines that train our decoder, and so call our methods and kernels
 ZERO_3 = ("deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft")  # engines on DeepSpeed's ZeRO-3
 FSDP2 = ("fsdp2", "hf_fsdp2")  # engines on torch's FSDP2
 HUGGING_FACE = ("hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2")  # engines that train a model of transformers
-# What each model code leaves no call of. The final norm is not compiled, so the operation of norms still runs there.
+# What each model code leaves no call of in the layers. The final norm is in none, and not compiled: norms' operation
+# still runs there.
 REPLACED_OPS: Mapping[str, tuple[str, ...]] = {"compiled": (SWIGLU_OP,), "liger": (SWIGLU_OP, NORM_OP)}
 ParameterShapes = Mapping[str, tuple[int, ...]]  # name -> shape, as in the decoder's state
 
@@ -185,7 +186,7 @@ def expected_work(
     expected = ExpectedWork(
         matmul_flops={config.dtype: matmul_flops(config, padded_seq_len)} if products else None,
         updated_elements=updated_elements(config),
-        replaced_ops=REPLACED_OPS.get(config.workload.model_code or "eager", ()),
+        replaced_ops=_replaced_ops(config),
         updated_by=_updated_by(config),
     )
     if calls is None or engine in HUGGING_FACE:
@@ -196,6 +197,19 @@ def expected_work(
         attention_flops=attention_flops(config, padded_seq_len),
         kernel_calls=KernelCalls((1 + _recomputed(config)) * layers * calls.forward, layers * calls.backward),
     )
+
+
+def loss_gradients(config: TrialConfig) -> str | None:
+    """What makes the gradients of the loss's tiles of engine fsdp2: autograd | compiled. None: there are no tiles."""
+    if config.engine.name != "fsdp2" or config.workload.loss_tile_tokens is None:
+        return None
+    return "compiled" if config.workload.model_code == "compiled" else "autograd"
+
+
+def _replaced_ops(config: TrialConfig) -> tuple[str, ...]:
+    """Operations of which one step has no call."""
+    of_layers = REPLACED_OPS.get(config.workload.model_code or "eager", ())
+    return (*of_layers, LOSS_OP) if loss_gradients(config) == "compiled" else of_layers
 
 
 def _shard_elements(shapes: ParameterShapes, num_shards: int) -> int:

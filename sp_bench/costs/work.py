@@ -12,7 +12,7 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.attention import FLASH_BACKWARD, attention_forward_flops, replicated_kv_heads
 
 # What torch runs of an MLP and of a norm that no other code has replaced. Products and messages are the same.
-SWIGLU_OP, NORM_OP = "aten::silu", "aten::rsqrt"
+SWIGLU_OP, NORM_OP, LOSS_OP = "aten::silu", "aten::rsqrt", "aten::_log_softmax"
 
 
 class KernelCalls(NamedTuple):

@@ -12,6 +12,7 @@ from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes, patterns
+from sp_bench.costs.training import loss_gradients
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
@@ -121,7 +122,7 @@ def resolve(config: TrialConfig) -> Resolved:
         padded_seq_len=lengths.get(workload, layout.padded(config.seq_len)),
         engine_implementation=requirements.implementation(config.engine) if workload in TRAINING else None,
         batch_loading=requirements.batch_loading(config.engine) if workload in TRAINING else None,
-        loss_gradients=requirements.loss_gradients(config),
+        loss_gradients=loss_gradients(config),
     )
 
 

@@ -62,13 +62,6 @@ def batch_loading(engine: EngineConfig) -> str:
     return "before" if engine.name in _PRELOADED else "in_step"
 
 
-def loss_gradients(config: TrialConfig) -> str | None:
-    """What makes the gradients of the loss's tiles of engine fsdp2: autograd | compiled. None: there are no tiles."""
-    if config.engine.name != "fsdp2" or config.workload.loss_tile_tokens is None:
-        return None
-    return "compiled" if config.workload.model_code == "compiled" else "autograd"
-
-
 def traffic(config: TrialConfig, padded_len: int, attention: Traffic) -> Traffic | None:
     """Bytes one rank sends off-rank in one step; `attention` is that of one attention call. None: the engine decides
     some of them while it runs, as ZeRO-3 does."""

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from sp_bench.config.documents import causal_pairs
 from sp_bench.costs.attention import FLASH_BACKWARD
-from sp_bench.costs.work import NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
+from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.memory_parts import MOMENTS, SHARDS
@@ -25,7 +25,7 @@ from sp_bench.measure.memory_parts import MOMENTS, SHARDS
 aten = torch.ops.aten
 # matrix product -> where among its arguments the two factors begin; the one before them is what the product is added to
 PRODUCTS = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.addmm_: 1, aten.baddbmm: 1, aten.baddbmm_: 1}
-EAGER_OPS = (SWIGLU_OP, NORM_OP)
+EAGER_OPS = (SWIGLU_OP, NORM_OP, LOSS_OP)
 PRODUCT_NAMES = {f"aten::{op.__name__}" for op in PRODUCTS}
 
 

@@ -2,7 +2,8 @@
 
 N local tokens, h hidden size, V vocabulary. For a long sequence the logits take more memory than all else that a step
 keeps: in bf16 with an fp32 softmax about 12 bytes x N x V, gradients included. Tiles of t tokens take that for t tokens
-instead of N, and in addition the gradient of the output matrix in fp32, once. `with_gradient`, compiled, takes 4 bytes.
+instead of N, and in addition the gradient of the output matrix in fp32, once. With `with_gradient` compiled the 12
+bytes are 4: logits and their gradient, both in bf16.
 
 The loss comes last in the forward. So the gradients of a tile are computed at once, while its logits exist: nothing is
 computed twice, and the FLOPs are the same as with whole logits. Source: the fused linear cross entropy of Liger Kernel,
@@ -39,17 +40,16 @@ def with_gradient(logits: Tensor, labels: Tensor, scale: Tensor) -> tuple[Tensor
     """logits [t,V], labels [t], scale: one number -> NLL of each token [t] in nats, in fp32 or wider, and the gradient
     of their sum x scale [t,V] in the dtype of the logits.
 
-    It is for torch.compile, which reads the logits twice and writes the gradient, and nothing else of their size.
-    Call by call, autograd does it with less.
+    Compiled, it writes the gradient and nothing else of the size of the logits. Uncompiled it would take more memory
+    than `of_tokens` with autograd.
     """
-    rows = logits.to(wide(logits.dtype))
-    lse = torch.logsumexp(rows, dim=-1, keepdim=True)
-    counts = (labels != IGNORED)[:, None]
-    right = torch.where(counts, labels[:, None], 0)
-    losses = torch.where(counts, lse - rows.gather(-1, right), 0.0)
+    logarithms = F.log_softmax(logits, dim=-1, dtype=wide(logits.dtype))
+    has_label = (labels != IGNORED)[:, None]
+    right = torch.where(has_label, labels[:, None], 0)
+    losses = torch.where(has_label, -logarithms.gather(-1, right), 0.0)
     is_right = torch.arange(logits.shape[-1], device=logits.device) == right
-    gradient = (torch.exp(rows - lse) - is_right.to(rows.dtype)) * scale
-    return losses.squeeze(-1), torch.where(counts, gradient, 0.0).to(logits.dtype)
+    gradient = (logarithms.exp() - is_right.to(logarithms.dtype)) * scale
+    return losses.squeeze(-1), torch.where(has_label, gradient, 0.0).to(logits.dtype)
 
 
 def tiled(
@@ -62,7 +62,8 @@ def tiled(
     compiled: WithGradient | None = None,
 ) -> tuple[Tensor, Tensor]:
     """hidden states [B,s,h], output matrix `weight` [V,h], labels [B,s] -> the sum of the tokens' losses / `divisor`,
-    and each token's loss [B,s], in nats. compiled: `with_gradient`, compiled; None: autograd has its place.
+    and each token's loss [B,s], in nats. compiled: what torch.compile made of `with_gradient`; None: autograd computes
+    the gradients.
 
     Only the sum is differentiable. It is divided inside, so that gradients are rounded as they are with whole logits.
     """

@@ -18,7 +18,6 @@ from torch.nn import functional as F
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy
 
-SHAPES = 64  # of one function that is compiled, in a process
 Rotation = tuple[Tensor, Tensor]  # cos and sin, [s,1,D/2]
 
 
@@ -95,8 +94,9 @@ def _compiled(device: torch.device) -> ModelCode:
         callback_handler.register_start_callback(compiling.start)
         callback_handler.register_end_callback(compiling.stop)
         ledger.leave_uncompiled()
-    # Beyond it torch.compile gives up. A process has many lengths, each with tiles of its own in the loss of its proof.
-    torch._dynamo.config.recompile_limit = SHAPES
+    # Shapes of one function in a process: torch.compile takes 8, and fails at the ninth. A warm process has many
+    # lengths, each with tiles of its own in the loss of its proof.
+    torch._dynamo.config.recompile_limit = 64
     if device.type == "cpu":
         config.compile_threads = (
             1  # otherwise each rank starts processes that compile, beside ranks that fill the cores

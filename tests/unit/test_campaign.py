@@ -1,15 +1,20 @@
 import itertools
 import os
+import re
 import signal
 from contextlib import nullcontext
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
 
+from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
+from sp_bench.costs import memory
 from sp_bench.driver import campaign, devices, identity, plan
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.driver.search import Search
+from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig, SearchConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.hardware import Gpu, Gpus
 from sp_bench.rows import store
@@ -83,6 +88,36 @@ def test_rows_of_another_environment_are_named_before_their_trials_run_again(mak
         (tmp_path / "c" / RowName(first, env_id, 0, "ok").file_name).touch()
     campaign.run(configs, asked, reporter=Mock())
     assert "1 trial of 1 to run had been measured before, but with other libraries" in capsys.readouterr().out
+
+
+def test_a_search_with_checkpoints_in_host_memory_starts_from_what_of_it_is_free(
+    make_config, monkeypatch, tmp_path, capsys
+):
+    """Ranks and other programs have some of it already, and a rank that finds too little ends its trial."""
+    options = {"activation_checkpointing": "selective", "checkpoint_offload": True, "loss_tile_tokens": 2048}
+    config = make_config(
+        **{f"workload__{name}": value for name, value in options.items()},
+        workload="train_step",
+        model="qwen3_4b",
+        kernel="cudnn",
+        hardware="h200",
+        fabric="nvlink",
+        dtype="bfloat16",
+    )
+    two = Gpus("580", tuple(Gpu("NVIDIA H200", f"GPU-{n}", 140 * 2**30, (9, 0)) for n in range(2)))
+    monkeypatch.setattr(hardware, "gpus", lambda: two)
+    monkeypatch.setattr(hardware, "host_bytes", lambda: 252 * 2**30)
+
+    def start(free_gib):
+        monkeypatch.setattr(hardware, "free_host_bytes", lambda: free_gib * 2**30)
+        asked = SearchConfig(resolution=0.04, max_probes=16, start=None, longest=None)
+        campaign.run([], settings(results_root=str(tmp_path), plan_only=True, search=asked), Mock(), [Search(config)])
+        (tokens,) = re.findall(r"from ([\d,]+) tokens", capsys.readouterr().out)
+        return int(tokens.replace(",", ""))
+
+    less = start(free_gib=230)
+    assert less < start(free_gib=252)
+    assert memory.held_on_host_bytes(replace(config, seq_len=less)) < 230 * 2**30
 
 
 def test_attempts_are_bounded():

@@ -1,17 +1,22 @@
 """What a step computes, counted: products by their shapes and dtypes, calls of the kernel, updated parameters."""
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from sp_bench import kernels
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs.training import expected_work
 from sp_bench.costs.work import ExpectedWork, KernelCalls
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import CountedKernel, Ledger
 from sp_bench.measure.work import Work, columns
+from sp_bench.training import cross_entropy
 
 BF16 = torch.bfloat16
 
@@ -106,6 +111,24 @@ def test_an_mlp_and_a_norm_that_torch_runs_call_by_call_are_seen() -> None:
     with Ledger() as book:
         nn.RMSNorm(4)(nn.functional.silu(torch.ones(2, 4)))
     assert book.work.eager_ops == {"aten::silu": 1, "aten::rsqrt": 1}
+
+
+@pytest.mark.parametrize("way", [None, cross_entropy.with_gradient])
+def test_tiles_of_the_loss_that_are_not_compiled_are_seen(way: cross_entropy.WithGradient | None) -> None:
+    hidden, weight, labels = torch.ones(1, 6, 4), torch.ones(8, 4), torch.zeros(1, 6, dtype=torch.int64)
+    with Ledger() as book:
+        cross_entropy.tiled(hidden, weight, labels, divisor=6, tile_tokens=3, compiled=way)
+    assert book.work.eager_ops == {"aten::_log_softmax": 2}
+
+
+def test_where_the_loss_is_to_be_compiled_it_may_not_run_call_by_call(make_config: Callable[..., TrialConfig]) -> None:
+    def replaced(**options: Any) -> tuple[str, ...]:
+        config = make_config(workload="train_step", **options)
+        return expected_work(config, config.seq_len, None, products=True).replaced_ops
+
+    compiled, tiles = {"workload__model_code": "compiled"}, {"workload__loss_tile_tokens": 4}
+    assert "aten::_log_softmax" in replaced(**compiled, **tiles)
+    assert not any("aten::_log_softmax" in replaced(**options) for options in ({}, compiled, tiles))
 
 
 RIGHT = Work(
