@@ -226,7 +226,9 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
         held + at_loss * kept + loss + _around_logits(config),
         held + at_last * kept + layer,
         held + at_first * kept + layer + state - of_root - of_block,
-        4 * state + root * (2 * element + 4) + _around_logits(config),
+        # What belongs to no layer is whole, as are its gradients in fp32. As they were made they are there until they
+        # are copied, and this rank's part of their sum is there after that.
+        4 * state + root * (element + 4) + max(root * element - of_root, 0),
         copies * state,
     )
 
