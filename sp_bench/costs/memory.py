@@ -140,7 +140,7 @@ class Peak(NamedTuple):
     loss: float  # around the logits: all that is kept, and one tile of logits
     last_layer: float  # its backward: all that is kept, and what that layer computes again
     first_layer: float  # its backward: the gradients of all others, not yet its own, and what it computes again
-    reduce: float  # at the end of the backward: all gradients, and embedding and head with their whole ones
+    reduce: float  # at the end of the backward: all gradients, and whole ones of embedding and head
     update: float  # parameters, gradients and moments
 
     @property
@@ -212,23 +212,25 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     ranks = config.sp_size * config.dp_shard_size
     state, of_root, of_block = _stored_bytes(config) / ranks, 4 * root / ranks, 4 * block / ranks
+    leaving = 0.0
     if config.engine.optimizer_offload is not None:
-        state = of_root = of_block = 0  # parameters, gradients and moments are in host memory
+        leaving = of_block  # a layer's gradients on their way to the host, while the next one computes
+        state = of_root = of_block = 0  # parameters, gradients and moments are there
     held = 3 * state + root * element  # parameters and moments
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last, at_first = (1, min(2, layers), min(2, layers)) if offloads else (layers, layers, 1)
     head, loss = _head_elements(config), _fsdp2_loss_bytes(config, tiles_overlap)
-    layer = head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
+    layer = leaving + head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
     if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
         layer += 3 * model.hidden_size * model.intermediate_size * 4
     return Peak(
         held + at_loss * kept + loss + _around_logits(config),
         held + at_last * kept + layer,
         held + at_first * kept + layer + state - of_root - of_block,
-        # What belongs to no layer is whole, as are its gradients in fp32. As they were made they are there until they
-        # are copied, and this rank's part of their sum is there after that.
-        4 * state + root * (element + 4) + max(root * element - of_root, 0),
+        # Parameters are no longer whole. Gradients of what belongs to no layer are, in fp32. Beside these are first the
+        # gradients as they were made, and then this rank's part of their sum.
+        4 * state - of_root + max(root * (element + 4), root * 4 + of_root),
         copies * state,
     )
 

@@ -68,7 +68,7 @@ def committed() -> list[Cell]:
 def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
     cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
-    assert len(steps) >= 145
+    assert len(steps) >= 153
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
@@ -103,7 +103,7 @@ def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committe
         "hf_trainer": 2,
         "trl_sft": 12,
         "hf_fsdp2": 5,
-        "megatron": 6,
+        "megatron": 7,
     }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
@@ -139,7 +139,7 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_belo
             config = parse(TrialConfig, json.loads(ran["config"]))
             held = memory.held_on_host_bytes(config) / config.world_size
             ratios.append(held / (ran["max_peak_host_bytes"] - process))
-    assert len(ratios) >= 19
+    assert len(ratios) >= 20
     assert 0.89 < min(ratios) <= max(ratios) < 1
 
 
