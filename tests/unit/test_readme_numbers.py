@@ -724,28 +724,107 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
     assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
 
 
-# The table of docs/METHODS.md under "Every library on each kernel".
+# The tables of docs/METHODS.md under "The full training step" and "Every library on each kernel".
+
+# Model, tokens and what is recomputed -> campaign, and what else is asked of its cells.
+FULL_STEPS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Qwen3-4B, 16,384, `selective`": ("h200x2_step_methods_4", {"seq_len": 16384}),
+    "Qwen3-4B, 32,768, `selective`": ("h200x2_step_methods_2", {}),
+    "Qwen3-4B, 32,768, `full`": ("h200x2_step_methods", {**SHORT, "activation_checkpointing": "full"}),
+    "Qwen3-4B, 65,536, `selective`": ("h200x2_step_methods_3", {}),
+    "Qwen3-4B, 65,536, `full`": ("h200x2_step_methods", {"seq_len": 65536, "activation_checkpointing": "full"}),
+    "Qwen3-4B, 131,072, `selective`": ("h200x2_step_long_2", LONG),
+    "the same, another machine": ("h200x2_step_methods_4", LONG),
+    "Llama-3-8B, 32,768, `selective`": ("h200x2_step_methods_6", {"activation_checkpointing": "selective"}),
+    "Llama-3-8B, 32,768, `full`": ("h200x2_step_methods_6", {"activation_checkpointing": "full"}),
+}
 
 
-def lines_of_libraries() -> list[str]:
-    """What the table says of each: ms a step on each kernel, bytes sent, and peak memory on the first kernel it has."""
-    found: dict[str, dict[str, Cell]] = {}
-    for each in ranked(campaign("h100x2_libraries")):
-        found.setdefault(words.method(each), {})[each.asked["kernel"]] = each
+def full_steps(campaign_and_asked: tuple[str, dict[str, Any]]) -> list[Cell]:
+    """Fastest first. Ulysses in chunks of heads is left out."""
+    name, asked = campaign_and_asked
+    found = ranked([each for each in campaign(name) if each.ok and is_asked(each, asked)])
+    return [each for each in found if each.asked["head_chunks"] in (None, 1)]
+
+
+def of_kernels_ms(cell: Cell, part: str, over_ranks: Callable[[Iterable[float]], float]) -> str:
+    """Of the profiled step; "-" of rows that are older than that."""
+    profiled = [row["kernel_ms"] for row in cell.measured if row["kernel_ms"] is not None]
+    return whole(median(over_ranks(rank[part] for rank in ranks) for ranks in profiled)) if profiled else "-"
+
+
+def lines_of_full_steps() -> list[str]:
     lines = []
-    for name, on in sorted(found.items(), key=lambda item: any(cell.is_library for cell in item[1].values())):
-        cells = [on.get(kernel["kernel"]) for kernel in (FA4, CUDNN, FA2)]
-        there = [each for each in cells if each is not None]
-        sent = shared(number((each.communication.counted_bytes or 0) / GIB) for each in there)
-        times_ms = [ms(each) if each is not None else "-" for each in cells]
-        lines.append(f"| {' | '.join([name, *times_ms, sent, gib(there[0])])} |")
+    for name, found in FULL_STEPS.items():
+        for each in (steps := full_steps(found)):
+            attention, sent = of_kernels_ms(each, "attention", mean), of_kernels_ms(each, "exposed_messages", min)
+            over = "" if each is steps[0] else ratio(each, steps[0])
+            first = [name if each is steps[0] else "", words.method(each), ms(each), over, f"{each.mfu:.3f}"]
+            lines.append(f"| {' | '.join([*first, attention, sent, gib(each), str(len(each.step_ms))])} |")
     return lines
 
 
-def test_methods_says_what_the_rows_give_of_each_library_on_each_kernel():
-    text = (ROOT / "docs/METHODS.md").read_text("utf-8")
-    below = text.split("## Every library on each kernel\n")[1].split("\n## ")[0]
-    assert [each for each in below.splitlines() if each.startswith("| ")][1:] == lines_of_libraries()
+def section(title: str) -> str:
+    return (ROOT / "docs/METHODS.md").read_text("utf-8").split(f"{title}\n")[1].split("\n#")[0]
+
+
+def table_below(title: str) -> list[str]:
+    return [each for each in section(title).splitlines() if each.startswith("| ")][1:]
+
+
+def test_methods_says_what_the_rows_give_of_the_full_step():
+    title = "## The full training step"
+    assert table_below(title) == lines_of_full_steps()
+    most = max(ratio_of_medians(steps[-1], steps[0]) for steps in map(full_steps, FULL_STEPS.values()))
+    assert f"**The three tie, within {100 * most - 100:.1f}%" in section(title)
+
+
+LIBRARIES = {  # below which title -> campaign, and what else is asked of its cells
+    "### 131,072 tokens, 32/8 heads, H100s": ("h100x2_libraries", {}),
+    "### 131,072 tokens, 32/32 heads, H200s": ("h200x2_libraries", {**LONG, "num_kv_heads": 32}),
+    "### 32,768 tokens, 32/8 heads, H200s": ("h200x2_libraries", {**SHORT, "num_kv_heads": 8}),
+    "### 32,768 tokens, 32/32 heads, H200s": ("h200x2_libraries", {**SHORT, "num_kv_heads": 32}),
+}
+
+
+def of_libraries(name: str, asked: dict[str, Any]) -> list[Cell]:
+    """Ours and theirs, fastest first."""
+    return ranked([each for each in campaign(name) if is_asked(each, asked)])
+
+
+def lines_of_libraries(name: str, asked: dict[str, Any]) -> list[str]:
+    """Of each: ms a step on each kernel, bytes sent, and peak memory on the first kernel it has."""
+    found: dict[str, dict[str, Cell]] = {}
+    for each in of_libraries(name, asked):
+        found.setdefault(words.method(each), {})[each.asked["kernel"]] = each
+    lines = []
+    for library, on in sorted(found.items(), key=lambda item: any(cell.is_library for cell in item[1].values())):
+        cells = [on.get(kernel["kernel"]) for kernel in (FA4, CUDNN, FA2)]
+        there = [each for each in cells if each is not None]
+        sent = shared(number((each.communication.counted_bytes or 0) / GIB) for each in there)
+        times_ms = [number(each.median_step_ms or 0) if each is not None else "-" for each in cells]
+        lines.append(f"| {' | '.join([library, *times_ms, sent, gib(there[0])])} |")
+    return lines
+
+
+@pytest.mark.parametrize("title", LIBRARIES)
+def test_methods_says_what_the_rows_give_of_each_library_on_each_kernel(title):
+    assert table_below(title) == lines_of_libraries(*LIBRARIES[title])
+
+
+def test_methods_says_by_how_much_ours_and_the_next_library_are_behind_in_each_column():
+    ours_behind, next_behind = [], []
+    for name, asked in LIBRARIES.values():
+        for kernel in (FA4, CUDNN, FA2):
+            first, *_ = cells = of_libraries(name, asked | kernel)
+            ours = next(each for each in cells if not each.is_library)
+            ours_behind.append(ratio_of_medians(ours, first))
+            theirs = next(each for each in cells if each.asked["variant"] == "p2p")
+            next_behind.append(ratio_of_medians(theirs, ours))
+    said = " ".join(section("## Every library on each kernel").split())
+    behind = f"within {100 * max(ours_behind) - 100:.1f}% of it"
+    assert f"In each of the {len(ours_behind)} columns the fastest of ours is the fastest of all, or {behind}" in said
+    assert f"TransformerEngine's ring comes next: at most {100 * max(next_behind) - 100:.1f}% behind" in said
 
 
 # The tables of docs/PACKING.md under "What was measured".
