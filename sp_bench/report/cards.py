@@ -174,11 +174,16 @@ def verdict(place: Place) -> str:
         between = " and " if len(of[TIE]) == 1 else ", "
         return f"A tie{sure}: {the_method(place.leader)}{between}{ties}.{_of_the_others(place)}"
     ahead = listed_words([f"{d.words} as fast as {the_method(d.slow)}" for d in of[AHEAD]])
-    medians = listed_words([f"{d.words} as fast as {the_method(d.slow)}" for d in of[UNPROVEN]])
+    medians = listed_words([_by_medians(d) for d in of[UNPROVEN]])
     tied = f" and ties with {ties}" if ties else ""
     if not ahead:
         return f"{leader} has the lowest median{tied}: {medians} (no interval)."
     return f"{leader} is {ahead}{tied}{f'; by medians {medians}' if medians else ''}."
+
+
+def _by_medians(difference: Difference) -> str:
+    told = f"{difference.words} as fast as {the_method(difference.slow)}"
+    return f"{told} (their replicates overlap)" if difference.overlaps else told
 
 
 def _of_the_others(place: Place) -> str:

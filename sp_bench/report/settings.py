@@ -51,6 +51,11 @@ class Difference:
         return AHEAD if self.paired.interval.low > 1 else TIE
 
     @property
+    def overlaps(self) -> bool:
+        """Whether a replicate of `slow` was no slower than one of `fast`."""
+        return min(self.slow.step_ms.values()) <= max(self.fast.step_ms.values())
+
+    @property
     def words(self) -> str:
         """1.03x [1.01, 1.04]."""
         return self.paired.words if self.paired else times(self.ratio)

@@ -115,6 +115,9 @@ def test_one_replicate_is_never_bold() -> None:
     told = first_card([on_gpus(median_ms=10.0, **ULYSSES), on_gpus(median_ms=20.0)])
     assert told.verdict == "Ulysses has the lowest median: 2.00x as fast as the contiguous ring (no interval)."
     assert not told.proven
+    again = [on_gpus(median_ms=18.0, replicate=1, **ULYSSES), on_gpus(median_ms=17.0, replicate=1)]
+    told = first_card([on_gpus(median_ms=10.0, **ULYSSES), on_gpus(median_ms=20.0), *again])
+    assert "as fast as the contiguous ring (their replicates overlap) (no interval)" in told.verdict
     page = page_of([on_gpus(median_ms=10.0, **ULYSSES), on_gpus(median_ms=20.0)])
     assert "<b>" not in page.html
     assert 'class="best"' not in page.html
