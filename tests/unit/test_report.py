@@ -287,6 +287,13 @@ def test_the_parts_of_steps_that_do_the_same_are_in_ms_and_of_others_shares(seq_
         )
 
 
+def test_a_step_whose_optimizer_is_on_the_host_has_a_part_for_it() -> None:
+    found = cells_of([trained(("selective", 0.8)), trained(("full", 0.6), optimizer_ms=25.0)])
+    steps, _ = draw(settings(found), found, only=["steps"])
+    lines = list(csv.DictReader(steps.files["csv"].decode().splitlines()))
+    assert sorted(float(line["optimizer_ms"]) for line in lines) == [0, 25]
+
+
 def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cells_of([on_gpus(median_ms=ms, **m) for ms, m in ((10.0, ULYSSES), (11.0, {}), (12.0, GATHER))])
     (whole,) = draw(settings(found), found, only=["throughput"])

@@ -29,6 +29,7 @@ KERNELS = {
     "exposed_host_copies": ("copies from or to the host that nothing hides", "#AA3377"),
     "idle": ("nothing runs", "#DDDDDD"),
 }
+HOST = {"optimizer_ms": ("AdamW on the host, after the last kernel", "#228833")}  # of the timed steps
 PHASES = {
     "forward": ("forward", "#4477AA"),
     "recompute": ("recomputation", "#EE6677"),
@@ -65,6 +66,9 @@ def _plot(
     if not found:
         return None
     kernels = column == "kernel_ms"
+    if kernels and any(cell.middle("optimizer_ms") for _, cell, _ in found):
+        shown = {**shown, **HOST}
+        found = [(s, cell, {**parts, "optimizer_ms": cell.middle("optimizer_ms") or 0.0}) for s, cell, parts in found]
     in_ms = len({of_place(cell) for _, cell, _ in found}) == 1  # the same work on as many GPUs: times can be compared
     bars = [_bar(*each, in_ms=in_ms, with_limit=kernels) for each in found]
     figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", look)
