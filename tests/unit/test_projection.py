@@ -496,3 +496,35 @@ def test_the_docs_have_where_a_search_would_start_on_gpus_of_80_gib():
     written = Path("docs/PROJECTION.md").read_text()
     missing = [line for line in (*rungs, *methods) if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
+
+
+# Tokens, and GB of the device, in files of Arctic Long Sequence Training: docs/PROJECTION.md names them.
+PUBLISHED = {
+    "optimizer in host memory, whole layers recomputed": (65_000, 137.36),
+    "+ loss in tiles": (300_000, 134.96),
+    "+ checkpoints in host memory": (650_000, 126.81),
+    "+ MLP in tiles": (1_200_000, 136.15),
+}
+OF_H200 = int(139.8 * GIB)
+
+
+def predicted_edge(search: Search, host_gib: int) -> str:
+    found, of_device = (search.guess(OF_H200, host, None) for host in (host_gib * GIB, None))
+    return f"{found // 1000:,}K{' (host)' if found < of_device else ''}"
+
+
+def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
+    searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
+    refused = searches[-1]
+    lines = []
+    for (rung, (tokens, gb)), one, two in zip(PUBLISHED.items(), searches[:4], searches[4:8], strict=True):
+        theirs = Search(replace(one.config, model=refused.config.model))
+        ours = f"{memory.peak(theirs.at(tokens)).bytes / GIB:.0f}", f"{theirs.guess(OF_H200, None, None) // 1000:,}K"
+        edges = predicted_edge(one, 128), predicted_edge(two, 256)
+        lines.append(f"| {' | '.join([rung, f'{tokens // 1000:,}K', f'{gb:.0f}', *ours, *edges])} |")
+    written = Path("docs/PROJECTION.md").read_text()
+    missing = [line for line in lines if line not in written]
+    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
+    held = memory.held_on_host_bytes(refused.at(refused.shortest)) / GIB
+    assert f"{held:.0f} GiB of host memory before a process has any" in written
+    assert refused.guess(OF_H200, 128 * GIB, None) == 0
