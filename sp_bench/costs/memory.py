@@ -229,8 +229,8 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
         held + at_last * kept + layer,
         held + at_first * kept + layer + state - of_root - of_block,
         # Parameters are no longer whole. Gradients of what belongs to no layer are, in fp32. Beside these are first the
-        # gradients as they were made, and then this rank's part of their sum.
-        4 * state - of_root + max(root * (element + 4), root * 4 + of_root),
+        # gradients as they were made, and then this rank's part of their sum. One rank alone divides into a new tensor.
+        4 * state - of_root + max(root * (element + 4), root * (8 if ranks == 1 else 4) + of_root),
         copies * state,
     )
 
