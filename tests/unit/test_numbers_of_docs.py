@@ -1,8 +1,8 @@
-"""The results of README.md and the measured tables of docs/PACKING.md, held to the committed rows.
+"""The results of README.md, docs/ANSWERS.md, docs/METHODS.md and docs/PACKING.md, held to the committed rows.
 
-Each function computes the numbers of one line of README.md with the report's own code and yields the words that the
-line must have. A number of an answer that nobody yields fails too. The commits of a line are not checked: rows that
-were measured in a copy of the tree name another one.
+Each function computes the numbers of one line, or of a passage of README.md, with the report's own code and yields the
+words that it must have. A number of an answer that nobody yields fails too. The commits of a line are not checked:
+rows that were measured in a copy of the tree name another one.
 """
 
 import math
@@ -153,6 +153,11 @@ def draws(document_len: int) -> list[Draw]:
     return [Draw(drawn, seed) for seed in range(1, 9)]
 
 
+def zigzag_rings() -> list[float]:
+    """By pack of both kinds: their time over that of Ulysses in 4 chunks."""
+    return [each for pack in draws(4096) + draws(1024) for each in pack.over_chunks("ring", layout="zigzag")]
+
+
 def behind_fastest(packs: Iterable[Draw]) -> list[float]:
     """Of Ulysses in 4 chunks, by pack: by how much it is slower than the fastest."""
     return [ratio_of_medians(pack.chunks, pack.cells[0]) - 1 for pack in packs]
@@ -180,7 +185,7 @@ def of_one(pack: Cell, one: Cell) -> tuple[float, float]:
     return work, ratio_of_medians(pack, one)
 
 
-# Numbers as README.md writes them.
+# Numbers as the pages write them.
 
 
 def ratio(slow: Cell, fast: Cell) -> str:
@@ -212,9 +217,13 @@ def gib(cell: Cell) -> str:
     return f"{(cell.median_memory_bytes or 0) / GIB:.1f}"
 
 
+def seconds(cell: Cell) -> str:
+    return f"{whole((cell.median_step_ms or 0) / 1e3)} s"
+
+
 def shared(texts: Iterable[str]) -> str:
     different = sorted(set(texts))
-    assert len(different) == 1, f"README.md has one of {different} for all"
+    assert len(different) == 1, f"the page has one of {different} for all"
     return different[0]
 
 
@@ -256,6 +265,18 @@ def summary() -> Iterator[str]:
     yield "On cuDNN, which they ran on, it is {} and {}".format(*on_theirs)
     _, alike, (megatron, *_) = stacks_with_room()
     assert 1 < ratio_of_medians(megatron, alike) < 1.01
+    steps = [full_steps(each) for each in FULL_STEPS.values()]
+    most, mfu = most_behind(steps), max(each.mfu for of_one in steps for each in of_one)
+    yield f"are within {most} from 16,384 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU, and with Llama-3-8B"
+    half, million = cell("h200x2_half_million", "ulysses"), cell("h200x2_million", "ulysses")
+    yield f"A step of {whole(half.asked['seq_len'])} tokens takes {seconds(half)}"
+    yield f"one of {whole(million.asked['seq_len'])} tokens of Qwen3-0.6B {seconds(million)}"
+    ours, theirs = behind_fastest_library()
+    yield f"or within {100 * max(ours) - 100:.1f}% of it"
+    yield f"TransformerEngine's ring is at most {100 * max(theirs) - 100:.1f}% behind"
+    packs, rings = draws(4096) + draws(1024), zigzag_rings()
+    yield f"Over {len(packs)} packs it is the fastest, or within {max(behind_fastest(packs)):.1%} of it"
+    yield f"The zigzag ring takes {times(min(rings))} to {times(max(rings))} as long"
     yield f"on cuDNN its step ties with ours, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
 
 
@@ -585,8 +606,8 @@ def longest_elsewhere() -> Iterator[str]:
 def million() -> Iterator[str]:
     ulysses, ring = (cell("h200x2_million", method) for method in ("ulysses", "ring"))
     assert Difference(ulysses, ring).outcome == TIE
-    yield f"{whole(ulysses.asked['seq_len'])} tokens of Qwen3-0.6B take {whole((ulysses.median_step_ms or 0) / 1e3)} s"
-    yield f"with Ulysses and {whole((ring.median_step_ms or 0) / 1e3)} s with the zigzag ring"
+    yield f"{whole(ulysses.asked['seq_len'])} tokens of Qwen3-0.6B take {seconds(ulysses)} with Ulysses"
+    yield f"and {seconds(ring)} with the zigzag ring"
     yield f"at {ulysses.mfu:.2f} MFU"
     yield f"{gib(ulysses)} and {gib(ring)} GiB"
 
@@ -597,7 +618,7 @@ def long_steps() -> Iterator[str]:
         (cell("h200x1_long", "single"), "on one H200,"),
         (cell("h200x2_half_million", "ulysses"), "on two, with Ulysses,"),
     ):
-        took = f"in {whole((step.median_step_ms or 0) / 1e3)} s at {step.mfu:.2f} MFU, with {gib(step)} GiB"
+        took = f"in {seconds(step)} at {step.mfu:.2f} MFU, with {gib(step)} GiB"
         yield f"{whole(step.asked['seq_len'])} tokens {where} {took}"
 
 
@@ -655,7 +676,7 @@ def packs() -> Iterator[str]:
     drawn_alike = draws(4096) + draws(1024)
     behind = max(behind_fastest(drawn_alike))
     yield f"{len(drawn_alike)} packs of two kinds it is the fastest, or within {behind:.1%} of it"
-    rings = [ratio for pack in drawn_alike for ratio in pack.over_chunks("ring", layout="zigzag")]
+    rings = zigzag_rings()
     yield f"the zigzag ring takes {times(min(rings))} to {times(max(rings))} as long"
     yield f"the {len(drawn_alike)} packs {replicates(*campaign(DRAWS))}, d03be24"
 
@@ -715,40 +736,41 @@ def unsampled() -> Iterator[str]:
 # What is said, and whether it is what the rows give.
 
 
-def readme() -> list[str]:
-    """Its paragraphs; no word is bold."""
-    return (ROOT / "README.md").read_text("utf-8").replace("**", "").split("\n\n")
+def paragraphs() -> list[str]:
+    """Of README.md and docs/ANSWERS.md; no word is bold."""
+    pages = (ROOT / name for name in ("README.md", "docs/ANSWERS.md"))
+    return [each for page in pages for each in page.read_text("utf-8").replace("**", "").strip().split("\n\n")]
 
 
 def results() -> dict[str, str]:
-    """Where -> the line of the table of results."""
-    (table,) = (paragraph for paragraph in readme() if paragraph.startswith("| where | answer | evidence |"))
-    return {text.split(" | ")[0].removeprefix("| "): text for text in table.splitlines()[2:]}
+    """Where -> its line of the tables of docs/ANSWERS.md."""
+    tables = [each for each in paragraphs() if each.startswith("| where | answer | evidence |")]
+    return {text.split(" | ")[0].removeprefix("| "): text for table in tables for text in table.splitlines()[2:]}
 
 
 def passage(start: str) -> str:
     """The line of the results, or the paragraph, that begins so."""
-    found = [text for text in [*results().values(), *readme()] if text.removeprefix("| ").startswith(start)]
-    assert len(found) == 1, f"README.md has {len(found)} passages that begin with {start!r}"
+    found = [text for text in [*results().values(), *paragraphs()] if text.removeprefix("| ").startswith(start)]
+    assert len(found) == 1, f"{len(found)} passages begin with {start!r}"
     return " ".join(found[0].split())
 
 
 @pytest.mark.parametrize("start", LINES)
-def test_a_line_of_readme_says_what_the_rows_give(start):
+def test_a_line_says_what_the_rows_give(start):
     text, given = passage(start), [*LINES[start]()]
     missing = [said for said in given if said.casefold() not in text.casefold()]
-    assert not missing, f"README.md, {start!r}: the rows give {missing}, the text says {text!r}"
+    assert not missing, f"{start!r}: the rows give {missing}, the text says {text!r}"
     if text in results().values():
         answer = text.split(" | ")[1]
         for said in (*given, *BY_HAND):
             answer = re.sub(re.escape(said), "", answer, flags=re.IGNORECASE)
-        assert not QUANTITY.search(answer), f"README.md, {start!r}: no row was asked about the numbers in {answer!r}"
+        assert not QUANTITY.search(answer), f"{start!r}: no row was asked about the numbers in {answer!r}"
 
 
 def test_each_line_of_the_results_is_asked_of_the_rows_or_named_with_the_reason():
     named = (*LINES, *NOT_OF_ROWS)
     assert [where for where in results() if not where.startswith(named)] == []
-    text = " ".join(readme())
+    text = " ".join(paragraphs())
     assert [said for said in (*NOT_OF_ROWS, *BY_HAND) if said not in text] == []
 
 
@@ -792,6 +814,11 @@ def full_steps(campaign_and_asked: tuple[str, dict[str, Any]]) -> list[Cell]:
     return [each for each in found if each.asked["head_chunks"] in (None, 1)]
 
 
+def most_behind(steps: Iterable[Sequence[Cell]]) -> str:
+    """By how much the slowest method is behind the fastest, at most."""
+    return f"{100 * max(ratio_of_medians(each[-1], each[0]) for each in steps) - 100:.1f}%"
+
+
 def of_kernels_ms(cell: Cell, part: str, over_ranks: Callable[[Iterable[float]], float]) -> str:
     """Of the profiled step; "-" of rows that are older than that."""
     profiled = [row["kernel_ms"] for row in cell.measured if row["kernel_ms"] is not None]
@@ -820,8 +847,8 @@ def table_below(title: str) -> list[str]:
 def test_methods_says_what_the_rows_give_of_the_full_step():
     title = "## The full training step"
     assert table_below(title) == lines_of_full_steps()
-    most = max(ratio_of_medians(steps[-1], steps[0]) for steps in map(full_steps, FULL_STEPS.values()))
-    assert f"**The three tie, within {100 * most - 100:.1f}%" in section(title)
+    most = most_behind([full_steps(each) for each in FULL_STEPS.values()])
+    assert f"**The three tie, within {most}" in section(title)
 
 
 LIBRARIES = {  # below which title -> campaign, and what else is asked of its cells
