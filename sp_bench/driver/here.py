@@ -1,0 +1,46 @@
+"""What a run's trials find on this machine."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp_bench import hardware
+from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import allocation, plan
+from sp_bench.driver.plan import Trial
+from sp_bench.driver.settings import CampaignConfig
+
+
+@dataclass(frozen=True)
+class Here:
+    """This machine, for a run with these settings."""
+
+    settings: CampaignConfig
+    gpus: hardware.Gpus | None  # None: no NVIDIA driver, or no trial asks for GPUs
+
+    @property
+    def smallest_gpu_bytes(self) -> int | None:
+        return min((gpu.memory_bytes for gpu in self.gpus.devices), default=None) if self.gpus else None
+
+    @property
+    def device_name(self) -> str | None:
+        return self.gpus.devices[0].name if self.gpus and self.gpus.devices else None
+
+    def plan(self, configs: Sequence[TrialConfig], replicates: int) -> list[Trial]:
+        return plan.plan(
+            configs,
+            replicates,
+            self.settings.order_seed,
+            num_gpus=len(self.gpus.devices) if self.gpus else None,
+            host_bytes=hardware.host_bytes(),
+            device_name=self.device_name,
+            measure_s=self.settings.deadlines.measure,
+            warmup_s=self.settings.deadlines.warmup,
+            num_hosts=allocation.here().num_hosts,
+        )
+
+    def refusal(self, config: TrialConfig) -> str | None:
+        """Why a trial would not run here, or without GPUs here, on any machine that has them."""
+        if self.device_name is None and config.hardware.device == "cuda":
+            return plan.reason_anywhere(config, self.settings.deadlines.measure, self.settings.deadlines.warmup)
+        (trial,) = self.plan([config], 1)
+        return trial.unsupported_reason
