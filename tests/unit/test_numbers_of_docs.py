@@ -238,6 +238,7 @@ def replicates(*cells: Cell) -> str:
 
 @line("- Long shards on NVLink: it hardly matters.")
 def summary() -> Iterator[str]:
+    yield f"on cuDNN the ring is {ring_on_cudnn()[0]} as fast"
     yield f"On 4, Ulysses is {lead(ring_over_ulysses(sp_size=4, **LONG, **FA4))} faster on FlashAttention-4"
     yield next(iter(short_shards())).removesuffix(" in the zigzag layout")
     yield next(words for words in slower_fabrics() if words.endswith("as fast as Ulysses in 4 chunks of heads"))
@@ -259,12 +260,16 @@ def summary() -> Iterator[str]:
     assert sorted(many) == sorted(slower_on_four(32, (*channels, *of_host), **LONG))
     yield f"at 131,072 tokens, Ulysses is {span(many)} as fast on channels and through host memory"
     best, alike, (megatron, *others) = best_of_stacks()
+    assert len(others) == 3
     times_as_fast = (span(ratio_of_medians(each, best) for each in some) for some in ([megatron], others))
     yield "{} as fast as Megatron's and {} as fast as Hugging Face's".format(*times_as_fast)
     on_theirs = (span(ratio_of_medians(each, alike) for each in some) for some in ([megatron], others))
     yield "On cuDNN, which they ran on, it is {} and {}".format(*on_theirs)
     _, alike, (megatron, *_) = stacks_with_room()
     assert 1 < ratio_of_medians(megatron, alike) < 1.01
+    kept = [cell("h200x2_step_methods_3", method) for method in ("ulysses", "ring")]
+    yield f"Ulysses keeps one output more: {gib(kept[0])} against {gib(kept[1])} GiB at 65,536 tokens"
+    assert all("transient" in each.flags for each in others if span([ratio_of_medians(each, best)]) == "1.41x")
     steps = [full_steps(each) for each in FULL_STEPS.values()]
     most, mfu = most_behind(steps), max(each.mfu for of_one in steps for each in of_one)
     yield f"are within {most} from 16,384 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU, and with Llama-3-8B"
@@ -287,6 +292,12 @@ def slower_on_four(num_kv_heads: int, fabrics: Sequence[str], **asked: Any) -> l
     return [ratio for each in found if each.first.asked["fabric"] in fabrics for ratio in each.ratios.values()]
 
 
+def ring_on_cudnn() -> tuple[str, int]:
+    """How many times as fast as Ulysses it is on 2 GPUs, and in how many campaigns."""
+    found = [1 / each for each in ring_over_ulysses(sp_size=2, **LONG, **CUDNN).ratios.values()]
+    return span(found, 3), len(found)
+
+
 @line("NVLink, 2 GPUs, 131,072 tokens")
 def two_gpus() -> Iterator[str]:
     name = "h200x2_headline"
@@ -297,8 +308,7 @@ def two_gpus() -> Iterator[str]:
     shares = sorted(Difference(each, alone).ratio for each in cells)
     yield f"Each reaches {shares[0]:.2f} to {shares[-1]:.2f} of the speed of the kernel alone"
     yield f"FlashAttention-4, {replicates(*cells, alone)}"
-    cudnn = [1 / each for each in ring_over_ulysses(sp_size=2, **LONG, **CUDNN).ratios.values()]
-    yield f"On cuDNN the ring is {span(cudnn, 3)} as fast as Ulysses in {len(cudnn)} campaigns"
+    yield "the ring is {} as fast as Ulysses in {} campaigns".format(*ring_on_cudnn())
     of_h100 = cell("h100x2_libraries", "ulysses", **FA4, head_chunks=1), cell("h100x2_libraries", "ring", **FA4)
     yield f"on H100s it is {ratio(*of_h100)} on FlashAttention-4 too"
     yield f"on H100s {replicates(*of_h100)}"
@@ -385,8 +395,10 @@ def stacks() -> Iterator[str]:
     yield f"{ms(best)} against {', '.join(map(ms, theirs[:-1]))} and {ms(theirs[-1])} ms"
     first, *both, last = (ratio(each, alike) for each in theirs)
     yield f"On cuDNN, which theirs ran on, ours takes {ms(alike)} ms: it leads by {first}, {shared(both)} and {last}"
-    (steps_ms,) = (row["step_ms"] for row in theirs[1].measured)
-    yield f"The steps of `trl_sft` took {whole(min(steps_ms))} to {whole(max(steps_ms))} ms"
+    (trl,), (deepspeed,) = ([row["step_ms"] for row in each.measured] for each in theirs[1:3])
+    yield f"The steps of `trl_sft` took {whole(min(trl))} to {whole(max(trl))} ms"
+    yield f"those of `hf_deepspeed` {whole(min(deepspeed))} to {whole(max(deepspeed))}; both rows are flagged"
+    assert all("transient" in each.flags for each in theirs[1:3])
     selective = {"engine": "megatron", "activation_checkpointing": "selective"}
     assert [each.statuses for each in campaign("h100x2_engines") if is_asked(each, selective)] == [["oom"], ["oom"]]
     yield "Megatron's own selective recomputation ran out of memory"
@@ -432,7 +444,7 @@ def stacks_at_65536() -> Iterator[str]:
     ring, beside = (cell("h200x2_engines_2", method) for method in ("transformer_engine", "ulysses"))
     assert Difference(ring, beside).outcome == TIE
     took = f"{ms(ring)} ms and {gib(ring)} GiB, and ours {ms(beside)} ms and {gib(beside)}"
-    yield f"On another machine Megatron with TransformerEngine's ring takes {took}: a tie, too"
+    yield f"On another machine Megatron with TransformerEngine's ring takes {took}"
 
 
 @line("A slower fabric, 2 GPUs")
@@ -638,8 +650,10 @@ def ladder() -> Iterator[str]:
     yield f"With the loss in tiles it takes {took(tiles)}, with compiled layers and loss {took(fastest)}"
     yield f"at {fastest.mfu:.2f} MFU"
     yield f"Recomputing all but attention takes {took(selective)}, whole layers {took(full)}"
-    yield f"With the optimizer in host memory that becomes {took(optimizer)}"
-    yield f"with the checkpoints there, too, {took(all_on_host)}"
+    on_host = [f"{(each.largest('max_peak_host_bytes') or 0) / GIB:.1f} GiB" for each in (optimizer, all_on_host)]
+    yield f"With the optimizer in host memory that becomes {took(optimizer)}, and {on_host[0]} of a rank there"
+    yield f"with the checkpoints there, too, {took(all_on_host)}, and {on_host[1]} there"
+    assert plain.flags == ["allocator_retried"]
     yield f"two steps of {replicates(plain, tiles, fastest, selective, full, optimizer, all_on_host)}"
 
 
@@ -819,17 +833,31 @@ def most_behind(steps: Iterable[Sequence[Cell]]) -> str:
     return f"{100 * max(ratio_of_medians(each[-1], each[0]) for each in steps) - 100:.1f}%"
 
 
-def of_kernels_ms(cell: Cell, part: str, over_ranks: Callable[[Iterable[float]], float]) -> str:
-    """Of the profiled step; "-" of rows that are older than that."""
-    profiled = [row["kernel_ms"] for row in cell.measured if row["kernel_ms"] is not None]
-    return whole(median(over_ranks(rank[part] for rank in ranks) for ranks in profiled)) if profiled else "-"
+def profiles(cell: Cell) -> list[Any]:
+    """None of rows that are older than that."""
+    return [row["kernel_ms"] for row in cell.measured if row["kernel_ms"] is not None]
+
+
+def kernels_ms(cell: Cell, part: str, over_ranks: Callable[[Iterable[float]], float]) -> float:
+    """Of the profiled step."""
+    return median(over_ranks(rank[part] for rank in ranks) for ranks in profiles(cell))
+
+
+def beside_ulysses() -> Iterator[tuple[Cell, Cell]]:
+    """Ulysses and another method of the full steps that were profiled."""
+    for steps in map(full_steps, FULL_STEPS.values()):
+        (ulysses,) = (each for each in steps if each.asked["method"] == "ulysses")
+        yield from ((ulysses, each) for each in steps if each is not ulysses and profiles(each))
 
 
 def lines_of_full_steps() -> list[str]:
     lines = []
     for name, found in FULL_STEPS.items():
         for each in (steps := full_steps(found)):
-            attention, sent = of_kernels_ms(each, "attention", mean), of_kernels_ms(each, "exposed_messages", min)
+            attention, sent = "-", "-"
+            if profiles(each):
+                attention = whole(kernels_ms(each, "attention", mean))
+                sent = whole(kernels_ms(each, "exposed_messages", min))
             over = "" if each is steps[0] else ratio(each, steps[0])
             first = [name if each is steps[0] else "", words.method(each), ms(each), over, f"{each.mfu:.3f}"]
             lines.append(f"| {' | '.join([*first, attention, sent, gib(each), str(len(each.step_ms))])} |")
@@ -849,6 +877,13 @@ def test_methods_says_what_the_rows_give_of_the_full_step():
     assert table_below(title) == lines_of_full_steps()
     most = most_behind([full_steps(each) for each in FULL_STEPS.values()])
     assert f"**The three tie, within {most}" in section(title)
+    sent, attention = [], []
+    for ulysses, other in beside_ulysses():
+        sent.append(kernels_ms(ulysses, "exposed_messages", min) - kernels_ms(other, "exposed_messages", min))
+        attention.append(kernels_ms(other, "attention", mean) - kernels_ms(ulysses, "attention", mean))
+    said = " ".join(section(title).split())
+    assert f"Of Ulysses {min(sent):.0f} to {max(sent):.0f} ms more of messages are not hidden" in said
+    assert f"all-gather take {min(attention):.0f} to {max(attention):.0f} ms longer" in said
 
 
 LIBRARIES = {  # below which title -> campaign, and what else is asked of its cells

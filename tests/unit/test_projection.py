@@ -461,6 +461,7 @@ ON_HOST = 4  # from this rung on
 BY_METHOD = (
     *("Ulysses", "ring", "all-gather", "UPipe, one head a rank at a time"),
     "all-gather, one KV head at a time",
+    *("ring, `selective`", "all-gather, `selective`"),
 )
 
 

@@ -41,7 +41,7 @@ MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
 PROFILED = (
     "The mark is the timed step, which had no profiler. The profiler slows the host, so where the host is late, "
-    "messages wait and nothing runs for longer than in the timed step."
+    "messages wait longer, and the part in which nothing runs is longer, than in the timed step."
 )
 LIMIT = (
     "The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
