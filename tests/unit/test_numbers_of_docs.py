@@ -272,9 +272,11 @@ def summary() -> Iterator[str]:
     assert all("transient" in each.flags for each in others if span([ratio_of_medians(each, best)]) == "1.41x")
     steps = [full_steps(each) for each in FULL_STEPS.values()]
     most, mfu = most_behind(steps), max(each.mfu for of_one in steps for each in of_one)
-    yield f"are within {most} from 16,384 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU, and with Llama-3-8B"
+    numbers = replicates(*(each for of_one in steps for each in of_one))
+    yield f"are within {most} from 16,384 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU"
+    yield f"and with Llama-3-8B ({numbers})"
     half, million = cell("h200x2_half_million", "ulysses"), cell("h200x2_million", "ulysses")
-    yield f"A step of {whole(half.asked['seq_len'])} tokens takes {seconds(half)}"
+    yield f"With Ulysses, a step of {whole(half.asked['seq_len'])} tokens takes {seconds(half)}"
     yield f"one of {whole(million.asked['seq_len'])} tokens of Qwen3-0.6B {seconds(million)}"
     ours, theirs = behind_fastest_library()
     yield f"or within {100 * max(ours) - 100:.1f}% of it"
