@@ -305,6 +305,18 @@ def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.Monkey
     assert [len(lines) for lines in drawn] == [3, 2]
 
 
+def test_a_figure_of_dots_says_what_lengths_and_panels_only_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [on_gpus(seq_len=n, **m) for n in (1024, 2048) for m in (ULYSSES, {})]
+    rows += [on_gpus(kernel="flash_attn", **m) for m in (ULYSSES, {})]
+    found = cells_of(rows)
+    (whole,) = draw(settings(found), found, only=["throughput"])
+    assert "Of two lengths the longer is drawn; the table has both." in whole.caption
+    assert "Panels that only" not in whole.caption
+    monkeypatch.setattr(panels, "MOST_DOTTED", 1)
+    (cut,) = draw(settings(found), found, only=["throughput"])
+    assert "Panels that only the table has: 1." in cut.caption
+
+
 def test_a_figure_holds_what_its_rows_say() -> None:
     found = cells_of(campaign())
     (ratios,) = draw(settings(found), found, only=["ratios"])

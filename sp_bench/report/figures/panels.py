@@ -167,10 +167,14 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
          interval: Callable[[Cell], tuple[float, float] | None] = lambda cell: None) -> list[Plot]:  # fmt: skip
     """One figure of the panels that have one length or two, at the longest: a line a method, values beside the dots.
     `marks`: what each dot is, the first filled; the others are drawn as they are."""
-    few = [panel.at_longest for panel in found if len(panel.lengths) < FEW]
-    shown = [panel for panel in few if len(panel.cells) > 1][:MOST_DOTTED]
-    if not shown:
+    few = [panel for panel in found if len(panel.lengths) < FEW and len(panel.at_longest.cells) > 1]
+    if not few:
         return []
+    shown = [panel.at_longest for panel in few[:MOST_DOTTED]]
+    if any(len(panel.lengths) > 1 for panel in few[:MOST_DOTTED]):
+        caption += " Of two lengths the longer is drawn; the table has both."
+    if len(few) > MOST_DOTTED:
+        caption += f" Panels that only the table has: {len(few) - MOST_DOTTED}."
     main = marks[0][1]
     heights = []
     chosen = []
