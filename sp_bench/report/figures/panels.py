@@ -117,6 +117,11 @@ def grid(look: Look, count: int, height_in: float, least_in: float = 1.9) -> tup
     return figure, list(axes[:count])
 
 
+def left_out(number_of_panels: int) -> str:
+    """What a caption says of panels beyond the most that a figure has; nothing of none."""
+    return f" Panels that only the table has: {number_of_panels}." if number_of_panels > 0 else ""
+
+
 def is_first(axis: Axes) -> bool:
     """Whether it stands in the first column of its figure."""
     spec = axis.get_subplotspec()
@@ -125,9 +130,11 @@ def is_first(axis: Axes) -> bool:
 
 def over_length(name: str, found: Sequence[Panel], value: Value, label: str, look: Look, caption: str) -> list[Plot]:
     """One figure of the panels that have three lengths or more. The y axis begins at zero."""
-    shown = [panel for panel in found if len(panel.lengths) >= FEW][:MOST_PANELS]
-    if not shown:
+    long = [panel for panel in found if len(panel.lengths) >= FEW]
+    if not long:
         return []
+    shown = long[:MOST_PANELS]
+    caption += left_out(len(long) - MOST_PANELS)
     figure, axes = grid(look, len(shown), PANEL_IN)
     handles: dict[str, Line2D] = {}
     data = []
@@ -173,8 +180,7 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
     shown = [panel.at_longest for panel in few[:MOST_DOTTED]]
     if any(len(panel.lengths) > 1 for panel in few[:MOST_DOTTED]):
         caption += " Of two lengths the longer is drawn; the table has both."
-    if len(few) > MOST_DOTTED:
-        caption += f" Panels that only the table has: {len(few) - MOST_DOTTED}."
+    caption += left_out(len(few) - MOST_DOTTED)
     main = marks[0][1]
     heights = []
     chosen = []
