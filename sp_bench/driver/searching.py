@@ -93,6 +93,7 @@ class Begun:
 
 
 def begin(search: Search, campaign: Campaign, here: Here) -> Begun:
+    """What is known of a search, by the rows of its campaign and the memory model, and what would come first here."""
     asked, gpu_bytes = campaign.settings.search, here.smallest_gpu_bytes
     bound = _bound(search, campaign, here)
     guess = search.guess(gpu_bytes, hardware.free_host_bytes() if gpu_bytes else None, asked.start)
