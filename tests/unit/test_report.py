@@ -292,6 +292,7 @@ def test_a_step_whose_optimizer_is_on_the_host_has_a_part_for_it() -> None:
     steps, _ = draw(settings(found), found, only=["steps"])
     lines = list(csv.DictReader(steps.files["csv"].decode().splitlines()))
     assert sorted(float(line["optimizer_ms"]) for line in lines) == [0, 25]
+    assert "AdamW's time on the host is of the timed steps." in steps.caption
 
 
 def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,6 +77,7 @@ def _plot(
     told = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
     if not kernels:
         return Plot("steps", name, figure, " ".join(told), data.drop(columns="line"))
+    told += ["AdamW's time on the host is of the timed steps."] if shown.keys() > KERNELS.keys() else []
     told += [PROFILED, LIMIT] if in_ms else [LIMIT]
     return Plot("steps", name, figure, " ".join(told), data.rename(columns={"line": "limit_ms" if in_ms else LIMITED}))
 
