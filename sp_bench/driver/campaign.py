@@ -21,7 +21,7 @@ from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.filling import RETRIED, fill, latest_rows, next_attempt
-from sp_bench.driver.here import Here
+from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
 from sp_bench.driver.search import Search
@@ -50,7 +50,7 @@ class _State:
     """What a campaign is before a run begins."""
 
     campaign: Campaign
-    here: Here
+    machine: Machine
     trials: list[Trial]
     rows: list[RowName | None]  # of each trial the latest
     numbers: list[int | None]  # of each trial its next attempt; None: it is done
@@ -77,25 +77,25 @@ def planned(
 def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _State:
     every = [*configs, *(search.config for search in searches)]
     kinds = {config.hardware.device for config in every}
-    here = Here(settings, hardware.gpus() if "cuda" in kinds else None)
-    require_devices(every, here.gpus, settings)
+    machine = Machine(settings, hardware.gpus() if "cuda" in kinds else None)
+    require_devices(every, machine.gpus, settings)
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
-    trials = here.plan(configs, settings.replicates)
+    trials = machine.plan(configs, settings.replicates)
     rows = latest_rows(trials, campaign)
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     num_cores = len(os.sched_getaffinity(0))
-    notes = [f"warning: {words}" for words in plan.warnings(trials, num_cores, here.smallest_gpu_bytes)]
+    notes = [f"warning: {words}" for words in plan.warnings(trials, num_cores, machine.smallest_gpu_bytes)]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
-    notes += _unknown_rates(trials, here.gpus)
+    notes += _unknown_rates(trials, machine.gpus)
     notes += _of_packs(trials)
     names = search_names([search.config for search in searches])
-    begun = [begin(search, campaign, here) for search in searches]
+    begun = [begin(search, campaign, machine) for search in searches]
     for name, each in zip(names, begun, strict=True):
         notes.append(f"search: {name}: {each.words}")
         notes += [f"warning: search: {name}: {words}" for words in each.refusals]
-    notes += _device_time(trials, numbers, begun, here)
-    return _State(campaign, here, trials, rows, numbers, notes)
+    notes += _device_time(trials, numbers, begun, machine)
+    return _State(campaign, machine, trials, rows, numbers, notes)
 
 
 def run(
@@ -121,7 +121,7 @@ def run(
         SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
     """
     state = _state(configs, settings, searches)
-    trials, rows, numbers, campaign, here = state.trials, state.rows, state.numbers, state.campaign, state.here
+    trials, rows, numbers, campaign, machine = state.trials, state.rows, state.numbers, state.campaign, state.machine
     if settings.plan_only:
         if as_json:
             print(json.dumps(plan_as_json(*state.shown), indent=1))
@@ -132,7 +132,7 @@ def run(
         print(note)
     _require_planned(only or (), trials)
 
-    searching = Searching(searches, campaign, here)
+    searching = Searching(searches, campaign, machine)
     write_plan = partial(_write_plan, campaign, list(trials), searching)
     write_plan()
     if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
@@ -141,7 +141,7 @@ def run(
     attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
     before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
     on_cpu = any(c.hardware.device == "cpu" for c in [*configs, *(search.config for search in searches)])
-    devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (here.gpus.devices if here.gpus else ()))
+    devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
@@ -292,14 +292,14 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> lis
 
 
 def _device_time(
-    trials: Sequence[Trial], numbers: Sequence[int | None], begun: Sequence[Begun], here: Here
+    trials: Sequence[Trial], numbers: Sequence[int | None], begun: Sequence[Begun], machine: Machine
 ) -> list[str]:
     """How long what is left would keep GPUs busy. Without GPUs here, as on a login node, what any machine could run
     counts."""
     left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
-    refused = {trial.cell_id: here.refusal(trial.config) for trial in left}
+    refused = {trial.cell_id: machine.refusal(trial.config) for trial in left}
     asked = [trial.config for trial in left if refused[trial.cell_id] is None]
-    listed = [seconds for config in asked if (seconds := trial_s(config, here.device_name)) is not None]
+    listed = [seconds for config in asked if (seconds := trial_s(config, machine.device_name)) is not None]
     searched = [seconds for each in begun if (seconds := each.left_s)]
     if not listed and not searched:
         return []

@@ -11,7 +11,7 @@ from sp_bench.driver import identity
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.filling import fill, latest_rows, next_attempt
-from sp_bench.driver.here import Here
+from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import search_names
 from sp_bench.driver.search import LONGEST, Course, Edge, Probe, Search, next_step, probes_ahead, so_far
@@ -30,7 +30,7 @@ class Begun:
     """A search on this machine, and what is known before it goes on."""
 
     search: Search
-    here: Here
+    machine: Machine
     course: Course
     bound: Bound | None
     tried: dict[Probe, str]  # by rows of this environment
@@ -60,9 +60,9 @@ class Begun:
         if isinstance(step := self.step, Edge):
             return 0.0
         config = self.search.at(step.seq_len, confirming=step.confirming)
-        if self.here.refusal(config) is not None:
+        if self.machine.refusal(config) is not None:
             return 0.0
-        probe_s = trial_s(config, self.here.device_name)
+        probe_s = trial_s(config, self.machine.device_name)
         return None if probe_s is None else self.left * probe_s
 
     @property
@@ -86,39 +86,39 @@ class Begun:
         not run, and why: before the others have cost anything."""
         told: dict[bool, tuple[int, str]] = {}
         for probe in sorted(self.ahead):
-            if reason := self.here.refusal(self.search.at(probe.seq_len, confirming=probe.confirming)):
+            if reason := self.machine.refusal(self.search.at(probe.seq_len, confirming=probe.confirming)):
                 told[probe.confirming] = probe.seq_len, reason
         ends = {False: "it would end at about", True: "it would end fit only, as no whole step can confirm about"}
         return [f"{ends[kind]} {seq_len:,} tokens: {reason}" for kind, (seq_len, reason) in sorted(told.items())]
 
 
-def begin(search: Search, campaign: Campaign, here: Here) -> Begun:
+def begin(search: Search, campaign: Campaign, machine: Machine) -> Begun:
     """What is known of a search, by the rows of its campaign and the memory model, and what would come first here."""
-    asked, gpu_bytes = campaign.settings.search, here.smallest_gpu_bytes
-    bound = _bound(search, campaign, here)
+    asked, gpu_bytes = campaign.settings.search, machine.smallest_gpu_bytes
+    bound = _bound(search, campaign, machine)
     guess = search.guess(gpu_bytes, hardware.free_host_bytes() if gpu_bytes else None, asked.start)
     within = asked if bound is None else replace(asked, longest=bound.longest)
-    begun = Begun(search, here, search.course(guess, within), bound, _tried(search, campaign))
+    begun = Begun(search, machine, search.course(guess, within), bound, _tried(search, campaign))
     step = begun.step
     # What this machine lacks is no matter where a search is only planned; a whole step that it refuses is no end.
-    elsewhere = here.gpus is None and search.config.hardware.device == "cuda"
+    elsewhere = machine.gpus is None and search.config.hardware.device == "cuda"
     if isinstance(step, Edge) or step.confirming or elsewhere:
         return begun
-    return replace(begun, unsupported_reason=_trial_of(step, search, here).unsupported_reason)
+    return replace(begun, unsupported_reason=_trial_of(step, search, machine).unsupported_reason)
 
 
-def _trial_of(probe: Probe, search: Search, here: Here) -> Trial:
+def _trial_of(probe: Probe, search: Search, machine: Machine) -> Trial:
     config = search.at(probe.seq_len, confirming=probe.confirming)
-    return here.plan([config], probe.replicate + 1)[probe.replicate]
+    return machine.plan([config], probe.replicate + 1)[probe.replicate]
 
 
-def _bound(search: Search, campaign: Campaign, here: Here) -> Bound | None:
+def _bound(search: Search, campaign: Campaign, machine: Machine) -> Bound | None:
     bounds = []
     if search.longest + search.multiple <= LONGEST:
         bounds.append(
             Bound(search.longest, f"a pack has at most {MAX_DOCUMENTS:,} documents; see workload.document_len")
         )
-    will_run_here = here.gpus is not None or search.config.hardware.device == "cpu"
+    will_run_here = machine.gpus is not None or search.config.hardware.device == "cpu"
     if will_run_here and (on_host := search.longest_on_host(hardware.host_bytes())) is not None:
         # Where the host holds no length, the shortest is planned, and its row says what it needs.
         bounds.append(Bound(on_host or search.shortest, "the memory of this host holds no more"))
@@ -141,9 +141,9 @@ def _tried(search: Search, campaign: Campaign) -> dict[Probe, str]:
 class Searching:
     """The searches of a run, one after the other."""
 
-    def __init__(self, searches: Sequence[Search], campaign: Campaign, here: Here) -> None:
+    def __init__(self, searches: Sequence[Search], campaign: Campaign, machine: Machine) -> None:
         self._searches = dict(zip(search_names([each.config for each in searches]), searches, strict=True))
-        self._campaign, self._here = campaign, here
+        self._campaign, self._machine = campaign, machine
         self.edges: dict[str, Edge | None] = dict.fromkeys(self._searches)  # as far as this run knows
         self.probed: dict[str, Trial] = {}  # by trial_id
         self.said: list[str] = []  # of each that came to its end or was stopped by its settings
@@ -154,7 +154,7 @@ class Searching:
 
     def left(self) -> list[int]:
         """Of each, about how many probes."""
-        return [begin(search, self._campaign, self._here).left for search in self._searches.values()]
+        return [begin(search, self._campaign, self._machine).left for search in self._searches.values()]
 
     def run(self, driver: Driver, left: Sequence[int], listed: Collection[str], write: Callable[[], None]) -> None:
         """left: as it was before the listed trials ran. listed: trial_ids of the trials of this run that are of no
@@ -167,16 +167,16 @@ class Searching:
 
     def _run(self, name: str, driver: Driver, listed: Collection[str], write: Callable[[], None]) -> Edge:
         """Run the trials of a search, but for those that have rows. Returns where the edge is."""
-        search, here, campaign, progress = self._searches[name], self._here, self._campaign, driver.progress
-        begun = begin(search, campaign, here)
+        search, machine, campaign, progress = self._searches[name], self._machine, self._campaign, driver.progress
+        begun = begin(search, campaign, machine)
         course, statuses, known = begun.course, dict(begun.tried), begun.known
         reason: str | None = None  # why the last probe was refused
         for probe, status in begun.tried.items():
-            if (trial := _trial_of(probe, search, here)).trial_id not in {*listed, *self.probed}:
+            if (trial := _trial_of(probe, search, machine)).trial_id not in {*listed, *self.probed}:
                 progress.know(status)
             self.probed[trial.trial_id] = trial
         while isinstance(step := next_step(statuses, course, known), Probe):
-            trial = _trial_of(step, search, here)
+            trial = _trial_of(step, search, machine)
             self.probed[trial.trial_id] = trial
             self.edges[name] = so_far(statuses)
             write()

@@ -11,7 +11,7 @@ from sp_bench.driver.settings import CampaignConfig
 
 
 @dataclass(frozen=True)
-class Here:
+class Machine:
     """This machine, for a run with these settings."""
 
     settings: CampaignConfig
