@@ -20,30 +20,41 @@ def held_bytes() -> int:
 
 
 def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[float]]:
-    """The memory that a step holds beside its inputs as each of its kernels begins, in units of a rank's queries."""
+    """The memory that a step holds beside its inputs as each of its kernels begins, in units of a rank's queries.
+
+    Each count is the least of three steps: on a busy machine a thread of gloo lets go of a message later than it
+    arrives. What a method itself keeps is there in each of them.
+    """
     method, math, size = methods.get(config.name), kernels.get("math"), dist.get_world_size()
     local = (shape.batch_size, shape.seq_len // size)
-    held: dict[str, list[int]] = {"forward": [], "backward": []}
-
-    def watched(pass_kind: str) -> Any:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            held[pass_kind].append(held_bytes())
-            return getattr(math, pass_kind)(*args, **kwargs)
-
-        return call
-
-    watching = SimpleNamespace(CUDA_KERNELS=None, unsupported_reason=math.unsupported_reason)
-    watching.forward, watching.backward = watched("forward"), watched("backward")
     qkv = [
         torch.randn(*local, heads, shape.head_dim, dtype=torch.bfloat16, requires_grad=True)
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads)
     ]
-    mesh = mesh_of(method.layout(config, size))
-    with method.open(config, cast("kernels.Kernel", watching), shape, mesh) as attention:
-        before = held_bytes()
-        out = attention(*qkv)
-        torch.autograd.grad(out, qkv, torch.ones_like(out))
-    return {name: [(size - before) / qkv[0].nbytes for size in sizes] for name, sizes in held.items()}
+
+    def step() -> dict[str, list[int]]:
+        held: dict[str, list[int]] = {"before": [], "forward": [], "backward": []}
+
+        def watched(pass_kind: str) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                held[pass_kind].append(held_bytes())
+                return getattr(math, pass_kind)(*args, **kwargs)
+
+            return call
+
+        watching = SimpleNamespace(CUDA_KERNELS=None, unsupported_reason=math.unsupported_reason)
+        watching.forward, watching.backward = watched("forward"), watched("backward")
+        mesh = mesh_of(method.layout(config, size))
+        with method.open(config, cast("kernels.Kernel", watching), shape, mesh) as attention:
+            held["before"].append(held_bytes())
+            out = attention(*qkv)
+            torch.autograd.grad(out, qkv, torch.ones_like(out))
+        return held
+
+    steps = [step() for _ in range(3)]
+    least = {kind: [min(sizes) for sizes in zip(*(held[kind] for held in steps), strict=True)] for kind in steps[0]}
+    (before,) = least.pop("before")
+    return {kind: [(size - before) / qkv[0].nbytes for size in sizes] for kind, sizes in least.items()}
 
 
 def check_ring(rank: int, more_queries: float) -> None:
@@ -70,8 +81,7 @@ def check_all_gather(rank: int) -> None:
     assert max(groups["backward"]) < max(whole["backward"]) - 2, (whole, groups)
     kernels_a_group = len(groups["backward"]) // 4
     as_groups_begin = groups["backward"][kernels_a_group::kernels_a_group]
-    # A thread of gloo may let go of a message later than it arrives, so a single group may hold more.
-    assert as_groups_begin != sorted({*as_groups_begin}), f"more with each group: {as_groups_begin}"
+    assert len({*as_groups_begin}) == 1, f"more with some groups: {as_groups_begin}"
 
 
 def test_an_all_gather_in_groups_of_heads_holds_less_and_no_more_with_each_group() -> None:
@@ -94,14 +104,12 @@ def check_upipe(rank: int) -> None:
     staged = held_queries(MethodConfig("upipe", head_stages=4), shape)
     assert [len(sizes) for sizes in staged.values()] == [4, 4]
     # Whole are the output, and in the backward its gradient, dQ, dK and dV. A stage has Q, K and V, and in the backward
-    # its output and the gradient of that too. The rest is lse. A thread of gloo may let go of a message later than it
-    # arrives, so single stages may hold more.
-    forward, backward = (min(sizes) for sizes in staged.values())
-    assert forward < 1 + 2 / 4 + 0.1, staged
-    assert backward < 1 + 1 + 2 + 4 / 4 + 0.1, staged
-    assert max(staged["forward"][-1] - forward, staged["backward"][-1] - backward) < 0.6, "more with each stage"
-    assert forward < plain["forward"][0] - 0.4, (plain, staged)
-    assert backward < plain["backward"][0] - 0.9, (plain, staged)
+    # its output and the gradient of that too. The rest is lse.
+    assert max(staged["forward"]) < 1 + 2 / 4 + 0.1, staged
+    assert max(staged["backward"]) < 1 + 1 + 2 + 4 / 4 + 0.1, staged
+    assert len({*staged["backward"]}) == 1, "more with each stage"
+    assert max(staged["forward"]) < max(plain["forward"]) - 0.4, (plain, staged)
+    assert max(staged["backward"]) < max(plain["backward"]) - 0.9, (plain, staged)
 
 
 def test_upipe_holds_one_stage_by_heads_and_nothing_of_the_others() -> None:
