@@ -4,8 +4,9 @@ They are computed when a row is written, and when a report reads an old row that
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 MAX_UNSETTLED_SHARE = 0.03  # how far the second half's median may be from the median of all timed steps, relative to it
 MAX_WINDOW_SHARE = 0.02  # how far a step's median or mean time may be from the window's share of a step, relative to it
@@ -127,6 +128,17 @@ def flags_of_memory(
     if device_memory_gib is not None and used > device_memory_gib * 2**30:
         flags.append("above_device_memory")
     return flags
+
+
+def flags_of_devices(device_state: Iterable[Mapping[str, Any] | None] | None) -> list[str]:
+    """["thermal_slowdown"] if a device was slowed down by its temperature, otherwise [].
+
+    device_state: of each rank; None where it is not known. Every step waits for such a device, which the others do not
+    show. A power limit is no flag: devices of this kind work at it.
+    """
+    states = [state for state in (device_state if device_state is not None else ()) if state is not None]
+    reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
+    return ["thermal_slowdown"] if any("thermal" in reason for each in reasons for reason in each) else []
 
 
 def flags_of_leftover(leftover_bytes: Sequence[float] | None, peak_bytes: Sequence[float] | None) -> list[str]:

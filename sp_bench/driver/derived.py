@@ -14,7 +14,13 @@ from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
-from sp_bench.costs.flags import flags_of_leftover, flags_of_loss, flags_of_memory, flags_of_times
+from sp_bench.costs.flags import (
+    flags_of_devices,
+    flags_of_leftover,
+    flags_of_loss,
+    flags_of_memory,
+    flags_of_times,
+)
 from sp_bench.engines import requirements
 
 HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
@@ -184,6 +190,7 @@ def _flags_of_clocks(config: TrialConfig, row: Columns, record: Record) -> list[
     if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
         flags.append("clock_mismatch")
     flags += flags_of_times(row["step_ms"], record["window_ms"])
+    flags += flags_of_devices(record.get("device_state"))
     issued_ms = record.get("host_step_ms") or [0.0]
     if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:
         flags.append("host_bound")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.costs.flags import flags_of_loss, flags_of_memory, flags_of_times
+from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import GIB
 from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
@@ -183,6 +183,7 @@ class Cell:
         memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
         for row in self.measured:
             said.update(flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])))
+            said.update(flags_of_devices(row["device_state"]))
             said.update(flags_of_memory(*(row[name] for name in memory)))
             said.update(flags_of_loss(listed(row["loss"])))
         return sorted(said)

@@ -75,6 +75,7 @@ FLAGS = {
     "transient": "single steps over 5% off their neighbours, or a trend",
     "bimodal": "steps in a fast and a slow group",
     "host_bound": "steps that wait for the host",
+    "thermal_slowdown": "a device that its temperature slowed down",
     "loss_not_falling": "a loss that does not fall",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",

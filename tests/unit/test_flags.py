@@ -8,7 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.costs.flags import flags_of_loss, flags_of_times, is_bimodal, is_transient, window_disagrees
+from sp_bench.costs.flags import (
+    flags_of_devices,
+    flags_of_loss,
+    flags_of_times,
+    is_bimodal,
+    is_transient,
+    window_disagrees,
+)
 from sp_bench.rows import store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -113,3 +120,29 @@ def test_committed_rows_whose_steps_add_up_to_more_than_their_window_are_flagged
 )
 def test_a_loss_that_does_not_fall_from_the_first_timed_step_to_the_last_is_flagged(loss, flags):
     assert flags_of_loss(loss) == flags
+
+
+@pytest.mark.parametrize(
+    ("reasons", "flags"),
+    [
+        ([["sw_power_cap"], []], []),
+        ([["sw_power_cap"], ["sw_thermal_slowdown"]], ["thermal_slowdown"]),
+        ([["hw_thermal_slowdown", "sw_power_cap"], None], ["thermal_slowdown"]),
+        ([None, None], []),
+        ([], []),
+    ],
+)
+def test_a_device_that_its_temperature_slows_down_is_flagged_and_one_at_its_power_limit_is_not(reasons, flags):
+    assert flags_of_devices([{"throttle_reasons": each} for each in reasons] + [None]) == flags
+
+
+def test_a_rank_without_a_device_has_no_such_flag() -> None:
+    assert flags_of_devices(None) == []
+
+
+def test_committed_rows_with_a_device_that_was_too_hot_are_those_of_one_machine() -> None:
+    hot = Counter()
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        rows = store.read(folder, ("status", "device_state"))[0].to_pylist()
+        hot[folder.name] += sum(row["status"] == "ok" and bool(flags_of_devices(row["device_state"])) for row in rows)
+    assert +hot == {"h200x4_step_methods": 9, "h200x4_two_rings": 14}
