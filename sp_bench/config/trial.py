@@ -323,8 +323,8 @@ class WorkloadConfig:
     fit: Annotated[
         bool,
         Declared(
-            "single_step: does it fit? Attention is computed in the last layer alone, all else as ever; memory and "
-            "messages are in the row, and no time",
+            "single_step: does it fit? Attention is computed only in layers where memory may peak, all else as ever; "
+            "memory and messages are in the row, and no time",
             of=("train_step",),
             old_rows=False,
             omitted=True,

@@ -69,12 +69,19 @@ def matmul_parameters(model: ModelConfig) -> int:
 def _attention_flops(config: TrialConfig, seq_len: int) -> int:
     """FLOPs of the attention forwards of one step, of all sequences."""
     one_sequence = replace(config.attention_shape(seq_len), batch_size=1)
-    return _attention_layers(config) * config.num_sequences * attention_forward_flops(one_sequence)
+    return len(attended_layers(config)) * config.num_sequences * attention_forward_flops(one_sequence)
 
 
-def _attention_layers(config: TrialConfig) -> int:
-    """Layers that compute their attention."""
-    return 1 if config.workload.fit else config.model.num_layers
+def attended_layers(config: TrialConfig) -> set[int]:
+    """Layers that compute their attention: all, or with `workload.fit` those in whose backward a step may hold most.
+
+    That is the last, when all that layers keep is there. In `fsdp2` gradients appear layer by layer, so it may also be
+    the first; or the second where checkpoints wait in host memory, since the first layer's come back beside it.
+    """
+    last = config.model.num_layers - 1
+    if not config.workload.fit:
+        return set(range(last + 1))
+    return {last} if config.engine.name != "fsdp2" else {min(int(config.workload.checkpoint_offload), last), last}
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:
@@ -191,7 +198,7 @@ def expected_work(
     )
     if calls is None or engine in HUGGING_FACE:
         return expected
-    layers = _attention_layers(config) * config.workload.num_micro_batches
+    layers = len(attended_layers(config)) * config.workload.num_micro_batches
     return replace(
         expected,
         attention_flops=attention_flops(config, padded_seq_len),

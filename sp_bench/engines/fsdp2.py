@@ -52,8 +52,10 @@ def run(
         if config.workload.single_step:
             train.make_moments(training.optimizer)
         if unattended is not None:
-            for block in list(training.decoder.blocks)[:-1]:
-                cast(Block, block).attention.attention = unattended
+            attended = training_costs.attended_layers(config)
+            for index, block in enumerate(training.decoder.blocks):
+                if index not in attended:
+                    cast(Block, block).attention.attention = unattended
         batches = train.shard_batches(config, texts, attention.layout, mesh, device)
         return train.run_steps(training.step, batches, tick)
 

@@ -147,7 +147,7 @@ def _memory(settings: Sequence[Setting]) -> list[str]:
     about = (
         "The longest sequence that fits, and the shortest that does not, in tokens. At least, not reached: nothing "
         "longer has a row that says whether it fits, so this is neither a bracket nor the longest. Host memory: that "
-        "of the machine ran out, not a device's. Fit only: all attention but one layer's was left out of the step. "
+        "of the machine ran out, not a device's. Fit only: most layers' attention was left out of the step. "
         "Tries: of the one and of the other."
     )
     return _section("Where memory runs out", heads, rows, about)

@@ -44,7 +44,7 @@ LONGEST_CAPTION = (
     "Where memory runs out, as a bracket. At least, not reached: nothing longer has a row that says whether it fits. "
     "Host memory: that of the machine ran out, not a device's. Tries: how often each of its ends was tried; one that "
     "was tried once is not confirmed. Peak, prediction and speed are of the longest that fits. The prediction is of "
-    "the memory model of the code that ran. Fit only: all attention but one layer's was left out of the step, which "
+    "the memory model of the code that ran. Fit only: most layers' attention was left out of the step, which "
     "allocates and sends all the same."
 )
 LADDER_HEADS = (*HEADS[:7], "work", PEAK, "predicted GiB", "host GiB", *HEADS[8:])

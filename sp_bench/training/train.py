@@ -95,7 +95,8 @@ def open_attention(
 
 @contextmanager
 def open_unattended(config: TrialConfig, seq_len: int, mesh: DeviceMesh) -> Iterator[AttentionCall | None]:
-    """With `workload.fit`: the trial's method without its kernel's arithmetic, for all layers but the last."""
+    """With `workload.fit`: the trial's method without its kernel's arithmetic, for the layers that do not compute their
+    attention."""
     if not config.workload.fit:
         yield None
         return

@@ -142,8 +142,8 @@ def warm_up(job: Job, memory: HostMemory) -> None:
 
 
 def prove_attention(job: Job) -> dict[str, Any]:
-    """Prove the method's output and gradients on random inputs, at the reduced length, and unless all attention but one
-    layer's is left out, at the timed length. Returns row columns.
+    """Prove the method's output and gradients on random inputs, at the reduced length, and at the timed length unless
+    most attention is left out. Returns row columns.
 
     Raises:
         Incorrect: an error is above its budget.

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import (
+    EngineConfig,
     FabricConfig,
     HardwareConfig,
     KernelConfig,
@@ -180,3 +181,22 @@ def test_checkpointing_repeats_what_it_says_of_the_forward_and_nothing_else(chec
 
 def test_the_loss_is_one_scalar_all_reduce() -> None:
     assert training_costs.train_step_traffic(trial(sp_size=3), {})["loss", "all_reduce"] == Fraction(16, 3)
+
+
+@pytest.mark.parametrize(
+    ("engine", "num_layers", "checkpoint_offload", "attended"),
+    [
+        ("fsdp2", 36, False, {0, 35}),
+        ("fsdp2", 36, True, {1, 35}),
+        ("fsdp2", 2, True, {1}),
+        ("fsdp2", 1, True, {0}),
+        ("hf_deepspeed", 36, False, {35}),
+    ],
+)
+def test_a_step_that_asks_if_it_fits_computes_attention_where_its_peak_may_be(
+    engine: str, num_layers: int, checkpoint_offload: bool, attended: set[int]
+) -> None:
+    config = checkpointed(trial(engine=EngineConfig(engine), model=replace(TINY, num_layers=num_layers)))
+    workload = replace(config.workload, fit=True, single_step=True, checkpoint_offload=checkpoint_offload)
+    assert training_costs.attended_layers(replace(config, workload=workload)) == attended
+    assert training_costs.attended_layers(config) == set(range(num_layers))

@@ -77,6 +77,8 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         if row["folder"] == "h200x2_fit":  # its only step made the moments, at its end
             moments = 2 * memory.peak(config).update / 4
             predicted = max(*(each - moments for each in peak[:-1]), peak.update)
+        if row["folder"] == "h200x4_longest":  # attention was computed in the last layer alone, which is not its peak
+            predicted = peak.last_layer
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
 
 
@@ -99,7 +101,7 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 40,
+        "hf_deepspeed": 42,
         "hf_trainer": 2,
         "trl_sft": 12,
         "hf_fsdp2": 5,

@@ -166,7 +166,7 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
             "longest",
             figure,
             f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
-            "says whether it fits. Fit only: all attention but one layer's was left out.",
+            "says whether it fits. Fit only: most layers' attention was left out.",
             pd.DataFrame(data),
         )
     ]
