@@ -16,6 +16,8 @@ MAX_TRANSIENT_SHARE = (
 NEIGHBOURS = 2  # timed steps on each side
 MAX_TRANSIENTS = 0.05  # of the timed steps; at least one makes a window of 20 or fewer transient
 MAX_LEFTOVER_SHARE = 0.02  # of the peak: the smallest difference between methods that matters
+MAX_UNEVEN = 1.1  # of the slowest device's kernels alone to the median device's; on most machines it is below 1.04
+MIN_LIMIT_MS = 50.0
 # Libraries keep workspaces for the life of the process, in a trial alone too: cuBLAS 32 MiB for each stream (Hopper).
 WORKSPACE_BYTES = 128 * 2**20
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
@@ -130,15 +132,22 @@ def flags_of_memory(
     return flags
 
 
-def flags_of_devices(device_state: Iterable[Mapping[str, Any] | None] | None) -> list[str]:
-    """["thermal_slowdown"] if a device was slowed down by its temperature, otherwise [].
+def flags_of_devices(
+    device_state: Iterable[Mapping[str, Any] | None] | None, limit_ms: Sequence[float | None] | None
+) -> list[str]:
+    """Any of "thermal_slowdown" and "uneven_devices" that apply: every step waits for the slowest device.
 
-    device_state: of each rank; None where it is not known. Every step waits for such a device, which the others do not
-    show. A power limit is no flag: devices of this kind work at it.
+    Both have a value for each rank of a GPU, or None where it is not known. A power limit is no flag: GPUs work at it.
+    Kernels of less than MIN_LIMIT_MS are too short to tell devices apart.
     """
     states = [state for state in (device_state if device_state is not None else ()) if state is not None]
     reasons = [state["throttle_reasons"] for state in states if state["throttle_reasons"] is not None]
-    return ["thermal_slowdown"] if any("thermal" in reason for each in reasons for reason in each) else []
+    flags = ["thermal_slowdown"] if any("thermal" in reason for each in reasons for reason in each) else []
+    limits = [ms for ms in (limit_ms if limit_ms is not None else ()) if ms is not None]
+    usual = statistics.median_low(limits) if limits else 0.0
+    if usual >= MIN_LIMIT_MS and max(limits) > MAX_UNEVEN * usual:
+        flags.append("uneven_devices")
+    return flags
 
 
 def flags_of_leftover(leftover_bytes: Sequence[float] | None, peak_bytes: Sequence[float] | None) -> list[str]:

@@ -190,7 +190,8 @@ def _flags_of_clocks(config: TrialConfig, row: Columns, record: Record) -> list[
     if any(abs(sum(step_ms) - window_ms) > MAX_CLOCK_MISMATCH * window_ms for step_ms, window_ms in ranks):
         flags.append("clock_mismatch")
     flags += flags_of_times(row["step_ms"], record["window_ms"])
-    flags += flags_of_devices(record.get("device_state"))
+    if config.hardware.device == "cuda":
+        flags += flags_of_devices(record.get("device_state"), record.get("limit_ms"))
     issued_ms = record.get("host_step_ms") or [0.0]
     if config.workload.name == "attention" and max(issued_ms) > HOST_BOUND_SHARE * row["median_step_ms"]:
         flags.append("host_bound")

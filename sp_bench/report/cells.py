@@ -183,7 +183,8 @@ class Cell:
         memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
         for row in self.measured:
             said.update(flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])))
-            said.update(flags_of_devices(row["device_state"]))
+            if self.processor == "GPU":
+                said.update(flags_of_devices(row["device_state"], row["limit_ms"]))
             said.update(flags_of_memory(*(row[name] for name in memory)))
             said.update(flags_of_loss(listed(row["loss"])))
         return sorted(said)

@@ -488,8 +488,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
         return None  # the model knows whole sequences only
     if workload == "train_step" and "transient" in cell.flags:
         return None  # steps of 4,096 tokens a GPU wait for the host, and equal ones differ by half
-    if "thermal_slowdown" in cell.flags:
-        return None  # the rates are those of devices that are cool enough
+    if not {"thermal_slowdown", "uneven_devices"}.isdisjoint(cell.flags):
+        return None  # one device was slower than others of its kind
     if any(cell.options[path] not in (None, usual) for path, usual in OF_STEP.items() if group_of(path) == "engine"):
         return None  # FSDP2's options move messages, which no rate has
     of_attention = workload == "attention" and asked["pass_kind"] == "forward_backward"

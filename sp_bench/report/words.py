@@ -76,6 +76,7 @@ FLAGS = {
     "bimodal": "steps in a fast and a slow group",
     "host_bound": "steps that wait for the host",
     "thermal_slowdown": "a device that its temperature slowed down",
+    "uneven_devices": "a device whose kernels alone take over 10% longer",
     "loss_not_falling": "a loss that does not fall",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",

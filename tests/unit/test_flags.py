@@ -133,16 +133,35 @@ def test_a_loss_that_does_not_fall_from_the_first_timed_step_to_the_last_is_flag
     ],
 )
 def test_a_device_that_its_temperature_slows_down_is_flagged_and_one_at_its_power_limit_is_not(reasons, flags):
-    assert flags_of_devices([{"throttle_reasons": each} for each in reasons] + [None]) == flags
+    assert flags_of_devices([*({"throttle_reasons": each} for each in reasons), None], None) == flags
 
 
-def test_a_rank_without_a_device_has_no_such_flag() -> None:
-    assert flags_of_devices(None) == []
+@pytest.mark.parametrize(
+    ("limit_ms", "flags"),
+    [
+        ([895.2, 745.0, 731.0, 748.4], ["uneven_devices"]),
+        ([810.0, 745.0, 731.0, 748.4], []),  # less than 10%
+        ([700.0, 745.0, 731.0, 748.4], []),
+        ([112.0, 100.0], ["uneven_devices"]),
+        ([1.2, 1.0], []),  # too short to tell
+        ([895.2], []),
+        ([None, None], []),
+        ([], []),
+    ],
+)
+def test_a_device_whose_kernels_alone_take_longer_is_flagged(limit_ms, flags):
+    assert flags_of_devices(None, limit_ms) == flags
 
 
-def test_committed_rows_with_a_device_that_was_too_hot_are_those_of_one_machine() -> None:
-    hot = Counter()
+def test_committed_rows_with_a_slow_device_are_those_of_one_machine() -> None:
+    slow, columns = Counter(), ("status", "hardware", "device_state", "limit_ms")
     for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        rows = store.read(folder, ("status", "device_state"))[0].to_pylist()
-        hot[folder.name] += sum(row["status"] == "ok" and bool(flags_of_devices(row["device_state"])) for row in rows)
-    assert +hot == {"h200x4_step_methods": 9, "h200x4_two_rings": 14}
+        for row in store.read(folder, columns)[0].to_pylist():
+            if row["status"] == "ok" and row["hardware"] != "cpu":
+                flags = flags_of_devices(row["device_state"], row["limit_ms"])
+                slow.update((folder.name, flag) for flag in flags)
+    assert slow == {
+        ("h200x4_step_methods", "thermal_slowdown"): 9,
+        ("h200x4_step_methods", "uneven_devices"): 13,
+        ("h200x4_two_rings", "thermal_slowdown"): 14,
+    }
