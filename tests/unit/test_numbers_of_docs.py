@@ -284,6 +284,9 @@ def summary() -> Iterator[str]:
     packs, rings = draws(4096) + draws(1024), zigzag_rings()
     yield f"Over {len(packs)} packs it is the fastest, or within {max(behind_fastest(packs)):.1%} of it"
     yield f"The zigzag ring takes {times(min(rings))} to {times(max(rings))} as long"
+    asked = {"seq_len": 65536, "activation_checkpointing": "selective"}
+    four = cell("h200x4_step_methods", "ulysses", **asked), cell("h200x4_step_methods", THEIRS, seq_len=65536)
+    yield f"There our step is {ratio(four[1], four[0])} as fast as `hf_deepspeed`'s at its published settings"
     yield f"on cuDNN its step ties with ours, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
 
 
@@ -368,6 +371,27 @@ def hugging_face() -> Iterator[str]:
     yield f"At 65,536 tokens by {ratio(*longer)} ({ms(longer[1])} against {ms(longer[0])} ms)"
     yield f"over its published settings by {ratio(published, longer[1])} ({ms(published)} ms, on another machine)"
     yield f"its best one at each length, beside {len(kept.step_ms)} and {len(longer[1].step_ms)} of ours"
+
+
+@line("The same on 4 H200s")
+def hugging_face_on_4() -> Iterator[str]:
+    name, nothing = "h200x4_step_methods", {"activation_checkpointing": "none", **SHORT}
+    kept = [{"activation_checkpointing": "selective", "seq_len": n} for n in (32768, 65536)]
+    (short, long), rings = ([cell(name, method, **each) for each in kept] for method in ("ulysses", "ring"))
+    plain = cell(name, "ulysses", **nothing)
+    published = [cell(name, THEIRS, seq_len=n) for n in (32768, 65536)]
+    yield f"Ours, by {ratio(published[1], long)} at 65,536 tokens over `hf_deepspeed` at its published settings"
+    yield f"{ms(long)} against {ms(published[1])} ms"
+    yield f"by {ratio(published[0], short)} ({ms(short)} against {ms(published[0])} ms)"
+    yield f"with nothing recomputed by {ratio(published[0], plain)} ({ms(plain)} ms)"
+    pairs = [*zip(rings, (short, long), strict=True), (cell(name, "ring", **nothing), plain)]
+    yield f"The ring takes {span([ratio_of_medians(*pair) for pair in pairs], 3)} as long as Ulysses"
+    limits_ms = [row["limit_ms"] for each in campaign(name) for row in each.rows]
+    slower = [max(each) / median(each) for each in limits_ms]
+    yield f"its kernels alone take {span(slower, 1)} as long as the others'"
+    yield f"reaches {min(each.mfu for each in (short, long)):.2f} to {plain.mfu:.2f} MFU"
+    assert all("uneven_devices" in each.flags for each in campaign(name))
+    yield replicates(*campaign(name))
 
 
 @line("Engines where nothing is sent, 1 GPU, 16,384 tokens")
@@ -487,6 +511,28 @@ def short_shards() -> Iterator[str]:
     (place,) = places("h200x4_rivals", **asked, **FA4)
     yield f"over the ring {ratio(place.own[1], place.leader)} on FlashAttention-4"
     yield f"{len({name for name, _ in found})} campaigns of {replicates(*cells_of(others))}"
+
+
+@line("Two rings in one, 4 GPUs on NVLink, cuDNN")
+def two_rings() -> Iterator[str]:
+    name = "h200x4_two_rings"
+    short, long = ({each.name.series: each for each in campaign(name) if is_asked(each, n)} for n in (SHORT, LONG))
+
+    def of(method: str, **asked: Any) -> list[Cell]:
+        return [cell(name, method, **asked, **n) for n in (SHORT, LONG)]
+
+    double, ring, usp = of("double_ring"), of("ring"), of("usp")
+    over = [f"{ratio_of_medians(*pair):.3f}x" for each in (double, usp) for pair in zip(each, ring, strict=True)]
+    yield f"Double ring takes {over[0]} as long as our ring at 32,768 tokens and {over[1]} at 131,072"
+    yield f"USP {over[2]} and {over[3]}"
+    assert len(short) == len(long) == 7
+    yield f"are {within(*long.values())}. At 32,768 Ulysses leads"
+    (ulysses, _) = of("ulysses")
+    assert ranked(list(short.values()))[0] == ulysses
+    theirs = [each for each in short.values() if each.asked["method"] == "transformer_engine"]
+    yield f"TransformerEngine's take {span([ratio_of_medians(each, ulysses) for each in theirs], 3)} as long"
+    assert all("thermal_slowdown" in each.flags for each in long.values())
+    yield replicates(*short.values(), *long.values())
 
 
 @line("Contiguous or zigzag shards")
@@ -614,6 +660,20 @@ def longest_elsewhere() -> Iterator[str]:
     plain, segments = (written(ends("h200x2_longest", "ulysses", each)) for each in (None, SEGMENTS))
     yield f"Ulysses fits {plain}, on torch's allocator, and {segments}, on `expandable_segments`"
     yield f"the all-gather fits {written(ends('h200x2_longest', 'all_gather', SEGMENTS))}"
+
+
+@line("A million tokens of Qwen3-4B, 4 H200s capped at 79.6 GiB")
+def million_of_4b() -> Iterator[str]:
+    (fits,) = campaign("h200x4_longest")
+    (found,) = limits([fits])
+    assert (found.largest_ok, found.smallest_oom) == (fits, None)
+    yield f"They fit: {whole(fits.asked['seq_len'])} tokens with Ulysses"
+    host = max(row["max_peak_host_bytes"] for row in fits.rows) / GIB
+    yield f"{gib(fits)} GiB are allocated on a GPU, and a rank takes {host:.1f} GiB of the host"
+    theirs = ends(
+        "h200x4_published", THEIRS, engine="hf_deepspeed", optimizer_offload=None, device_memory_gib=80, sp_size=4
+    )
+    yield f"`hf_deepspeed` at its published settings fits {written(theirs)}, in 80 GiB"
 
 
 @line("A million tokens, 2 GPUs")
