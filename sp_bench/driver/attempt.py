@@ -118,6 +118,7 @@ class Ended(NamedTuple):
     status: str
     reason: str | None
     median_step_ms: float | None
+    flags: Sequence[str]
     logs: Path | None  # the folder with those of its ranks, where a launch failed
 
 
@@ -264,7 +265,8 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) ->
         driver.claims.release(claim)
     driver.hear(campaign.folder, row)
     logs = None if outcome.status == "ok" or outcome.phase == "plan" else _folder(attempt, claim, campaign)
-    return Ended(outcome.status, outcome.reason, outcome.measured.get("median_step_ms"), logs)
+    measured = outcome.measured
+    return Ended(outcome.status, outcome.reason, measured.get("median_step_ms"), measured.get("flags") or (), logs)
 
 
 def _keep(row: Mapping[str, Any], key: str, trial_folder: Path) -> str:

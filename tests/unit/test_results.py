@@ -142,7 +142,7 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
-        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None, None)
+        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None, (), None)
         assert attempt.refuse(refused, driver) is None  # it has its row
     ((row,), problems) = (store.read(tmp_path)[0].to_pylist(), store.read(tmp_path)[1])
     assert problems == []
@@ -151,6 +151,16 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     assert (row["method"], row["sp_size"], row["order_seed"], row["git_dirty"]) == ("usp", 3, 7, True)
     assert row["median_step_ms"] is None
     assert row["num_layers"] == (None if workload == "attention" else 2)
+
+
+def test_a_run_says_once_that_a_gpu_is_slow(make_config, capsys):
+    planned = plan.plan([make_config(seq_len=n) for n in (256, 512, 1024)], 1, 7, None)
+    progress = Progress(planned)
+    for trial, flags in zip(planned, ([], ["transient", "thermal_slowdown"], ["thermal_slowdown"]), strict=True):
+        progress.finish(trial, "ok", None, 3.0, flags)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 4
+    assert lines[2].startswith("flag thermal_slowdown: the temperature of a GPU slows it down")
 
 
 def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_config):
