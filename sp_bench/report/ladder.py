@@ -11,7 +11,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.pattern_bytes import kind
 from sp_bench.report.ratios import ranked
-from sp_bench.report.series import PROTOCOL, SINGLE_STEP
+from sp_bench.report.series import OF_STEP, PROTOCOL, SINGLE_STEP
 from sp_bench.report.settings import Setting
 from sp_bench.report.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
@@ -62,6 +62,22 @@ def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
     for cell in cells:
         grouped.setdefault(None if len(engines) > 1 else kind(cell), []).append(cell)
     return list(grouped.values())
+
+
+def each_adds_one(cells: Sequence[Cell]) -> bool:
+    """Of one method, kernel and engine; each but the plainest step has all options of another one and one more."""
+    sets = [chosen(cell) for cell in cells]
+    plainest = min(sets, key=len)
+    added = [other for other in sets if other != plainest]
+    differ = set(_differing(cells, [path for cell in cells for path in cell.options]))
+    climbs = all(any(one < other and len(other - one) == 1 for one in sets) for other in added)
+    return bool(added) and climbs and differ <= {*words.STEP_COLUMNS, *PROTOCOL}
+
+
+def chosen(cell: Cell) -> set[tuple[str, str]]:
+    """The options of a step that a plain one does not have, each with its value."""
+    values = {path: cell.options.get(path) for path in words.STEP_COLUMNS}
+    return {(path, str(value)) for path, value in values.items() if value not in (None, "none", OF_STEP.get(path))}
 
 
 def covered(setting: Setting, of: Sequence[Ladder]) -> bool:

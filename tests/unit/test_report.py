@@ -295,6 +295,32 @@ def test_a_step_whose_optimizer_is_on_the_host_has_a_part_for_it() -> None:
     assert "AdamW's time on the host is of the timed steps." in steps.caption
 
 
+def test_steps_that_each_add_an_option_are_drawn_from_the_plainest_and_others_from_the_fastest() -> None:
+    def step(checkpointing: str, code: str, ms: float) -> dict[str, Any]:
+        workload = {"name": "train_step", "activation_checkpointing": checkpointing, "model_code": code}
+        config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": workload}
+        made = trained((checkpointing, 0.7), median_ms=ms, model_code=code)
+        return made | {"config": json.dumps(config), "cell_id": f"{checkpointing} {code}", "trial_id": f"{ms}"}
+
+    def drawn(*steps: dict[str, Any]) -> tuple[list[float], str]:
+        found = cells_of(list(steps))
+        kernels, _ = draw(settings(found), found, only=["steps"])
+        lines = csv.DictReader(kernels.files["csv"].decode().splitlines())
+        return [float(line["step_ms"]) for line in lines], kernels.caption
+
+    climb = [step("full", "compiled", 14.0), step("none", "compiled", 10.0), step("none", "eager", 12.0)]
+    order, caption = drawn(*climb, step("selective", "compiled", 11.0))
+    assert order == [12.0, 10.0, 11.0, 14.0]
+    assert "The plainest step is at the top" in caption
+    order, caption = drawn(climb[0], climb[2])  # two options apart
+    assert order == [12.0, 14.0]
+    assert "plainest" not in caption
+    ring = climb[0] | {"method": "ring", "cell_id": "ring", "trial_id": "ring", "median_step_ms": 9.0}
+    order, caption = drawn(*climb, ring)
+    assert order == [9.0, 10.0, 12.0, 14.0]
+    assert "plainest" not in caption
+
+
 def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     found = cells_of([on_gpus(median_ms=ms, **m) for ms, m in ((10.0, ULYSSES), (11.0, {}), (12.0, GATHER))])
     (whole,) = draw(settings(found), found, only=["throughput"])

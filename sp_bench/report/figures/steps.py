@@ -16,7 +16,7 @@ from sp_bench.report import words
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import BLACK, Look, Plot, trial_ids, wrapped
-from sp_bench.report.ladder import of_place
+from sp_bench.report.ladder import chosen, each_adds_one, of_place
 from sp_bench.report.ratios import by_speed
 from sp_bench.report.settings import Setting
 
@@ -43,6 +43,7 @@ PROFILED = (
     "The mark is the timed step, which had no profiler. The profiler slows the host, so where the host is late, "
     "messages wait longer, and the part in which nothing runs is longer, than in the timed step."
 )
+CLIMBS = "The plainest step is at the top; each other has all options of one above it, and one more."
 LIMIT = (
     "The black line is the limit: what attention and matrix products would take of the timed step, each alone and "
     "computed once."
@@ -58,23 +59,27 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 def _plot(
     settings: Sequence[Setting], name: str, column: str, shown: Mapping[str, tuple[str, str]], look: Look
 ) -> Plot | None:
-    """A bar for each step of which `column` is known."""
+    """A bar for each step of which `column` is known: the fastest first, and rungs with the fewest options first."""
     cells = [(setting, cell) for setting in settings for cell in setting.cells if _is_step(cell)]
     found = [(setting, cell, parts) for setting, cell in cells if (parts := part_ms(cell, column, [*shown]))]
     found.sort(key=lambda each: (-(each[1].asked["seq_len"] or 0), by_speed(each[1])))
     found = found[:MOST_BARS]
     if not found:
         return None
+    in_ms = len({of_place(cell) for _, cell, _ in found}) == 1  # the same work on as many GPUs: times can be compared
+    rungs = in_ms and each_adds_one([cell for _, cell, _ in found])
+    if rungs:
+        found.sort(key=lambda each: len(chosen(each[1])))
     kernels = column == "kernel_ms"
     if kernels and any(cell.middle("optimizer_ms") for _, cell, _ in found):
         shown = {**shown, **HOST}
         found = [(s, cell, {**parts, "optimizer_ms": cell.middle("optimizer_ms") or 0.0}) for s, cell, parts in found]
-    in_ms = len({of_place(cell) for _, cell, _ in found}) == 1  # the same work on as many GPUs: times can be compared
     bars = [_bar(*each, in_ms=in_ms, with_limit=kernels) for each in found]
     figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", look)
     figure.axes[0].set_xlim(0, None if in_ms else 1)
     what = "by the kernels that ran" if kernels else "or the one step that was timed, by its phases"
     told = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
+    told += [CLIMBS] if rungs else []
     if not kernels:
         return Plot("steps", name, figure, " ".join(told), data.drop(columns="line"))
     told += ["AdamW's time on the host is of the timed steps."] if shown.keys() > KERNELS.keys() else []
