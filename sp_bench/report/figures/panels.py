@@ -37,6 +37,7 @@ OTHER = (
     {"marker": "o", "mfc": "white", "ms": 3.5},
 )  # of further values of a line
 Value = Callable[[Cell], float | None]
+Interval = Callable[[Cell], tuple[float, float] | None]
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
 
 
 def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], label: str, look: Look, caption: str,
-         interval: Callable[[Cell], tuple[float, float] | None] = lambda cell: None) -> list[Plot]:  # fmt: skip
+         interval: Interval = lambda cell: None) -> list[Plot]:  # fmt: skip
     """One figure of the panels that have one length or two, at the longest: a line a method, values beside the dots.
     `marks`: what each dot is, the first filled; the others are drawn as they are."""
     few = [panel for panel in found if len(panel.lengths) < FEW and len(panel.at_longest.cells) > 1]
@@ -201,38 +202,13 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
     for panel, cells, axis in zip(shown, chosen, axes, strict=True):
         alone = list({c.cell_id: c for c in panel.roofs.values()}.values())
         rows = [*cells, *(c for c in alone if main(c) is not None)]
-        values = [v for c in rows for _, read in marks if (v := read(c)) is not None]
-        values += [bound for c in rows for bound in interval(c) or ()]
-        if panel.limit is not None:
-            values.append(panel.limit)
-        low, high = min(values), max(values)
-        spread = max(high - low, LEAST_SPREAD * high)
-        begin = 0.0 if low < 0.6 * high else low - 0.35 * spread
-        axis.set_xlim(begin, high + 0.22 * (max(high, low + spread) - begin))
+        axis.set_xlim(*_span(panel, rows, marks, interval))
         for place, cell in enumerate(reversed(rows)):
-            if (bounds := interval(cell)) is not None:
-                axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
-            known = [(what, v) for what, read in marks if (v := read(cell)) is not None]
-            for i, (what, v) in enumerate(known):
-                style = mark(cell) if i == 0 else {**OTHER[i - 1], "color": GREY, "ls": "none"}
-                axis.plot([v], [place], **style)
-                if len(marks) > 1:
-                    handles.setdefault(
-                        what,
-                        Line2D([], [], **({**style, "color": BLACK, "mfc": BLACK, "mec": BLACK} if i == 0 else style)),
-                    )
-                data.append(
-                    {
-                        "panel": panel.title.replace("\n", ", "),
-                        **about(cell),
-                        "what": what,
-                        "value": v,
-                        "trial_ids": trial_ids(cell),
-                    }
-                )
-            text = " / ".join(number(v) for _, v in known)
-            right = max([v for _, v in known] + ([bounds[1]] if bounds else []))
-            axis.annotate(text, (right, place), (5, 0), textcoords="offset points", va="center", fontsize=6.5)
+            for i, (what, value, style) in enumerate(_dots_of(axis, place, cell, marks, interval(cell))):
+                shape = {**style, "color": BLACK, "mfc": BLACK, "mec": BLACK} if i == 0 else style  # of any method
+                handles.setdefault(what, Line2D([], [], **shape))
+                line_of = {"panel": panel.title.replace("\n", ", "), **about(cell)}
+                data.append({**line_of, "what": what, "value": value, "trial_ids": trial_ids(cell)})
         if panel.limit is not None:
             axis.axvline(panel.limit, color=BLACK, lw=0.9)
         axis.set_yticks(range(len(rows)), [wrapped(words.method(c), names_in) for c in reversed(rows)])
@@ -244,6 +220,36 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
     if len(marks) > 1:
         legend(figure, handles, look)
     return [Plot(name, "dots", figure, caption, pd.DataFrame(data))]
+
+
+def _span(
+    panel: Panel, rows: Sequence[Cell], marks: Sequence[tuple[str, Value]], interval: Interval
+) -> tuple[float, float]:
+    """Of an axis of dots: from 0 where the values differ much, with room for the words beside the largest."""
+    values = [v for c in rows for _, read in marks if (v := read(c)) is not None]
+    values += [bound for c in rows for bound in interval(c) or ()]
+    if panel.limit is not None:
+        values.append(panel.limit)
+    low, high = min(values), max(values)
+    spread = max(high - low, LEAST_SPREAD * high)
+    begin = 0.0 if low < 0.6 * high else low - 0.35 * spread
+    return begin, high + 0.22 * (max(high, low + spread) - begin)
+
+
+def _dots_of(
+    axis: Axes, place: int, cell: Cell, marks: Sequence[tuple[str, Value]], bounds: tuple[float, float] | None
+) -> list[tuple[str, float, dict[str, Any]]]:
+    """Draws a line of them, with its interval and its values. Returns what each dot is, its value and its style."""
+    if bounds is not None:
+        axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
+    known = [(what, v) for what, read in marks if (v := read(cell)) is not None]
+    styles: list[dict[str, Any]] = [mark(cell), *({**other, "color": GREY, "ls": "none"} for other in OTHER)]
+    for (_, value), style in zip(known, styles, strict=False):
+        axis.plot([value], [place], **style)
+    right = max([v for _, v in known] + ([bounds[1]] if bounds else []))
+    text = " / ".join(number(v) for _, v in known)
+    axis.annotate(text, (right, place), (5, 0), textcoords="offset points", va="center", fontsize=6.5)
+    return [(what, value, style) for (what, value), style in zip(known, styles, strict=False)]
 
 
 def panel_in(look: Look, number: int, least_in: float = 1.9) -> float:
