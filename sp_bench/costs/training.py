@@ -78,10 +78,11 @@ def attended_layers(config: TrialConfig) -> set[int]:
     That is the last, when all that layers keep is there. In `fsdp2` gradients appear layer by layer, so it may also be
     the first; or the second where checkpoints wait in host memory, since the first layer's come back beside it.
     """
-    last = config.model.num_layers - 1
+    layers = range(config.model.num_layers)
     if not config.workload.fit:
-        return set(range(last + 1))
-    return {last} if config.engine.name != "fsdp2" else {min(int(config.workload.checkpoint_offload), last), last}
+        return set(layers)
+    first = 0 if config.engine.name != "fsdp2" else 2 if config.workload.checkpoint_offload else 1
+    return {*layers[:first], layers[-1]}
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:

@@ -4,6 +4,7 @@ A count has what operations return, and nothing that a kernel allocates for itse
 one operation; a CPU's is several, of which each returns a tensor. So `one_operation` takes its place.
 """
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -221,3 +222,20 @@ def test_layers_keep_what_their_forms_say_and_steps_peak_and_update_as_estimated
 @pytest.mark.faults  # half a minute
 def test_other_steps_peak_as_estimated() -> None:
     run(1, check_peaks, 1, MORE)
+
+
+def check_fit_peaks(rank: int) -> None:
+    """By a kernel whose scores are counted. Gradients are large beside what layers keep, and in the last case small. So
+    the largest moment is that of the first layer; where checkpoints wait in host memory it may be the second's."""
+    narrow = replace(SMALL, intermediate_size=32, num_heads=2)
+    for offload, model, seq_len in ((False, WIDE, 256), (True, WIDE, 256), (True, narrow, 512)):
+        options = {"activation_checkpointing": "full", "checkpoint_offload": offload}
+        workload = replace(TRAIN, single_step=True, timed_steps=1, **options)
+        real = trial(MethodConfig("single"), 1, model=model, seq_len=seq_len, workload=workload)
+        fits = replace(real, workload=replace(workload, fit=True))
+        expected, found = (counted_step(config, math.inf).peak for config in (real, fits))
+        assert found == pytest.approx(expected, rel=0.001), (offload, model)
+
+
+def test_a_step_that_asks_if_it_fits_peaks_as_a_real_one() -> None:
+    run(1, check_fit_peaks)
