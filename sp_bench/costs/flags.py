@@ -18,6 +18,10 @@ MAX_TRANSIENTS = 0.05  # of the timed steps; at least one makes a window of 20 o
 MAX_LEFTOVER_SHARE = 0.02  # of the peak: the smallest difference between methods that matters
 MAX_UNEVEN = 1.1  # of the slowest device's kernels alone to the median device's; on most machines it is below 1.04
 MIN_LIMIT_MS = 50.0
+OF_DEVICES = {  # what a run says at once and a report says too; every step waits for such a device
+    "thermal_slowdown": "a GPU that NVML reports in thermal slowdown",
+    "uneven_devices": "a GPU whose kernels alone take over 10% longer than the others'",
+}
 # Libraries keep workspaces for the life of the process, in a trial alone too: cuBLAS 32 MiB for each stream (Hopper).
 WORKSPACE_BYTES = 128 * 2**20
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise

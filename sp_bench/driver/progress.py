@@ -18,6 +18,7 @@ from rich.text import Text
 from sp_bench.config.options import as_overridden
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import EngineConfig, TrialConfig
+from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.rows.names import config_values, tell_apart
 
 if TYPE_CHECKING:  # every command prints, but few of them plan
@@ -27,10 +28,6 @@ FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
 REASON_WIDTH = 200  # characters of a trial's reason; its row has all of it
 LONGEST = 2 * REASON_WIDTH  # of it, escapes spelt out
-OF_MACHINE = {  # flags that a person may want to act on before the run goes on
-    "thermal_slowdown": "the temperature of a GPU slows it down, and every step waits for it",
-    "uneven_devices": "the kernels of one GPU take over 10% longer than the others', and every step waits for it",
-}
 LINES_WIDTH = 240  # columns of a table that goes to a file or a pipe
 
 Apart = Mapping[str, Sequence[tuple[str, Any]]]  # cell_id -> options that tell it apart, with its values
@@ -248,9 +245,9 @@ class Progress:
         if logs is not None:
             said += f"; trial {trial.trial_id}, logs: {logs}"
         self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
-        for flag, words in OF_MACHINE.items():
+        for flag, words in OF_DEVICES.items():
             if flag in flags:
-                self.note(f"flag {flag}: {words}")
+                self.note(f"flag {flag}: {words}; every step waits for it")
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""

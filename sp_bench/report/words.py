@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sp_bench.config.trial import TRAINING
+from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.report.cells import Cell
 from sp_bench.report.formats import counted, whole
 from sp_bench.report.series import OF_STEP, SINGLE_STEP, option_words
@@ -75,8 +76,7 @@ FLAGS = {
     "transient": "single steps over 5% off their neighbours, or a trend",
     "bimodal": "steps in a fast and a slow group",
     "host_bound": "steps that wait for the host",
-    "thermal_slowdown": "a device that its temperature slowed down",
-    "uneven_devices": "a device whose kernels alone take over 10% longer",
+    **OF_DEVICES,
     "loss_not_falling": "a loss that does not fall",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",

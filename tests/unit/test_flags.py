@@ -132,7 +132,7 @@ def test_a_loss_that_does_not_fall_from_the_first_timed_step_to_the_last_is_flag
         ([], []),
     ],
 )
-def test_a_device_that_its_temperature_slows_down_is_flagged_and_one_at_its_power_limit_is_not(reasons, flags):
+def test_a_device_in_thermal_slowdown_is_flagged_and_one_at_its_power_limit_is_not(reasons, flags):
     assert flags_of_devices([*({"throttle_reasons": each} for each in reasons), None], None) == flags
 
 

@@ -160,7 +160,7 @@ def test_a_run_says_once_that_a_gpu_is_slow(make_config, capsys):
         progress.finish(trial, "ok", None, 3.0, flags)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
-    assert lines[2].startswith("flag thermal_slowdown: the temperature of a GPU slows it down")
+    assert lines[2].startswith("flag thermal_slowdown: a GPU that NVML reports in thermal slowdown; every step waits")
 
 
 def test_the_columns_that_say_what_was_asked_for_are_columns_of_the_schema(make_config):

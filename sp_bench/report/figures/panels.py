@@ -244,12 +244,13 @@ def _dots_of(
         axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
     known = [(what, v) for what, read in marks if (v := read(cell)) is not None]
     styles: list[dict[str, Any]] = [mark(cell), *({**other, "color": GREY, "ls": "none"} for other in OTHER)]
-    for (_, value), style in zip(known, styles, strict=False):
+    styles = styles[: len(known)]
+    for (_, value), style in zip(known, styles, strict=True):
         axis.plot([value], [place], **style)
     right = max([v for _, v in known] + ([bounds[1]] if bounds else []))
     text = " / ".join(number(v) for _, v in known)
     axis.annotate(text, (right, place), (5, 0), textcoords="offset points", va="center", fontsize=6.5)
-    return [(what, value, style) for (what, value), style in zip(known, styles, strict=False)]
+    return [(what, value, style) for (what, value), style in zip(known, styles, strict=True)]
 
 
 def panel_in(look: Look, number: int, least_in: float = 1.9) -> float:
