@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from sp_bench.report.projection import Fit, Links, NotProjectable, attention_wor
 from .rows import cells_of, row
 
 RESULTS = Path(__file__).parents[2] / "results"
+PROJECTION = RESULTS.parent / "docs" / "PROJECTION.md"
 GIB = 2**30
 CAMPAIGNS = ("h200x2_fabrics", "h200x4_fabrics", "h200x2_train_step", "h200x4_train_step", "h200x4_attention")
 
@@ -68,7 +70,7 @@ def committed() -> list[Cell]:
 def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_committed_one():
     cells = [cell for cell in committed() if cell.memory_column == "max_peak_allocated_bytes"]
     steps = [c for c in cells if c.asked["workload"] == "train_step" and c.options["engine.name"] == "fsdp2"]
-    assert len(steps) >= 160
+    errors = []
     for cell in steps:
         row = next(row for row in reversed(cell.rows) if row["status"] == "ok")
         config = parse(TrialConfig, json.loads(row["config"]))
@@ -81,6 +83,29 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
+        errors.append(abs(predicted / min(cell.memory_bytes) - 1))
+    of_all = f"All {len(errors)} cells of `fsdp2` on GPUs in `results/` are within 3% (a test holds it)"
+    *others, _ = sorted(errors)
+    said = f"{of_all}. The median error is {median(errors):.1%}, and all but one are within {max(others):.1%}."
+    assert said in PROJECTION.read_text()
+
+
+def test_the_docs_have_how_wrong_predictions_of_all_committed_rows_were():
+    of_all = projection.fit(committed(), "h200")
+    lines = [
+        f"| {e.what} | {len(e.errors)} | {e.median:.1%} | {e.of_most:.1%} | {e.largest:.1%} | {e.worst} |"
+        for e in of_all.errors
+    ]
+    sets = list(map(len, of_all.steps.values()))
+    alone = sets.count(1)
+    lines += [
+        f"`9 of 10 within`: {of_all.band(True, 2):.0%} for a training step.",
+        f"{alone} of {len(sets)} sets have one cell",
+        f"Of {sum(sets)} cells on H200s, {sum(sets) - alone} share their options with another.",
+    ]
+    written = PROJECTION.read_text()
+    missing = [line for line in lines if line not in written]
+    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
 
 
 # Its peak is 23 GiB above that of the same step on cuDNN, which ran just before it in the same processes: 6 bytes a
@@ -497,7 +522,7 @@ def test_the_docs_have_where_a_search_would_start_on_gpus_of_80_gib():
     rungs, (ulysses, ring, *others) = longest_lines()
     assert ulysses.replace("Ulysses", "") == ring.replace("ring", "")  # one line for both
     methods = [ulysses.replace("Ulysses", "Ulysses, ring"), *others]
-    written = Path("docs/PROJECTION.md").read_text()
+    written = PROJECTION.read_text()
     missing = [line for line in (*rungs, *methods) if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
 
@@ -526,7 +551,7 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
         ours = f"{memory.peak(theirs.at(tokens)).bytes / GIB:.0f}", f"{theirs.guess(OF_H200, None, None) // 1000:,}K"
         edges = predicted_edge(one, 128), predicted_edge(two, 256)
         lines.append(f"| {' | '.join([rung, f'{tokens // 1000:,}K', f'{gb:.0f}', *ours, *edges])} |")
-    written = Path("docs/PROJECTION.md").read_text()
+    written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
     held = memory.held_on_host_bytes(refused.at(refused.shortest)) / GIB
