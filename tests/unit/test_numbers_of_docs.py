@@ -287,7 +287,9 @@ def summary() -> Iterator[str]:
     ours, published, best = (at(65536) for at in (kept_on_4, published_on_4, best_on_4))
     yield f"At 65,536 tokens it is {ratio(published, ours)} as fast as that of `hf_deepspeed` as published"
     yield f"and {ratio(best, ours)} as fast as at its best"
-    yield f"Ours reaches {kept_on_4(131072).mfu:.2f} MFU at 131,072 tokens"
+    mfu = max(kept_on_4(each).mfu for each in ON_4)
+    yield f"4 GPUs: Ulysses, by {by_over_rings_on_4()} over the ring"
+    yield f"from 32,768 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU"
     yield f"on cuDNN its step ties with ours, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
 
 
@@ -353,6 +355,40 @@ def training_step() -> Iterator[str]:
     yield f"at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
 
 
+# Whole steps on 4 H200s, with attention kept, and of `hf_deepspeed`.
+STEPS_ON_4, ON_4 = "h200x4_step_methods_2", (32768, 65536, 98304, 131072)
+
+
+def kept_on_4(seq_len: int, method: str = "ulysses") -> Cell:
+    return cell(STEPS_ON_4, method, seq_len=seq_len, activation_checkpointing="selective")
+
+
+def rings_on_4() -> list[float]:
+    """How many times as long as Ulysses the ring takes."""
+    return [ratio_of_medians(kept_on_4(each, "ring"), kept_on_4(each)) for each in ON_4]
+
+
+def by_over_rings_on_4() -> str:
+    return f"{100 * min(rings_on_4()) - 100:.0f} to {100 * max(rings_on_4()) - 100:.0f}%"
+
+
+@line("A whole training step, 4 GPUs")
+def training_step_on_4() -> Iterator[str]:
+    yield f"Ulysses, by {by_over_rings_on_4()}"
+    taken = [f"{each:.3f}x" for each in rings_on_4()]
+    yield "takes {} as long at 32,768 tokens, {} at 65,536, {} at 98,304 and {} at 131,072".format(*taken)
+    longest, ring = kept_on_4(131072), kept_on_4(131072, "ring")
+    yield f"where Ulysses takes {ms(longest)} ms"
+    mfu = [f"{kept_on_4(each).mfu:.2f}" for each in ON_4]
+    yield "reaches {} MFU at 32,768 tokens, {} at 65,536, {} at 98,304 and {} at 131,072".format(*mfu)
+    yield f"{gib(longest)} against {gib(ring)} GiB at 131,072"
+    plain = [cell(STEPS_ON_4, "ulysses", seq_len=each, activation_checkpointing="none") for each in ON_4[:2]]
+    yield f"{plain[0].mfu:.2f} MFU at 32,768 tokens and {plain[1].mfu:.2f} at 65,536"
+    yield f"({ms(plain[1])} ms, {gib(plain[1])} GiB)"
+    assert not any("uneven_devices" in each.flags for each in campaign(STEPS_ON_4))
+    yield f"{replicates(*campaign(STEPS_ON_4))}, 817eb16"
+
+
 @line("Our step and Hugging Face's, 2 GPUs")
 def hugging_face() -> Iterator[str]:
     name = "h200x2_step_options"
@@ -374,14 +410,6 @@ def hugging_face() -> Iterator[str]:
     yield f"its best one at each length, beside {len(kept.step_ms)} and {len(longer[1].step_ms)} of ours"
 
 
-# Whole steps on 4 H200s, of Ulysses with attention kept and of `hf_deepspeed`.
-STEPS_ON_4 = "h200x4_step_methods_2"
-
-
-def kept_on_4(seq_len: int, method: str = "ulysses") -> Cell:
-    return cell(STEPS_ON_4, method, seq_len=seq_len, activation_checkpointing="selective")
-
-
 def published_on_4(seq_len: int) -> Cell:
     return cell(STEPS_ON_4, THEIRS, seq_len=seq_len, **FA2)
 
@@ -392,28 +420,19 @@ def best_on_4(seq_len: int) -> Cell:
 
 @line("The same on 4 H200s")
 def hugging_face_on_4() -> Iterator[str]:
-    lengths = (32768, 65536, 98304, 131072)
-    _, middle, long, longest = ours = [kept_on_4(each) for each in lengths]
+    _, middle, long, longest = (kept_on_4(each) for each in ON_4)
     published = [published_on_4(each) for each in (65536, 98304)]
     yield f"Ours, by {ratio(published[0], middle)} at 65,536 tokens over `hf_deepspeed` at its published settings"
     yield f"{ms(middle)} against {ms(published[0])} ms"
     yield f"At 98,304 by {ratio(published[1], long)} ({ms(long)} against {ms(published[1])} ms)"
-    best = [best_on_4(each) for each in lengths]
+    best = [best_on_4(each) for each in ON_4]
     yield f"By {ratio(best[1], middle)} over its best at 65,536 tokens ({ms(best[1])} ms)"
     yield f"by {ratio(best[2], long)} at 98,304 ({ms(best[2])} ms)"
     yield f"by {ratio(best[3], longest)} at 131,072 ({ms(longest)} against {ms(best[3])} ms)"
-    mfu = [f"{each.mfu:.2f}" for each in ours]
-    yield "Ours reaches {} MFU at 32,768 tokens, {} at 65,536, {} at 98,304 and {} at 131,072".format(*mfu)
-    plain = [cell(STEPS_ON_4, "ulysses", seq_len=each, activation_checkpointing="none") for each in lengths[:2]]
-    yield f"recomputes nothing it reaches {plain[0].mfu:.2f} at 32,768 and {plain[1].mfu:.2f} at 65,536"
-    yield f"({ms(plain[1])} ms, {gib(plain[1])} GiB)"
-    rings = [kept_on_4(each, "ring") for each in lengths]
-    yield f"Our ring takes {span([ratio_of_medians(*pair) for pair in zip(rings, ours, strict=True)], 3)} as long"
-    assert not any("uneven_devices" in each.flags for each in campaign(STEPS_ON_4))
     yield f"{replicates(*campaign(STEPS_ON_4))}, 817eb16"
     slow = "h200x4_step_methods"
     assert all("uneven_devices" in each.flags for each in campaign(slow))
-    kept = [cell(slow, "ulysses", seq_len=each, activation_checkpointing="selective") for each in lengths[:2]]
+    kept = [cell(slow, "ulysses", seq_len=each, activation_checkpointing="selective") for each in ON_4[:2]]
     short, middle = (ratio(cell(slow, THEIRS, seq_len=each.asked["seq_len"]), each) for each in kept)
     yield f"with one slow GPU, ours leads by {middle} at 65,536 tokens and by {short} at 32,768"
 
