@@ -344,6 +344,17 @@ def test_a_figure_of_dots_says_what_lengths_and_panels_only_the_table_has(monkey
     assert "Panels that only the table has: 1." in cut.caption
 
 
+@pytest.mark.parametrize(("slower", "shared"), [(2.0, True), (5.0, False)])
+def test_panels_over_the_length_share_their_y_axis_unless_their_values_are_far_apart(slower: float, shared: bool):
+    of_two = (("cudnn", 1e15), ("flash_attn", 1e15 / slower))
+    rows = [on_gpus(seq_len=n, kernel=k, attention_flops_per_s=v) for n in (1024, 2048, 4096) for k, v in of_two]
+    found = panels.panels(settings(cells_of(rows)), lambda cell: cell.middle("attention_flops_per_s"))
+    (plot,) = panels.over_length("any", found, lambda cell: cell.middle("attention_flops_per_s"), "", Look(), "")
+    first, second = (axis.get_ylim() for axis in plot.figure.axes)
+    assert (first == second) == shared
+    assert ("The panels' y axes differ." in plot.caption) == (not shared)
+
+
 def test_a_figure_holds_what_its_rows_say() -> None:
     found = cells_of(campaign())
     (ratios,) = draw(settings(found), found, only=["ratios"])

@@ -30,6 +30,7 @@ MOST_PANELS = 12  # of one figure; the table has what is left out
 FEW = 3  # lengths that make a line
 MOST_DOTTED = 8  # panels of dots
 MOST_DOTS = 16  # lines of a panel of dots
+MOST_APART = 4  # largest values of panels that share one y axis: else nothing would be seen of the lowest
 LEAST_SPREAD = 0.1  # of an axis of dots, over its largest value: less would make nothing look like much
 ROW_IN, PANEL_IN = 0.17, 1.75
 OTHER = (
@@ -130,7 +131,8 @@ def is_first(axis: Axes) -> bool:
 
 
 def over_length(name: str, found: Sequence[Panel], value: Value, label: str, look: Look, caption: str) -> list[Plot]:
-    """One figure of the panels that have three lengths or more. The y axis begins at zero."""
+    """One figure of the panels that have three lengths or more. The y axis begins at zero. The panels share it,
+    unless their values are far apart."""
     long = [panel for panel in found if len(panel.lengths) >= FEW]
     if not long:
         return []
@@ -161,9 +163,14 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
         if panel.limit is not None:
             axis.axhline(panel.limit, color=BLACK, lw=0.9)
         length_axis(axis, [*panel.lengths, *(c.asked["seq_len"] for c in panel.edges)], panel_in(look, len(axes)) - 0.5)
-        axis.set_ylim(0, 1.06 * axis.get_ylim()[1])
         axis.set_title(wrapped_title(panel.title, look, len(axes)), loc="left")
-    for axis in axes:
+    tops = [axis.get_ylim()[1] for axis in axes]
+    if max(tops) > MOST_APART * min(tops):
+        caption += " The panels' y axes differ."
+    else:
+        tops = [max(tops)] * len(axes)
+    for axis, top in zip(axes, tops, strict=True):
+        axis.set_ylim(0, 1.06 * top)
         if is_first(axis):
             axis.set_ylabel(label)
         axis.set_xlabel("tokens")
