@@ -99,7 +99,7 @@ def test_the_docs_have_how_wrong_predictions_of_all_committed_rows_were():
     sets = list(map(len, of_all.steps.values()))
     alone = sets.count(1)
     lines += [
-        f"`9 of 10 within`: {of_all.band(True, 2):.0%} for a training step.",
+        f"`9 of 10 within`: {of_all.band(True, 2):.1%} for a training step.",
         f"{alone} of {len(sets)} sets have one cell",
         f"Of {sum(sets)} cells on H200s, {sum(sets) - alone} share their options with another.",
     ]
