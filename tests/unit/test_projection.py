@@ -527,6 +527,17 @@ def test_the_docs_have_where_a_search_would_start_on_gpus_of_80_gib():
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
 
 
+def test_the_docs_have_how_many_times_as_many_tokens_the_ring_fits_where_attention_is_kept():
+    fits: dict[str, list[int]] = {}  # by method: of Qwen3-4B on 2 GPUs first
+    for search in sweep.read(overrides.read_arguments(["sweep=longest_projected"])).searches:
+        if search.config.workload.activation_checkpointing == "selective":
+            fits.setdefault(search.config.method.name, []).append(search.guess(None, None, None))
+    ratios = [ring / ulysses for ring, ulysses in zip(fits["ring"], fits["ulysses"], strict=True)]
+    assert f"the ring fits {min(ratios):.2f}x to {max(ratios):.2f}x as many tokens" in PROJECTION.read_text()
+    readme = (PROJECTION.parents[1] / "README.md").read_text()
+    assert f"the ring should fit {ratios[0]:.2f}x as many tokens (predicted)" in readme
+
+
 # Tokens, and GB of the device, in files of Arctic Long Sequence Training: docs/PROJECTION.md names them.
 PUBLISHED = {
     "optimizer in host memory, whole layers recomputed": (65_000, 137.36),
