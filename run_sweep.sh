@@ -11,6 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")"
 source .ci/environment.sh
 
 prepare_environment
+unset PYTHONDONTWRITEBYTECODE  # a sweep starts many processes: each would compile the package anew
 case "${1:-}" in
   sweep=*) ;;
   "" | -* | *=*) set -- sweep=smoke "$@" ;;
