@@ -36,6 +36,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
     if not shown:
         return []
+    most = max(cell.communication.counted_bytes or 0.0 for _, cells in shown for cell in cells)
+    unit, per_gib = ("GiB", 1) if most > GIB / 16 else ("MiB", 1024)  # of the axis; the data are in GiB
     figure, axes = grid(look, len(shown), 1.75, 2.2)
     handles: dict[str, Line2D] = {}
     lines: dict[str, Line2D] = {}  # of the closed form
@@ -47,7 +49,10 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
             curve = [(size, sent) for size in RANKS if (sent := _closed(pattern, here[0], size)) is not None]
             style = "--" if pattern == "all_gather" else "-"
             (lines[words.METHODS[pattern]],) = axis.plot(
-                *zip(*curve, strict=True), color=COLOURS[pattern], lw=1, ls=style
+                *zip(*((size, sent * per_gib) for size, sent in curve), strict=True),
+                color=COLOURS[pattern],
+                lw=1,
+                ls=style,
             )
             data += [
                 {
@@ -63,11 +68,11 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         for place, cell in enumerate(drawn_cells):
             x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
             counted = (cell.communication.counted_bytes or 0.0) / GIB
-            (drawn,) = axis.plot([x], [counted], **mark(cell))
+            (drawn,) = axis.plot([x], [counted * per_gib], **mark(cell))
             handles.setdefault(words.plain_method(cell), drawn)
             data.append({**about(cell), "what": "counted", "gib": counted, "trial_ids": trial_ids(cell)})
             if (wire := cell.middle("comm_wire_bytes")) is not None:
-                (drawn,) = axis.plot([x], [wire / GIB], marker="x", color=BLACK, ms=3.5, ls="none")
+                (drawn,) = axis.plot([x], [wire / GIB * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
                 handles.setdefault("NVLink's counters", drawn)
                 data.append({**about(cell), "what": "wire", "gib": wire / GIB, "trial_ids": trial_ids(cell)})
         rank_axis(axis, RANKS)
@@ -78,7 +83,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         axis.set_title(wrapped_title(title, look, len(axes)), loc="left")
         axis.set_xlabel("ranks")
         if is_first(axis):
-            axis.set_ylabel("GiB sent a rank")
+            axis.set_ylabel(f"{unit} sent a rank")
     legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
     return [Plot("bytes", "", figure, CAPTION, pd.DataFrame(data))]
 
