@@ -16,7 +16,7 @@ from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
 from sp_bench.report.cells import cells, of_equal_steps
-from sp_bench.report.figures import NAMES, draw, panels
+from sp_bench.report.figures import NAMES, draw, panels, traffic
 from sp_bench.report.findings import findings
 from sp_bench.report.formats import in_bytes, number
 from sp_bench.report.selection import select
@@ -353,6 +353,16 @@ def test_panels_over_the_length_share_their_y_axis_unless_their_values_are_far_a
     first, second = (axis.get_ylim() for axis in plot.figure.axes)
     assert (first == second) == shared
     assert ("The panels' y axes differ." in plot.caption) == (not shared)
+
+
+@pytest.mark.parametrize(("counted_bytes", "unit"), [(2**20, "MiB"), (2**30, "GiB")])
+def test_sent_bytes_are_drawn_in_a_unit_of_their_size_and_kept_in_gib(counted_bytes: float, unit: str) -> None:
+    found = cells_of([on_gpus(comm_counted_bytes=counted_bytes, **ULYSSES)])
+    (plot,) = traffic.draw(settings(found), Look())
+    (axis,) = plot.figure.axes
+    assert axis.get_ylabel() == f"{unit} sent a rank"
+    assert [1.0] in [list(line.get_ydata()) for line in axis.get_lines()]
+    assert set(plot.data[plot.data.what == "counted"].gib) == {counted_bytes / 2**30}
 
 
 def test_a_figure_holds_what_its_rows_say() -> None:
