@@ -24,11 +24,14 @@ LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
 # twice. Lengths are rounded to an eighth of a resolution: where the first step crosses the edge, no bisection is left.
 FIRST_STEPS = (0.87, 3.0)
-# of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows; and of the host's, a rank
+# of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 OUTSIDE_BYTES = 4 * 2**30
+# of a host's free memory, for each rank: its process, 2 to 7 GiB beside what is counted, and the driver, compilers and
+# files in memory. Two searches ran out of host memory where less than 8 GiB a rank would have been left
+OUTSIDE_ON_HOST_BYTES = 8 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.78
-# to 0.92 in five searches with torch's own. With expandable_segments what fitted took 0.92 to 0.99, and what did not
-# would have taken 0.99 to 1.03, in eleven
+# to 0.92 in six searches with torch's own. With expandable_segments what fitted took 0.92 to 0.99, and what did not
+# would have taken 0.98 to 1.03, in thirteen; without NCCL's memory, on one GPU, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 # how a whole step may end that says nothing of memory -> what that leaves of a bracket
@@ -97,7 +100,7 @@ class Search:
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
         room = (min(known) - OUTSIDE_BYTES) * TENSORS_SHARE[config.hardware.allocator]
-        host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_BYTES
+        host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
         return self._longest(lambda tried: memory.peak(tried).bytes <= room and _on_host_bytes(tried) <= host)
 
     def longest_on_host(self, host_bytes: int | None) -> int | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -15,10 +15,11 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.driver import overrides, sweep
-from sp_bench.driver.search import OUTSIDE_BYTES, STARTS_FROM, TENSORS_SHARE, Search
+from sp_bench.driver.search import OUTSIDE_BYTES, OUTSIDE_ON_HOST_BYTES, STARTS_FROM, TENSORS_SHARE, Search
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.report import advice, projection
 from sp_bench.report.cells import Cell
+from sp_bench.report.limits import limits
 from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work
 
 from .rows import cells_of, row
@@ -127,7 +128,7 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 48,
+        "hf_deepspeed": 51,
         "hf_trainer": 2,
         "trl_sft": 12,
         "hf_fsdp2": 5,
@@ -234,7 +235,7 @@ def test_a_search_with_offloaded_checkpoints_starts_at_what_the_host_holds(qwen)
     ulysses = replace(qwen, method=MethodConfig("ulysses", "contiguous"), workload=kept)
     step = Search(ulysses)  # of which the device holds more than the host
     guess = step.guess(80 * GIB, 256 * GIB, None)
-    room = 256 * GIB - qwen.world_size * OUTSIDE_BYTES
+    room = 256 * GIB - qwen.world_size * OUTSIDE_ON_HOST_BYTES
     assert memory.held_on_host_bytes(step.at(guess)) <= room < memory.held_on_host_bytes(step.at(guess + 64))
     assert guess < step.guess(80 * GIB, None, None)
 
@@ -560,7 +561,7 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
     for (rung, (tokens, gb)), one, two in zip(PUBLISHED.items(), searches[:4], searches[4:8], strict=True):
         theirs = Search(replace(one.config, model=refused.config.model))
         ours = f"{memory.peak(theirs.at(tokens)).bytes / GIB:.0f}", f"{theirs.guess(OF_H200, None, None) // 1000:,}K"
-        edges = predicted_edge(one, 128), predicted_edge(two, 256)
+        edges = predicted_edge(one, 125), predicted_edge(two, 251)
         lines.append(f"| {' | '.join([rung, f'{tokens // 1000:,}K', f'{gb:.0f}', *ours, *edges])} |")
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
@@ -568,3 +569,46 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
     held = memory.held_on_host_bytes(refused.at(refused.shortest)) / GIB
     assert f"{held:.0f} GiB of host memory before a process has any" in written
     assert refused.guess(OF_H200, 128 * GIB, None) == 0
+
+
+def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
+    """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
+    on_h200s = ("h200x2_theirs", "h200x2_longest", "h200x2_longest_2", "h200x4_longest", "h200x4_longest_2")
+    searches = {*on_h200s, "h100_longest", "h200x1_longest"}
+    found = [each for each in limits([c for c in committed() if c.rows[0]["folder"] in searches]) if each.largest_ok]
+    lines = []
+    for each in found:
+        longest, fails = cast(Cell, each.largest_ok), each.smallest_oom
+        row = next(row for row in longest.rows if row["status"] == "ok")
+        peak = memory.peak_of_row(parse(TrialConfig, json.loads(row["config"])), row)
+        # it computed attention in the last layer alone, which is not where a real step peaks
+        predicted = peak.last_layer if row["folder"] == "h200x4_longest" else peak.bytes
+        beyond = f"{fails.asked['seq_len']:,}{' (host)' if each.of_whom else ''}" if fails else "not reached"
+        sizes = predicted, row["max_peak_allocated_bytes"], max(row["peak_reserved_bytes"])
+        of_model, of_row, reserved = (f"{size / GIB:.1f}" for size in sizes)
+        lines.append(f"| {longest.asked['seq_len']:,} | {beyond} | {of_model}, {of_row} | {reserved} |")
+    lines.remove("| 38,400 | not reached | 73.4, 73.0 | 76.6 |")  # its search was cut off at its first length
+    written = PROJECTION.read_text()
+    missing = [line for line in lines if line not in written]
+    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
+    assert len(lines) == 15
+
+
+def test_the_docs_have_how_far_the_model_is_from_the_rows_of_other_engines():
+    rows: dict[str, list[tuple[float, int, int]]] = {}  # of an engine: error, GPUs, tokens of one
+    for of_row, config in steps_of_other_engines("ok"):
+        if (of_row["folder"], config.engine.name, config.kernel.name) not in LEFTOVERS:
+            error = abs(memory.peak_of_row(config, of_row).bytes / of_row["max_peak_allocated_bytes"] - 1)
+            rows.setdefault(config.engine.name, []).append((error, config.sp_size, config.seq_len // config.sp_size))
+    written = PROJECTION.read_text()
+    for engine, found in rows.items():
+        errors, ranks, tokens = map(sorted, zip(*found, strict=True))
+        gpus = ", ".join(map(str, dict.fromkeys(ranks)))
+        of_a_gpu = (", " if len(set(tokens)) == 2 else " to ").join(
+            f"{n:,}" for n in dict.fromkeys((tokens[0], tokens[-1]))
+        )
+        line = f"| `{engine}` | {len(found)} | {gpus} | {of_a_gpu} | {median(errors):.2%} | {errors[-1]:.2%} |"
+        assert line in written
+    ran_out = [memory.peak(c).bytes / GIB for _, c in steps_of_other_engines("oom") if c.engine.name != "megatron"]
+    assert f"{min(ran_out):.1f} to {max(ran_out):.1f}. The" in written
+    assert (len(ran_out), "Seventeen rows of `hf_deepspeed` and `trl_sft` ran out" in written) == (17, True)
