@@ -1,21 +1,22 @@
 """How long before memory runs out: memory over the length with the device's capacity, and the bracket of the longest
 sequence that fits."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from sp_bench.report import words
 from sp_bench.report.cards import memory_gib
 from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
-from sp_bench.report.figures.style import BLACK, Look, Plot, length_axis, mark, trial_ids, wrapped
+from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, colour, legend, tokens_axis, trial_ids, wrapped
 from sp_bench.report.formats import GIB
 from sp_bench.report.limits import Limit, capacity_gib
 from sp_bench.report.longest import NOT_REACHED, ends, is_fit_only, longest, tries
@@ -112,78 +113,68 @@ def _with_capacity(panel: Panel) -> Panel:
 
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    """A line a method and number of GPUs, of the settings in which anything ran out of memory or was to fit; an arrow
-    where nothing longer did."""
+    """A bar a method and number of GPUs, of the settings in which anything ran out of memory or was to fit: the longest
+    first. An arrow where nothing longer did. Lengths are linear: on a logarithmic axis both ends of a bracket of 4%
+    are one mark."""
     found = longest(settings)
     if found is None:
         return []
-    rows = found.limits
-    width = 58 if look.width_in > 5 else 28
-    named = [
-        f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in zip(found.names, rows, strict=True)
+    named = sorted(zip(found.names, found.limits, strict=True), key=lambda each: _lengths(each[1])[0])
+    wide = look.width_in > 5
+    labels = [
+        wrapped(f"{name}{', fit only' if is_fit_only(limit) else ''}", 58 if wide else 28) for name, limit in named
     ]
-    names = [wrapped(name, width) for name in reversed(named)]
-    tallest = max(name.count("\n") for name in names)
-    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(rows) + 0.85)
+    tallest = max(label.count("\n") for label in labels)
+    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(named) + 0.85)
     axis = figure.subplots()
-    data = []
-    drawn = [end for limit in rows for end in (limit.largest_ok, limit.smallest_oom) if end is not None]
-    lengths = [math.log2(end.asked["seq_len"]) for end in drawn]
-    for place, (name, limit) in enumerate(zip(reversed(found.names), reversed(rows), strict=True)):
-        ran, failed = limit.largest_ok, limit.smallest_oom
-        tokens = [c.asked["seq_len"] for c in (ran, failed) if c is not None]
-        axis.plot(tokens, [place] * len(tokens), color="#999999", lw=1.2)
-        if ran is not None:
-            axis.plot([ran.asked["seq_len"]], [place], **mark(ran))
-        if failed is not None:
-            axis.plot([failed.asked["seq_len"]], [place], **_failure(limit))
+    handles: dict[str, Artist] = {"fits": Patch(facecolor=GREY)}
+    for place, (_, limit) in enumerate(named):
+        fits, fails = _lengths(limit)
+        if limit.largest_ok is not None:
+            ink = colour(limit.largest_ok)
+            axis.barh(place, fits, height=0.6, facecolor="white" if limit.largest_ok.is_library else ink, edgecolor=ink)
         if limit.is_open:
             across = axis.get_yaxis_transform()  # x from 0 to 1
-            axis.annotate("", (1, place), (tokens[0], place), xycoords=across, textcoords="data", arrowprops=OPEN)
-        if look.width_in > 5:
-            fits, fails = ends(limit)
-            told = fits if limit.is_open else f"[{fits}, {fails}]"
-            axis.text(1.02, place, told, fontsize=6.5, va="center", transform=axis.get_yaxis_transform())
-        data.append(_data(name, limit))
-    axis.set_yticks(range(len(rows)), names, fontsize=6.5)
-    axis.set_ylim(-0.7, len(rows) - 0.3)
-    powers = range(math.floor(min(lengths)), math.ceil(max(lengths)) + 1)  # the exact lengths stand beside
-    length_axis(axis, [2**power for power in powers], look.width_in / 2)
+            axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
+            handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")
+        whose = f", {limit.of_whom}" if limit.of_whom else ""
+        if fails is not None:
+            hatch = "...." if whose else "/////"
+            axis.barh(place, fails - fits, left=fits, height=0.6, facecolor="white", edgecolor="#777777", hatch=hatch)
+            axis.plot([fails, fails], [place - 0.42, place + 0.42], color=BLACK, lw=1.4)
+            unknown = Patch(facecolor="white", edgecolor="#777777", hatch=hatch)
+            handles.setdefault(f"not known, up to what does not fit{whose}", unknown)
+        elif limit.smallest_oom is not None:  # at a shorter length
+            (drawn,) = axis.plot([limit.smallest_oom.asked["seq_len"]], [place], marker="X", ls="none", **SHORTER)
+            handles.setdefault(f"did not fit{whose}", drawn)
+        if wide:
+            said = ends(limit)[0] if limit.is_open else "[{}, {}]".format(*ends(limit))
+            axis.text(1.02, place, said, fontsize=6.5, va="center", transform=axis.get_yaxis_transform())
+    if any(limit.cells[0].is_library for _, limit in named):
+        handles["fits, of a library"] = Patch(facecolor="white", edgecolor=GREY)
+    axis.set_yticks(range(len(named)), labels, fontsize=6.5)
+    axis.set_ylim(-0.7, len(named) - 0.3)
+    axis.grid(axis="y", visible=False)
+    most = max(_lengths(limit)[1] or _lengths(limit)[0] for _, limit in named)
+    tokens_axis(axis, most, look.width_in / 3, room=0.12 if any(limit.is_open for _, limit in named) else 0.03)
     axis.set_xlabel("tokens")
-    marks: dict[str, dict[str, Any]] = {"the longest that fits": {"marker": "o", "color": BLACK, "ls": "none"}}
-    marks |= {FAILURES[limit.of_whom]: _failure(limit) for limit in rows if limit.smallest_oom is not None}
-    if any(limit.is_open for limit in rows):
-        marks[f"the edge is {NOT_REACHED}"] = {"marker": ">", "color": "#999999", "ls": ":", "mfc": "white"}
-    figure.legend(
-        [Line2D([], [], **each) for each in marks.values()],
-        [*marks],
-        loc="outside lower center",
-        ncols=min(len(marks), 3) if look.width_in > 5 else 1,
+    legend(figure, handles, look)
+    caption = (
+        f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
+        "says whether it fits. Fit only: most layers' attention was left out."
     )
-    return [
-        Plot(
-            "memory",
-            "longest",
-            figure,
-            f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
-            "says whether it fits. Fit only: most layers' attention was left out.",
-            pd.DataFrame(data),
-        )
-    ]
+    data = pd.DataFrame([_data(name, limit) for name, limit in reversed(named)])
+    return [Plot("memory", "longest", figure, caption, data)]
 
 
+SHORTER: dict[str, Any] = {"mfc": "white", "mec": BLACK, "ms": 6}
 OPEN = {"arrowstyle": "-|>", "color": "#999999", "fc": "white", "ls": ":", "lw": 1.0, "shrinkA": 3, "shrinkB": 0}
-FAILURES = {
-    "": "the shortest that does not",
-    "host memory": "the shortest that does not, by host memory",
-    "at times host memory": "the shortest that does not, at times by host memory",
-}
 
 
-def _failure(limit: Limit) -> dict[str, Any]:
-    """The mark of the shortest that does not fit."""
-    shape = {"marker": "s", "mfc": "white", "mew": 1.0} if limit.of_whom else {"marker": "x", "mew": 1.4}
-    return {**shape, "color": BLACK, "ls": "none"}
+def _lengths(limit: Limit) -> tuple[int, int | None]:
+    """Tokens that fit, 0 where nothing is known to, and more that do not."""
+    fits, fails = (end and end.asked["seq_len"] for end in (limit.largest_ok, limit.smallest_oom))
+    return fits or 0, fails if fails is not None and fails > (fits or 0) else None
 
 
 def _data(name: str, limit: Limit) -> dict[str, object]:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from PIL import Image
 
@@ -136,7 +136,7 @@ def line(cell: Cell) -> dict[str, Any]:
     return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
 
 
-def legend(figure: Figure, handles: Mapping[str, Line2D], look: Look) -> None:
+def legend(figure: Figure, handles: Mapping[str, Artist], look: Look) -> None:
     """Below the panels, as many abreast as the width holds."""
     if not handles:
         return
@@ -159,6 +159,17 @@ def length_axis(axes: Axes, lengths: Iterable[int], width_in: float) -> None:
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tokens(round(value))))
     axes.set_xlim(known[0] / 1.25, known[-1] * 1.25)
+
+
+def tokens_axis(axes: Axes, most: int, width_in: float, *, room: float) -> None:
+    """Linear from zero to `most`, with multiples of a power of two as far as labels have room: 0, 128K, 256K. `room`:
+    that is left beyond, over `most`."""
+    step = 1
+    while most / step * TICK_IN > width_in:
+        step *= 2
+    axes.xaxis.set_major_locator(FixedLocator(range(0, most + 1, step)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: tokens(round(value))))
+    axes.set_xlim(0, (1 + room) * most)
 
 
 def tokens(number: int) -> str:
