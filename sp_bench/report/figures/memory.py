@@ -121,44 +121,46 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         return []
     named = sorted(zip(found.names, found.limits, strict=True), key=lambda each: _lengths(each[1])[0])
     wide = look.width_in > 5
-    labels = [
-        wrapped(f"{name}{', fit only' if is_fit_only(limit) else ''}", 58 if wide else 28) for name, limit in named
-    ]
+    told = [f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in named]
+    numbers = [ends(limit)[0] if limit.is_open else "[{}, {}]".format(*ends(limit)) for _, limit in named]
+    if not wide:
+        told = [f"{name}: {number}" for name, number in zip(told, numbers, strict=True)]
+    labels = [wrapped(name, 58 if wide else 28) for name in told]
     tallest = max(label.count("\n") for label in labels)
-    figure = look.figure((ROW_IN + 0.03 + 0.1 * tallest) * len(named) + 0.85)
+    figure = look.figure((ROW_IN + 0.03 + 0.125 * tallest) * len(named) + 0.85)
     axis = figure.subplots()
-    handles: dict[str, Artist] = {"fits": Patch(facecolor=GREY)}
+    handles: dict[str, Artist] = {}
+    across = axis.get_yaxis_transform()  # x from 0 to 1
     for place, (_, limit) in enumerate(named):
         fits, fails = _lengths(limit)
         if limit.largest_ok is not None:
-            ink = colour(limit.largest_ok)
-            axis.barh(place, fits, height=0.6, facecolor="white" if limit.largest_ok.is_library else ink, edgecolor=ink)
+            ink, library = colour(limit.largest_ok), limit.largest_ok.is_library
+            axis.barh(place, fits, height=0.6, facecolor="white" if library else ink, edgecolor=ink)
+            fit = Patch(facecolor="white" if library else GREY, edgecolor=GREY)
+            handles.setdefault("fits, of a library" if library else "fits", fit)
         if limit.is_open:
-            across = axis.get_yaxis_transform()  # x from 0 to 1
             axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
             handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")
         whose = f", {limit.of_whom}" if limit.of_whom else ""
         if fails is not None:
             hatch = "...." if whose else "/////"
             axis.barh(place, fails - fits, left=fits, height=0.6, facecolor="white", edgecolor="#777777", hatch=hatch)
-            axis.plot([fails, fails], [place - 0.42, place + 0.42], color=BLACK, lw=1.4)
+            axis.plot([fails, fails], [place - 0.42, place + 0.42], color=BLACK, lw=0.8)
             unknown = Patch(facecolor="white", edgecolor="#777777", hatch=hatch)
             handles.setdefault(f"not known, up to what does not fit{whose}", unknown)
         elif limit.smallest_oom is not None:  # at a shorter length
             (drawn,) = axis.plot([limit.smallest_oom.asked["seq_len"]], [place], marker="X", ls="none", **SHORTER)
             handles.setdefault(f"did not fit{whose}", drawn)
         if wide:
-            said = ends(limit)[0] if limit.is_open else "[{}, {}]".format(*ends(limit))
-            axis.text(1.02, place, said, fontsize=6.5, va="center", transform=axis.get_yaxis_transform())
-    if any(limit.cells[0].is_library for _, limit in named):
-        handles["fits, of a library"] = Patch(facecolor="white", edgecolor=GREY)
+            axis.text(1.02, place, numbers[place], fontsize=6.5, va="center", transform=across)
     axis.set_yticks(range(len(named)), labels, fontsize=6.5)
     axis.set_ylim(-0.7, len(named) - 0.3)
     axis.grid(axis="y", visible=False)
     most = max(_lengths(limit)[1] or _lengths(limit)[0] for _, limit in named)
     tokens_axis(axis, most, look.width_in / 3, room=0.12 if any(limit.is_open for _, limit in named) else 0.03)
     axis.set_xlabel("tokens")
-    legend(figure, handles, look)
+    of_fits_first = dict(sorted(handles.items(), key=lambda each: not each[0].startswith("fits")))
+    legend(figure, of_fits_first, look)
     caption = (
         f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
         "says whether it fits. Fit only: most layers' attention was left out."
