@@ -168,8 +168,10 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_belo
             config = parse(TrialConfig, json.loads(ran["config"]))
             held = memory.held_on_host_bytes(config) / config.world_size
             ratios.append(held / (ran["max_peak_host_bytes"] - process))
-    assert len(ratios) >= 20
     assert 0.89 < min(ratios) <= max(ratios) < 1
+    least, most = (f"{100 * (1 / ratio - 1):.0f}" for ratio in (max(ratios), min(ratios)))
+    said = f"In the {len(ratios)} committed rows a rank holds {least} to {most}% more than the closed form says"
+    assert said in " ".join(PROJECTION.read_text().split())
 
 
 def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
