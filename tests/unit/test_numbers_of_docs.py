@@ -935,6 +935,21 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
     assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
 
 
+def test_readme_and_projection_have_how_many_times_as_many_tokens_ulysses_fits_on_4_gpus():
+    ulysses = ends("h200x4_longest_2", "ulysses", SEGMENTS)
+    best, published = (ends("h200x4_longest_2", THEIRS, allocator) for allocator in (SEGMENTS, None))
+    of_best, of_published = ((ulysses[0] / fails, ulysses[1] / fits) for fits, fails in (best, published))
+    readme, projection = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/PROJECTION.md"))
+    more, about = (
+        "{:.1f} to {:.1f} times as many".format(*of_published),
+        "{:.2f} to {:.2f} times as many".format(*of_best),
+    )
+    assert f"Ulysses fits {whole(ulysses[0])} tokens, {more} as `hf_deepspeed`" in readme
+    assert f"and {about} as at its best" in readme
+    assert f"On 4 GPUs Ulysses fits {more} as `hf_deepspeed`" in projection
+    assert f"overlap: {about}" in projection
+
+
 # The tables of docs/METHODS.md under "The full training step" and "Every library on each kernel".
 
 # Model, tokens and what is recomputed -> campaign, and what else is asked of its cells.

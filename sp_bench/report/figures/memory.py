@@ -114,8 +114,8 @@ def _with_capacity(panel: Panel) -> Panel:
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     """A bar a method and number of GPUs, of the settings in which anything ran out of memory or was to fit: the longest
-    first. An arrow where nothing longer did. Lengths are linear: on a logarithmic axis both ends of a bracket of 4%
-    are one mark."""
+    first. An arrow: nothing longer ran out of memory. Lengths are linear: on a logarithmic axis both ends of a bracket
+    of 4% are one mark."""
     found = longest(settings)
     if found is None:
         return []
@@ -156,11 +156,10 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     axis.set_yticks(range(len(named)), labels, fontsize=6.5)
     axis.set_ylim(-0.7, len(named) - 0.3)
     axis.grid(axis="y", visible=False)
-    most = max(_lengths(limit)[1] or _lengths(limit)[0] for _, limit in named)
-    tokens_axis(axis, most, look.width_in / 3, room=0.12 if any(limit.is_open for _, limit in named) else 0.03)
+    most = max(cell.asked["seq_len"] for limit in found.limits for cell in limit.cells)
+    tokens_axis(axis, most, look.width_in / 3, room=0.12 if any(limit.is_open for limit in found.limits) else 0.03)
     axis.set_xlabel("tokens")
-    of_fits_first = dict(sorted(handles.items(), key=lambda each: not each[0].startswith("fits")))
-    legend(figure, of_fits_first, look)
+    legend(figure, dict(sorted(handles.items(), key=lambda each: not each[0].startswith("fits"))), look)
     caption = (
         f"{found.title}. The longest sequence that fits, as a bracket; an arrow: nothing longer has a row that "
         "says whether it fits. Fit only: most layers' attention was left out."
