@@ -14,6 +14,9 @@ from sp_bench.costs.training import FSDP2, block_shapes, loss_gradients, num_par
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 FUSED = ("compiled", "liger")  # workload.model_code
 RINGS = ("ring", "double_ring", "ring_flash_attn")
+# Their exchange and their kernel are functions of their own in autograd. So the output's gradient by tokens is gone when
+# the kernel runs on that by heads.
+EXCHANGE_APART = ("deepspeed_ulysses", "deepspeed_ulysses_hf", "yunchang")
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
@@ -100,8 +103,7 @@ def kept_bytes(config: TrialConfig) -> float:
     model, workload = config.model, config.workload
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    # where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes on with it
-    exchanged = q if config.method.name in KEEPS_OUTPUT_TWICE and config.sp_size > 1 else 0
+    exchanged = _exchanged_elements(config)
     # With nothing recomputed: inputs and outputs of both norms; q and k before and after theirs, v and the output; and
     # gate, up, their product, and what an eager layer makes of gate before that.
     normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
@@ -114,6 +116,14 @@ def kept_bytes(config: TrialConfig) -> float:
     }.get(workload.activation_checkpointing or "none", everything)
     lse = 0 if workload.activation_checkpointing == "full" else FP32 * model.num_heads
     return _local_tokens(config) * (elements * ELEMENT_BYTES[config.dtype] + lse)
+
+
+def _exchanged_elements(config: TrialConfig) -> int:
+    """Of a token: where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes
+    on with it."""
+    if config.method.name not in KEEPS_OUTPUT_TWICE or config.sp_size == 1:
+        return 0
+    return config.model.num_heads * config.model.head_dim
 
 
 def _local_tokens(config: TrialConfig) -> float:
@@ -389,6 +399,8 @@ def _computed_elements(config: TrialConfig) -> float:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     fused = workload.model_code in FUSED
     before = 2 * hidden + 3 * q + (3 if fused else 4) * kv
+    if workload.activation_checkpointing == "full":  # which keeps no output, so that it is there as often as elsewhere
+        before += _exchanged_elements(config)
     after = (2 if fused else 4) * hidden
     wide = (4 if fused else 6) * mlp
     if workload.activation_checkpointing == "selective_mlp":
@@ -411,13 +423,13 @@ def _attention_elements(config: TrialConfig) -> float:
     """
     model, kept = config.model, config.workload.activation_checkpointing
     hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    inputs = 0 if kept in (None, "none", "selective", "selective_mlp") else q + 2 * kv  # of the kernel
-    projected = 0 if kept in (None, "none") else q + kv  # before norms and rotations
+    # Made again before the kernel runs: its inputs, what norms and rotations made these from, and the normed input.
+    # `selective` keeps the kernel's inputs, and makes what is before them again after it.
+    again = 0 if kept in (None, "none", "selective", "selective_mlp") else hidden + 2 * q + 3 * kv
     output = q if kept == "full" else 0
     gradients, kernel = 2 * q + 2 * kv, 4 * q
     if config.method.name == "upipe" and config.sp_size > 1:
-        stages = config.method.head_stages or model.num_heads // config.sp_size
-        kernel = (kernel + 4 * q + 2 * kv) / stages
+        kernel = _stage_elements(config)
     elif config.method.name == "all_gather" and config.sp_size > 1:
         at_once = (config.method.head_stride or model.num_kv_heads) / model.num_kv_heads
         # of one rank's tokens; in zigzag order its last run is half of them, and only its own last chunk comes later
@@ -425,7 +437,34 @@ def _attention_elements(config: TrialConfig) -> float:
         gradients += 2 * kv + at_once * 2 * kv * (config.sp_size + keys)
         kernel = at_once * 2 * q * (queries + keys)
     elif config.method.name in RINGS and config.sp_size > 1:
-        gradients += 4 * kv  # keys, values and their gradients of a neighbour
-    elif config.sp_size > 1:
+        gradients, kernel = 2 * q, _ring_elements(config)
+    elif config.sp_size > 1 and config.method.name not in EXCHANGE_APART:
         gradients += q  # of the output, by heads and by tokens
-    return hidden + projected + inputs + output + gradients + kernel
+    return hidden + again + output + gradients + kernel
+
+
+def _stage_elements(config: TrialConfig) -> float:
+    """Of a token in the backward of one of UPipe's stages: what the kernel has of the stage's heads, with their q, dq,
+    output and its gradient. Keys and values come by KV heads. Where several stages read the same ones, they share
+    them, and fp32 sums of dk and dv."""
+    model, size = config.model, config.sp_size
+    q, kv_heads = model.num_heads * model.head_dim, max(model.num_kv_heads, size)  # replicated where ranks are more
+    stages, mine = config.method.head_stages or model.num_heads // size, kv_heads // size
+    at_hand = 2 * kv_heads * model.head_dim / min(stages, mine)
+    return 8 * q / stages + at_hand + (2 * at_hand if stages > mine else 0)
+
+
+def _ring_elements(config: TrialConfig) -> float:
+    """Of a token in the backward of a ring, on the rank whose queries see most keys: what the kernel has, keys and
+    values of this rank and a neighbour, and dk and dv that half the heads found of its own keys.
+
+    From the second hop on sums of dk and dv leave and arrive. dq is there in parts: half of a first one, and one of
+    each step, until three are merged.
+    """
+    model, size = config.model, config.sp_size
+    q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
+    kernel, found = (3 * q, kv) if config.method.layout == "zigzag" else (4 * q, 2 * kv)  # of half a shard or of one
+    steps = range(1, size)
+    travelling = [(2 * kv if step < size - 1 else 0) + (4 * kv if step > 1 else 0) for step in steps]
+    parts = [(min(step, 3) - 0.5) * q for step in steps]
+    return kernel + found + 5 * kv + max(map(sum, zip(travelling, parts, strict=True)))
