@@ -398,7 +398,7 @@ def _computed_elements(config: TrialConfig) -> float:
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     fused = workload.model_code in FUSED
-    before = 2 * hidden + 3 * q + (3 if fused else 4) * kv
+    before = 2 * hidden + 2 * q + (2 if fused else 3) * kv + (q + kv if model.qk_norm else 0)
     if workload.activation_checkpointing == "full":  # which keeps no output, so that it is there as often as elsewhere
         before += _exchanged_elements(config)
     after = (2 if fused else 4) * hidden
@@ -423,9 +423,11 @@ def _attention_elements(config: TrialConfig) -> float:
     """
     model, kept = config.model, config.workload.activation_checkpointing
     hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    # Made again before the kernel runs: its inputs, what norms and rotations made these from, and the normed input.
-    # `selective` keeps the kernel's inputs, and makes what is before them again after it.
-    again = 0 if kept in (None, "none", "selective", "selective_mlp") else hidden + 2 * q + 3 * kv
+    # Made again before the kernel runs: its inputs, of what norms made q and k, and the layer's normed input. `selective`
+    # keeps the kernel's inputs, and makes what is before them again after it.
+    again = hidden + q + 2 * kv + (q + kv if model.qk_norm else 0)
+    if kept in (None, "none", "selective", "selective_mlp"):
+        again = 0
     output = q if kept == "full" else 0
     gradients, kernel = 2 * q + 2 * kv, 4 * q
     if config.method.name == "upipe" and config.sp_size > 1:
