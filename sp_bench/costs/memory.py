@@ -14,8 +14,8 @@ from sp_bench.costs.training import FSDP2, block_shapes, loss_gradients, num_par
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 FUSED = ("compiled", "liger")  # workload.model_code
 RINGS = ("ring", "double_ring", "ring_flash_attn")
-# Their exchange and their kernel are functions of their own in autograd. So the output's gradient by tokens is gone when
-# the kernel runs on that by heads.
+# Their exchange and their kernel are functions of their own in autograd. So the output's gradient by tokens is gone
+# when the kernel runs on that by heads.
 EXCHANGE_APART = ("deepspeed_ulysses", "deepspeed_ulysses_hf", "yunchang")
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
@@ -423,8 +423,8 @@ def _attention_elements(config: TrialConfig) -> float:
     """
     model, kept = config.model, config.workload.activation_checkpointing
     hidden, q, kv = model.hidden_size, model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    # Made again before the kernel runs: its inputs, of what norms made q and k, and the layer's normed input. `selective`
-    # keeps the kernel's inputs, and makes what is before them again after it.
+    # Made again before the kernel runs: its inputs, what norms made q and k of, and the layer's normed input.
+    # `selective` keeps the kernel's inputs, and makes what is before them again after the kernel.
     again = hidden + q + 2 * kv + (q + kv if model.qk_norm else 0)
     if kept in (None, "none", "selective", "selective_mlp"):
         again = 0

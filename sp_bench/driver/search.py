@@ -29,9 +29,9 @@ OUTSIDE_BYTES = 4 * 2**30
 # of a host's free memory, for each rank: its process, 2 to 7 GiB beside what is counted, and the driver, compilers and
 # files in memory. Two searches ran out of host memory where less than 8 GiB a rank would have been left
 OUTSIDE_ON_HOST_BYTES = 8 * 2**30
-# hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.78
-# to 0.92 in five searches with torch's own. With expandable_segments what fitted took 0.92 to 0.99, and what did not
-# would have taken 0.98 to 1.03, in fourteen; on one GPU, without NCCL's memory, 1.01 and 1.05
+# hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
+# to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
+# would have taken 0.95 to 1.09, in 26; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 # how a whole step may end that says nothing of memory -> what that leaves of a bracket

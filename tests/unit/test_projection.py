@@ -595,6 +595,52 @@ def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     assert len(lines) == 27
 
 
+def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
+    """Lines of both tables on 2 and 4 GPUs of 79.6 GiB; and what tensors take of the room at both ends of a bracket."""
+    named = {cell.rows[0]["folder"] for cell in committed()}
+    found = limits(
+        [c for c in committed() if c.rows[0]["folder"] in {n for n in named if "longest" in n or "theirs" in n}]
+    )
+    predicted, fitted, failed = [], [], []
+    for edge in (each for each in found if each.largest_ok and each.smallest_oom and not each.of_whom):
+        fits, fails = cast(Cell, edge.largest_ok), cast(Cell, edge.smallest_oom)
+        row = next(row for row in fits.rows if row["status"] == "ok")
+        search = Search(parse(TrialConfig, json.loads(row["config"])))
+        config, ends = search.config, [cell.asked["seq_len"] for cell in (fits, fails)]
+        capacity = (config.hardware.device_memory_gib or {"h100": 79.2, "h200": 139.8}[config.hardware.name]) * GIB
+        if config.hardware.allocator is None or config.sp_size == 1:
+            continue
+        for end, takes in zip(ends, (fitted, failed), strict=True):
+            takes.append(memory.peak(search.at(end)).bytes / (capacity - OUTSIDE_BYTES))
+        # as in the sweep longest_projected, but that nothing recomputed by ring and all-gather is no line of it
+        kept = config.workload.activation_checkpointing
+        whole = kept == "full" and config.workload.mlp_tile_tokens is None
+        in_tables = config.method.name == "ulysses" or (kept != "none" and not whole)
+        if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables:
+            predicted.append((search.guess(capacity, None, None), *ends))
+    below = [guess / fits - 1 for guess, fits, _ in predicted if guess < fits]
+    inside = [guess for guess, fits, fails in predicted if fits <= guess < fails]
+    beyond = [guess / fails - 1 for guess, _, fails in predicted if guess >= fails]
+    assert (len(predicted), len(inside), len(below), len(beyond)) == (13, 7, 5, 1)
+    assert min(below) > -0.024
+    assert beyond[0] < 0.001
+    fit_at, fail_at = (f"{100 * min(each):.0f} to {max(each):.0%}" for each in (fitted, failed))
+    said = f"In {len(fitted)} searches what fitted took {fit_at}, and what did not would have taken {fail_at}."
+    assert said in " ".join(PROJECTION.read_text().split())
+
+
+def test_a_ring_holds_more_for_a_token_up_to_five_ranks_and_then_no_more(qwen):
+    workload = replace(qwen.workload, activation_checkpointing="full", mlp_tile_tokens=1)
+    of_ranks = {}
+    for layout in ("zigzag", "contiguous"):
+        method = MethodConfig("ring", layout, dkv_dtype="input", merge_dtype="float32")
+        steps = [replace(qwen, method=method, workload=workload, sp_size=p, seq_len=32768 * p) for p in (2, 3, 4, 5, 8)]
+        of_ranks[layout] = two, three, four, five, eight = [memory._attention_elements(step) for step in steps]
+        assert two < three < four < five == eight
+    q, kv = (heads * qwen.model.head_dim for heads in (qwen.model.num_heads, qwen.model.num_kv_heads))
+    assert of_ranks["contiguous"][0] - of_ranks["zigzag"][0] == q + kv  # one rank's queries see whole shards of others
+
+
 def test_the_docs_have_how_far_the_model_is_from_the_rows_of_other_engines():
     rows: dict[str, list[tuple[float, int, int]]] = {}  # of an engine: error, GPUs, tokens of one
     for of_row, config in steps_of_other_engines("ok"):
