@@ -5,6 +5,7 @@ words that it must have. A number of an answer that nobody yields fails too. The
 rows that were measured in a copy of the tree name another one.
 """
 
+import json
 import math
 import re
 from collections import Counter
@@ -20,6 +21,9 @@ import pytest
 import sp_bench
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
+from sp_bench.config.parsing import parse
+from sp_bench.config.trial import TrialConfig
+from sp_bench.costs import memory
 from sp_bench.report import read, settings, words
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
@@ -120,6 +124,11 @@ def ends(name: str, method: str, allocator: str | None = None, **asked: Any) -> 
 def written(found: tuple[int, int]) -> str:
     fits, fails = map(whole, found)
     return f"{fits}, not {fails}"
+
+
+def times_as_many(found: tuple[int, int], than: tuple[int, int]) -> str:
+    """From bracket to bracket."""
+    return f"{found[0] / than[1]:.2f}x to {found[1] / than[0]:.2f}x"
 
 
 def packs_of_one_gpu(name: str) -> list[Cell]:
@@ -710,7 +719,7 @@ def longest_on_h100s() -> Iterator[str]:
     yield f"Ulysses and the zigzag ring fit {whole(ulysses[0])} tokens of Qwen3-4B, not {whole(ulysses[1])}"
     yield f"UPipe fits {written(upipe)}; what"
     yield f"`trl_sft` fits {written(trl)}; `hf_deepspeed` {written(deepspeed)}"
-    over = [f"{ulysses[0] / each[1]:.2f}x to {ulysses[1] / each[0]:.2f}x" for each in (trl, deepspeed)]
+    over = [times_as_many(ulysses, each) for each in (trl, deepspeed)]
     yield f"Ulysses fits {over[0]} as many tokens as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
     less = [f"{written(ours('ulysses', kept))} (`{kept}`)" for kept in ("selective_output", "selective")]
     yield f"Ulysses fits {', '.join(less)}, or {written(ours('ulysses', 'none'))} (nothing recomputed)"
@@ -723,6 +732,19 @@ def longest_elsewhere() -> Iterator[str]:
     plain, segments = (written(ends("h200x2_longest", "ulysses", each)) for each in (None, SEGMENTS))
     yield f"Ulysses fits {plain}, on torch's allocator, and {segments}, on `expandable_segments`"
     yield f"the all-gather fits {written(ends('h200x2_longest', 'all_gather', SEGMENTS))}"
+    kept, none, full = (
+        [written(whole_mlp(method, recomputed)) for method in ("ulysses", "ring", "all_gather")]
+        for recomputed in ("selective", "none", "full")
+    )
+    assert (kept[1], none[1], full[0]) == (kept[2], none[2], full[1])
+    yield f"with `selective` and the MLP whole both fit {kept[1]}, and Ulysses {kept[0]}"
+    yield f"with nothing recomputed {none[1]}, and {none[0]}"
+    yield f"Ulysses and the ring fit {full[0]}, and the all-gather {full[2]}"
+
+
+def whole_mlp(method: str, recomputed: str) -> tuple[int, int]:
+    """The ends on 2 H200s where the MLP has no tiles."""
+    return ends("h200x2_longest_3", method, SEGMENTS, activation_checkpointing=recomputed)
 
 
 @line("A million tokens of Qwen3-4B, 4 H200s capped at 79.6 GiB")
@@ -733,7 +755,7 @@ def million_of_4b() -> Iterator[str]:
     yield f"They fit: {whole(fits.asked['seq_len'])} tokens with Ulysses"
     host = max(row["max_peak_host_bytes"] for row in fits.rows) / GIB
     (row,) = fits.rows
-    real = row["predicted_peak_bytes"] / GIB
+    real = memory.peak(parse(TrialConfig, json.loads(row["config"]))).bytes / GIB
     yield f"{gib(fits)} GiB are allocated on a GPU, {real:.1f} by the memory model of a real step"
     yield f"a rank takes {host:.1f} GiB of the host"
     ulysses, best, published = (
@@ -741,8 +763,11 @@ def million_of_4b() -> Iterator[str]:
     )
     yield f"With nothing in host memory Ulysses fits {written(ulysses)}"
     for said, them in (("best", best), ("published settings", published)):
-        times = f"{ulysses[0] / them[1]:.2f}x to {ulysses[1] / them[0]:.2f}x"
+        times = times_as_many(ulysses, them)
         yield f"`hf_deepspeed` at its {said} fits {written(them)}: Ulysses fits {times} as many"
+    upipe, ring, gather = (ends("h200x4_longest_2", method, SEGMENTS) for method in ("upipe", "ring", "all_gather"))
+    yield f"{written(upipe)}, which is {times_as_many(upipe, ulysses)} as many as Ulysses"
+    yield f"The zigzag ring fits {written(ring)}, and the all-gather {written(gather)}"
 
 
 @line("A million tokens, 2 GPUs")
@@ -935,7 +960,31 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
     assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
 
 
-def test_readme_and_projection_have_how_many_times_as_many_tokens_ulysses_fits_on_4_gpus():
+def test_readme_and_projection_have_how_many_times_as_many_tokens_methods_fit_on_2_gpus():
+    kept, none, full = (
+        [whole_mlp(method, recomputed) for method in ("ulysses", "ring")]
+        for recomputed in ("selective", "none", "full")
+    )
+    of_ring, of_ring_with_all = (times_as_many(ring, ulysses) for ulysses, ring in (kept, none))
+    readme, projection = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/PROJECTION.md"))
+    more = of_ring.replace("x", "")
+    assert f"fit {more} times as many tokens: {whole(kept[1][0])} against {whole(kept[0][0])}" in readme
+    assert f"Measured on 2 GPUs it is {of_ring}, from bracket to bracket" in projection
+    assert f"with `selective` {more} times as many tokens on 2 GPUs" in projection
+    assert f"with nothing recomputed {of_ring_with_all.replace('x', '')} times" in projection
+    tiles = ends("h200x2_longest", "ulysses", SEGMENTS)
+    steps = [(kept[0], none[0]), (full[0], kept[0]), (tiles, full[0])]
+    selective, whole_layers, in_tiles = (
+        f"{longer[0] / than[1]:.{n}f} to {longer[1] / than[0]:.{n}f} times"
+        for n, (longer, than) in zip((1, 1, 2), steps, strict=True)
+    )
+    assert f"`selective` fits {selective} as many tokens as nothing recomputed" in projection
+    assert (
+        f"`full` {whole_layers} as many as `selective`, and the MLP in tiles {in_tiles} as many as that" in projection
+    )
+
+
+def test_readme_and_projection_have_how_many_times_as_many_tokens_methods_fit_on_4_gpus():
     ulysses = ends("h200x4_longest_2", "ulysses", SEGMENTS)
     best, published = (ends("h200x4_longest_2", THEIRS, allocator) for allocator in (SEGMENTS, None))
     of_best, of_published = ((ulysses[0] / fails, ulysses[1] / fits) for fits, fails in (best, published))
@@ -948,6 +997,11 @@ def test_readme_and_projection_have_how_many_times_as_many_tokens_ulysses_fits_o
     assert f"and {about} as at its best" in readme
     assert f"On 4 GPUs Ulysses fits {more} as `hf_deepspeed`" in projection
     assert f"overlap: {about}" in projection
+    methods = ("upipe", "ulysses", "ring", "all_gather")
+    fits = [whole(ends("h200x4_longest_2", method, SEGMENTS)[0]) for method in methods]
+    assert "It fits {} tokens, Ulysses {}, the ring {} and the all-gather {}".format(*fits) in readme
+    upipe = ends("h200x4_longest_2", "upipe", SEGMENTS)
+    assert f"UPipe {times_as_many(upipe, best).replace('x', '')} times" in readme
 
 
 # The tables of docs/METHODS.md under "The full training step" and "Every library on each kernel".

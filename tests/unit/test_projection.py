@@ -535,8 +535,6 @@ def test_the_docs_have_how_many_times_as_many_tokens_the_ring_fits_where_attenti
             fits.setdefault(search.config.method.name, []).append(search.guess(None, None, None))
     ratios = [ring / ulysses for ring, ulysses in zip(fits["ring"], fits["ulysses"], strict=True)]
     assert f"the ring fits {min(ratios):.2f}x to {max(ratios):.2f}x as many tokens" in PROJECTION.read_text()
-    readme = (PROJECTION.parents[1] / "README.md").read_text()
-    assert f"the ring should fit {ratios[0]:.2f}x as many tokens (predicted)" in readme
 
 
 # Tokens, and GB of the device, in files of Arctic Long Sequence Training: docs/PROJECTION.md names them.
@@ -574,8 +572,7 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
 def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
     on_two = {"h200x2_theirs", "h200x2_longest", "h200x2_longest_2", "h200x2_longest_3"}
-    on_four = {"h200x4_longest", "h200x4_longest_2", "h200x4_longest_3"}
-    searches = {*on_two, *on_four, "h100_longest", "h200x1_longest"}
+    searches = {*on_two, "h200x4_longest", "h200x4_longest_2", "h100_longest", "h200x1_longest"}
     found = [each for each in limits([c for c in committed() if c.rows[0]["folder"] in searches]) if each.largest_ok]
     lines = []
     for each in found:
