@@ -237,7 +237,8 @@ def report(
         Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="NAME", help="Only this of throughput, ratios, memory, bytes, fabrics")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this of throughput, ratios, steps, memory, bytes, fabrics"),
     ] = None,
     column: Annotated[int, typer.Option(min=1, max=2, help="Figures as wide as one column of a paper, or two")] = 2,
     height: Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Height of every figure")] = None,

@@ -28,6 +28,9 @@ PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
 )
 
+# GiB that CUDA gives of a device, by device-name pattern: its own words where rows ran out of memory.
+DEVICE_GIB: tuple[tuple[str, float], ...] = ((r"H100 (80GB HBM3|SXM)", 79.2), (r"H200(?! NVL)", 139.8))
+
 # The packages whose code can change a measurement.
 PACKAGES = (
     "torch",
@@ -66,6 +69,11 @@ def peak_flops(device_name: str, dtype: str) -> float | None:
         if re.search(pattern, device_name):
             return rates.get(dtype)
     return None
+
+
+def device_bytes(device_name: str) -> int | None:
+    """Memory of one device that is not here, or None where no row says it."""
+    return next((round(gib * 2**30) for pattern, gib in DEVICE_GIB if re.search(pattern, device_name)), None)
 
 
 class Gpu(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from sp_bench import hardware
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, plan
+from sp_bench.driver.device_time import peak_device
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.settings import CampaignConfig
 
@@ -24,6 +25,10 @@ class Machine:
     @property
     def device_name(self) -> str | None:
         return self.gpus.devices[0].name if self.gpus and self.gpus.devices else None
+
+    def gpu_bytes(self, config: TrialConfig) -> int | None:
+        """Of the smallest GPU here, or where none is, of one as `hardware` names it, if that is known."""
+        return self.smallest_gpu_bytes or (None if self.gpus else hardware.device_bytes(peak_device(config, None)))
 
     def plan(self, configs: Sequence[TrialConfig], replicates: int) -> list[Trial]:
         return plan.plan(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sp_bench import hardware
 from sp_bench.config.documents import MAX_DOCUMENTS
+from sp_bench.costs import memory
 from sp_bench.driver import identity
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.device_time import minutes, trial_s
@@ -39,6 +40,11 @@ class Begun:
     @property
     def known(self) -> int:
         return len(self.tried)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether it is only planned, for GPUs that are not here."""
+        return self.machine.gpus is None and self.search.config.hardware.device == "cuda"
 
     @property
     def step(self) -> Probe | Edge:
@@ -78,7 +84,21 @@ class Begun:
         if self.known:
             return f"from {rows}; next {step.seq_len:,} tokens, about {self.left} probes{told}"
         doubt = ", where the memory model lets nothing fit" if self.course.guess == 0 else ""
-        return f"from {step.seq_len:,} tokens{doubt}, about {self.left} probes if they fit{told}"
+        where = f"from {step.seq_len:,} tokens{self._counts_on(step.seq_len)}{doubt}"
+        return f"{where}, about {self.left} probes if they fit{told}"
+
+    def _counts_on(self, seq_len: int) -> str:
+        """What GPUs and hosts that are not here are taken to have."""
+        if not self.elsewhere:
+            return ""
+        config = self.search.at(seq_len)
+        cap, gpu_bytes = config.hardware.device_memory_gib, self.machine.gpu_bytes(config)
+        if cap is None and gpu_bytes is None:
+            return f", since the memory of {config.hardware.name} is not known: give hardware.device_memory_gib"
+        gib = min(cap or math.inf, gpu_bytes / 2**30 if gpu_bytes else math.inf)
+        host_gib = memory.held_on_host_bytes(config) / config.num_nodes / 2**30
+        hosts = f" and hosts that hold {host_gib:,.0f} GiB" if host_gib else ""
+        return f" on GPUs of {gib:,.1f} GiB{hosts}"
 
     @property
     def refusals(self) -> list[str]:
@@ -94,15 +114,14 @@ class Begun:
 
 def begin(search: Search, campaign: Campaign, machine: Machine) -> Begun:
     """What is known of a search, by the rows of its campaign and the memory model, and what would come first here."""
-    asked, gpu_bytes = campaign.settings.search, machine.smallest_gpu_bytes
-    bound = _bound(search, campaign, machine)
-    guess = search.guess(gpu_bytes, hardware.free_host_bytes() if gpu_bytes else None, asked.start)
+    asked, bound = campaign.settings.search, _bound(search, campaign, machine)
+    host_bytes = hardware.free_host_bytes() if machine.smallest_gpu_bytes else None
+    guess = search.guess(machine.gpu_bytes(search.config), host_bytes, asked.start)
     within = asked if bound is None else replace(asked, longest=bound.longest)
     begun = Begun(search, machine, search.course(guess, within), bound, _tried(search, campaign))
     step = begun.step
     # What this machine lacks is no matter where a search is only planned; a whole step that it refuses is no end.
-    elsewhere = machine.gpus is None and search.config.hardware.device == "cuda"
-    if isinstance(step, Edge) or step.confirming or elsewhere:
+    if isinstance(step, Edge) or step.confirming or begun.elsewhere:
         return begun
     return replace(begun, unsupported_reason=_trial_of(step, search, machine).unsupported_reason)
 

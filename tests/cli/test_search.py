@@ -114,6 +114,30 @@ def test_the_plan_says_where_a_search_starts_and_starts_nothing(tmp_path, monkey
     assert not (tmp_path / "results").exists()
 
 
+def test_a_plan_without_gpus_starts_where_those_of_the_plan_end_and_says_what_it_counts_on(monkeypatch, capfd):
+    monkeypatch.setattr(hardware, "gpus", lambda: None)
+    words = ("sweep=h200x1_longest", "workload.checkpoint_offload=true", "workload.mlp_tile_tokens=null", "sp_size=1")
+    found = re.search(
+        r"from ([\d,]+) tokens on GPUs of ([\d.]+) GiB and hosts that hold (\d+) GiB", told(capfd, *words)
+    )
+    assert found is not None
+    assert found[2] == "139.8"
+    capped = told(capfd, *words, "hardware.device_memory_gib=79.6", "engine.optimizer_offload=null")
+    less = re.search(r"from ([\d,]+) tokens on GPUs of 79.6 GiB and hosts that hold (\d+) GiB", capped)
+    assert less is not None
+    assert int(less[1].replace(",", "")) < int(found[1].replace(",", ""))
+    assert int(less[2]) < int(found[3])
+    assert "since the memory of a100 is not known: give hardware.device_memory_gib" in told(
+        capfd, *words, "hardware=a100"
+    )
+
+
+def told(capfd, *words: str) -> str:
+    code, out, err = console(capfd, "plan", *words)
+    assert code == 0, err
+    return out
+
+
 def test_the_plan_says_how_long_a_pack_may_be(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     pack = ("workload.packing=fixed", "workload.document_len=4096", "kernel=math")

@@ -10,11 +10,12 @@ from typing import Any, cast
 
 import pytest
 
-from sp_bench import report
+from sp_bench import hardware, report
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.driver import overrides, sweep
+from sp_bench.driver.device_time import peak_device
 from sp_bench.driver.search import OUTSIDE_BYTES, OUTSIDE_ON_HOST_BYTES, STARTS_FROM, TENSORS_SHARE, Search
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.report import advice, projection
@@ -118,6 +119,12 @@ IN_PIECES = {("h200x2_theirs", 29_696), ("h200x2_theirs", 33_024)}
 SMALL = {("h200x2_packed_gate", "trl_sft", "flash_attn")}
 
 
+def capacity_bytes(config: TrialConfig) -> float:
+    """Of a device, or as much as a process may hold of it."""
+    cap = config.hardware.device_memory_gib
+    return cap * GIB if cap else hardware.device_bytes(peak_device(config, None)) or 0
+
+
 def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
     """The committed training steps of engines other than fsdp2 that ended so on GPUs, by their rows."""
     steps = [c for c in committed() if c.asked["workload"] == "train_step"]
@@ -152,7 +159,7 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
     of them."""
     for of_row, config in steps_of_other_engines("oom"):
         if memory.unmodelled_reason(config) is None:
-            capacity = (config.hardware.device_memory_gib or {"h100": 79.2, "h200": 139.8}[config.hardware.name]) * GIB
+            capacity = capacity_bytes(config)
             share = 0.75 if (of_row["folder"], config.seq_len) in IN_PIECES else 0.8
             assert memory.peak(config).bytes > share * capacity, of_row["folder"]
         else:
@@ -544,7 +551,7 @@ PUBLISHED = {
     "+ checkpoints in host memory": (650_000, 126.81),
     "+ MLP in tiles": (1_200_000, 136.15),
 }
-OF_H200 = int(139.8 * GIB)
+OF_H200 = hardware.device_bytes("H200")
 
 
 def predicted_edge(search: Search, host_gib: int) -> str:
@@ -604,7 +611,7 @@ def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
         row = next(row for row in fits.rows if row["status"] == "ok")
         search = Search(parse(TrialConfig, json.loads(row["config"])))
         config, ends = search.config, [cell.asked["seq_len"] for cell in (fits, fails)]
-        capacity = (config.hardware.device_memory_gib or {"h100": 79.2, "h200": 139.8}[config.hardware.name]) * GIB
+        capacity = capacity_bytes(config)
         if config.hardware.allocator is None or config.sp_size == 1:
             continue
         for end, takes in zip(ends, (fitted, failed), strict=True):
