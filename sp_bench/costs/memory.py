@@ -13,10 +13,12 @@ from sp_bench.costs.training import FSDP2, block_shapes, loss_gradients, num_par
 # backward sends it again, from where it lies by tokens.
 KEEPS_OUTPUT_TWICE = ("ulysses", "usp", "deepspeed_ulysses", "yunchang")
 FUSED = ("compiled", "liger")  # workload.model_code
-RINGS = ("ring", "double_ring", "ring_flash_attn")
+RINGS = ("ring", "double_ring")
 # Their exchange and their kernel are functions of their own in autograd. So the output's gradient by tokens is gone
 # when the kernel runs on that by heads.
-EXCHANGE_APART = ("deepspeed_ulysses", "deepspeed_ulysses_hf", "yunchang")
+EXCHANGE_APART = ("deepspeed_ulysses", "deepspeed_ulysses_hf")
+# What others hold in the backward of attention is not known.
+ATTENTION_KNOWN = ("single", "ulysses", "upipe", "all_gather", *RINGS, *EXCHANGE_APART)
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
@@ -103,24 +105,23 @@ def kept_bytes(config: TrialConfig) -> float:
     model, workload = config.model, config.workload
     hidden, mlp = model.hidden_size, model.intermediate_size
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    exchanged = _exchanged_elements(config)
+    second_output = _second_output_elements(config)
     # With nothing recomputed: inputs and outputs of both norms; q and k before and after theirs, v and the output; and
     # gate, up, their product, and what an eager layer makes of gate before that.
     normed, wide = 3 if model.qk_norm else 2, 3 if workload.model_code in FUSED else 4
-    everything = 4 * hidden + normed * (q + kv) + exchanged + wide * mlp
+    everything = 4 * hidden + normed * (q + kv) + second_output + wide * mlp
     elements = {  # of a token
         "full": hidden,
-        "selective": hidden + 2 * q + 2 * kv + exchanged,
+        "selective": hidden + 2 * q + 2 * kv + second_output,
         "selective_output": hidden + q,
-        "selective_mlp": 2 * hidden + 2 * q + 2 * kv + exchanged + 2 * mlp,
+        "selective_mlp": 2 * hidden + 2 * q + 2 * kv + second_output + 2 * mlp,
     }.get(workload.activation_checkpointing or "none", everything)
     lse = 0 if workload.activation_checkpointing == "full" else FP32 * model.num_heads
     return _local_tokens(config) * (elements * ELEMENT_BYTES[config.dtype] + lse)
 
 
-def _exchanged_elements(config: TrialConfig) -> int:
-    """Of a token: where heads are exchanged, the output is kept as the kernel gave it, and once more as the layer goes
-    on with it."""
+def _second_output_elements(config: TrialConfig) -> int:
+    """Of a token: the output by heads, which these methods keep beside the one by tokens; 0 for others."""
     if config.method.name not in KEEPS_OUTPUT_TWICE or config.sp_size == 1:
         return 0
     return config.model.num_heads * config.model.head_dim
@@ -176,9 +177,11 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
 
 
 def _unmodelled_option(config: TrialConfig) -> str | None:
-    """Options of FSDP2 that keep more of a model whole than the estimate has."""
+    """Options that keep more of a model whole than the estimate has, or of which the peak is where nobody counted."""
     engine, several = config.engine, (config.workload.micro_batches or 1) > 1
+    tiles_elsewhere = config.method.name not in ATTENTION_KNOWN and config.workload.mlp_tile_tokens is not None
     keeps = {
+        f"method={config.method.name} and tiles of the MLP": tiles_elsewhere,
         "engine.reshard_after_forward=false": engine.reshard_after_forward is False,
         "engine.reduce_gradients=last_micro_batch": several and engine.reduce_gradients == "last_micro_batch",
         "engine.forward_prefetch": engine.forward_prefetch is not None,
@@ -201,8 +204,8 @@ def peak(config: TrialConfig, *, copies: int = 4, tiles_overlap: bool = False) -
     tiles_overlap: in `fsdp2` autograd makes the gradients of the loss's tiles, compiled or not, and a tile's gradient
     of the head is there until the next one's, as in rows older than column `loss_gradients`.
 
-    It leaves out what is small beside these: the buffers of exchanges, and what a kernel allocates. docs/PROJECTION.md
-    says how far committed rows are from it.
+    It leaves out buffers of NCCL, and of exchanges that end before a kernel begins. What attention holds is that of
+    bfloat16, dkv_dtype=input and merge_dtype=float32. docs/PROJECTION.md says how far committed rows are from it.
     """
     match config.engine.name:
         case "fsdp2":
@@ -399,8 +402,8 @@ def _computed_elements(config: TrialConfig) -> float:
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
     fused = workload.model_code in FUSED
     before = 2 * hidden + 2 * q + (2 if fused else 3) * kv + (q + kv if model.qk_norm else 0)
-    if workload.activation_checkpointing == "full":  # which keeps no output, so that it is there as often as elsewhere
-        before += _exchanged_elements(config)
+    if workload.activation_checkpointing == "full":  # keeps neither output, so the layer makes both again
+        before += _second_output_elements(config)
     after = (2 if fused else 4) * hidden
     wide = (4 if fused else 6) * mlp
     if workload.activation_checkpointing == "selective_mlp":
@@ -415,7 +418,7 @@ def _computed_elements(config: TrialConfig) -> float:
 
 def _attention_elements(config: TrialConfig) -> float:
     """Of a token, beside what the layer keeps, while the kernel of its attention runs backward. That is the most where
-    an MLP in tiles leaves its width out.
+    an MLP in tiles leaves its width out, or is narrow.
 
     Kernels add dq up in fp32, and dk and dv of each query head in fp32 or twice in the trial's dtype: 4q. UPipe has it
     all for one stage's heads, but q, k, v, the output and the gradients lie by tokens. An all-gather has keys and
@@ -429,7 +432,7 @@ def _attention_elements(config: TrialConfig) -> float:
     if kept in (None, "none", "selective", "selective_mlp"):
         again = 0
     output = q if kept == "full" else 0
-    gradients, kernel = 2 * q + 2 * kv, 4 * q
+    gradients, kernel = 2 * q + 2 * kv, 4 * q  # of the output, q, k and v
     if config.method.name == "upipe" and config.sp_size > 1:
         kernel = _stage_elements(config)
     elif config.method.name == "all_gather" and config.sp_size > 1:
@@ -439,7 +442,7 @@ def _attention_elements(config: TrialConfig) -> float:
         gradients += 2 * kv + at_once * 2 * kv * (config.sp_size + keys)
         kernel = at_once * 2 * q * (queries + keys)
     elif config.method.name in RINGS and config.sp_size > 1:
-        gradients, kernel = 2 * q, _ring_elements(config)
+        gradients, kernel = q, _ring_elements(config)
     elif config.sp_size > 1 and config.method.name not in EXCHANGE_APART:
         gradients += q  # of the output, by heads and by tokens
     return hidden + again + output + gradients + kernel
@@ -457,16 +460,35 @@ def _stage_elements(config: TrialConfig) -> float:
 
 
 def _ring_elements(config: TrialConfig) -> float:
-    """Of a token in the backward of a ring, on the rank whose queries see most keys: what the kernel has, keys and
-    values of this rank and a neighbour, and dk and dv that half the heads found of its own keys.
-
-    From the second hop on sums of dk and dv leave and arrive. dq is there in parts: half of a first one, and one of
-    each step, until three are merged.
-    """
-    model, size = config.model, config.sp_size
+    """Of a token in a ring's backward, beside the output's gradient: what a rank holds as a kernel begins, the kernel's
+    own work space, and what it finds."""
+    model = config.model
     q, kv = model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
-    kernel, found = (3 * q, kv) if config.method.layout == "zigzag" else (4 * q, 2 * kv)  # of half a shard or of one
-    steps = range(1, size)
-    travelling = [(2 * kv if step < size - 1 else 0) + (4 * kv if step > 1 else 0) for step in steps]
-    parts = [(min(step, 3) - 0.5) * q for step in steps]
-    return kernel + found + 5 * kv + max(map(sum, zip(travelling, parts, strict=True)))
+    # Of a shard, the queries and the keys of a kernel. In zigzag order the last rank computes all its queries and half
+    # of each other shard's keys, and the first rank half of its queries and whole shards.
+    blocks = ((1.0, 0.5), (0.5, 1.0)) if config.method.layout == "zigzag" else ((1.0, 1.0),)
+    half_of_own = 2.5 * q + kv
+    found: list[float] = []
+    for queries, keys in blocks:
+        first, *steps, last = ring_held_elements(q, kv, config.sp_size, queries)
+        of_step = queries * 3 * q + keys * (2 * q + 2 * kv)
+        if config.method.name == "double_ring":
+            of_step += 4 * kv  # the shard that goes to the next window, and what was found of the one at hand
+        found += [first + half_of_own, *(held + of_step for held in steps), last + half_of_own]
+    return max(found)
+
+
+def ring_held_elements(q: int, kv: int, size: int, queries: float) -> list[float]:
+    """Of a token: what a ring of `size` ranks holds in bfloat16 as each kernel of its backward begins, beside its
+    inputs. First and last are two halves of the own heads; between them is a step for each other rank. `queries`: which
+    part of the rank's queries sees keys of another shard."""
+    own, at_hand = 2 * kv, 2 * kv  # keys and values
+    parts = 0.5 * q  # of dq that are not merged yet: of half the own heads, and then of each step
+    held = [own + at_hand]
+    for step in range(1, size):
+        next_one = 2 * kv if step < size - 1 else 0
+        sums = 4 * kv if step > 1 else 0  # of dk and dv: those that leave, and those that arrive
+        held.append(own + at_hand + next_one + sums + kv + parts)  # kv: dk and dv of half the own heads
+        parts += queries * q
+        parts = 2 * q if parts >= 3 * q else parts  # merged, in fp32
+    return [*held, own + 4 * kv + kv + parts]

@@ -1,6 +1,8 @@
 """What a method holds while a kernel runs, where memory peaks: nothing that it has already merged or sent away."""
 
 import gc
+import itertools
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -12,6 +14,7 @@ from ranks import run
 
 from sp_bench import kernels, methods
 from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.costs import memory
 
 
 def held_bytes() -> int:
@@ -67,6 +70,26 @@ def check_ring(rank: int, more_queries: float) -> None:
     assert max(queries["backward"]) < queries["backward"][0] + more_queries, queries  # and dK/dV: at home, under way
 
 
+def check_ring_as_modelled(rank: int) -> None:
+    """On the two ranks whose steps are all of one kind. Beside what the model of the ring has are the output, its
+    gradient and the lse."""
+    size, shape = dist.get_world_size(), AttentionShape(1, 768, 8, 2, 64, True, "bfloat16")
+    for num_kv_heads, layout in itertools.product((2, 4), ("zigzag", "contiguous")):
+        config = MethodConfig("ring", layout, dkv_dtype="input", merge_dtype="float32")
+        held = held_queries(config, replace(shape, num_kv_heads=num_kv_heads))["backward"]
+        queries = {(size - 1, "zigzag"): 1.0, (0, "zigzag"): 0.5, (size - 1, "contiguous"): 1.0}.get((rank, layout))
+        if queries is not None:
+            kv = num_kv_heads * shape.head_dim
+            q = shape.num_heads * shape.head_dim
+            expected = [each / q for each in memory.ring_held_elements(q, kv, size, queries)]
+            assert [each - 2 - 2 / shape.head_dim for each in held] == pytest.approx(expected, abs=0.01), layout
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_as_a_kernel_begins_a_ring_holds_what_the_memory_model_says(size: int) -> None:
+    run(size, check_ring_as_modelled)
+
+
 @pytest.mark.parametrize(("size", "more_queries"), [(4, 1 + 2 + 1), (8, 1 + 2.5 + 1)])
 def test_while_a_kernel_runs_the_ring_holds_no_result_that_it_has_merged(size: int, more_queries: float) -> None:
     run(size, check_ring, more_queries)
@@ -110,6 +133,11 @@ def check_upipe(rank: int) -> None:
     assert len({*staged["backward"]}) == 1, "more with each stage"
     assert max(staged["forward"]) < max(plain["forward"]) - 0.4, (plain, staged)
     assert max(staged["backward"]) < max(plain["backward"]) - 0.9, (plain, staged)
+    # Two of 8 stages read each KV head: K and V are a quarter as before. Sums of their gradients, in fp32, are twice
+    # that as the second one begins.
+    sharing = held_queries(MethodConfig("upipe", head_stages=8), shape)["backward"]
+    first, second = 4 + 3 / 8 + 1 / 4, 4 + 3 / 8 + 1 / 4 + 1 / 2
+    assert [each - 2 / 64 for each in sharing] == pytest.approx([first, second] * 4, abs=0.05), sharing
 
 
 def test_upipe_holds_one_stage_by_heads_and_nothing_of_the_others() -> None:
@@ -123,6 +151,10 @@ def check_double_ring(rank: int) -> None:
     # as for one ring, and the shard that goes to the next window
     assert max(queries["forward"]) < 1.5 + 2 + 0.6, queries
     assert max(queries["backward"]) < queries["backward"][0] + 1.5 + 2.5 + 1.5, queries
+    q, kv = 8 * 64, 2 * 64
+    if rank == 3:
+        of_ring = max(memory.ring_held_elements(q, kv, 4, 1.0)) / q
+        assert max(queries["backward"]) - 2 - 2 / 64 == pytest.approx(of_ring + 4 * kv / q, abs=0.01), queries
 
 
 def test_a_double_ring_holds_one_shard_more_than_a_ring() -> None:
