@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise, starmap
+from itertools import chain, pairwise, starmap
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
@@ -738,8 +738,9 @@ def longest_elsewhere() -> Iterator[str]:
     )
     assert (kept[1], none[1], full[0]) == (kept[2], none[2], full[1])
     yield f"with `selective` and the MLP whole both fit {kept[1]}, and Ulysses {kept[0]}"
-    yield f"with nothing recomputed {none[1]}, and {none[0]}"
+    yield f"with nothing recomputed both fit {none[1]}, and Ulysses {none[0]}"
     yield f"Ulysses and the ring fit {full[0]}, and the all-gather {full[2]}"
+    yield f"UPipe fits most: {written(ends('h200x2_longest', 'upipe', SEGMENTS))}"
 
 
 def whole_mlp(method: str, recomputed: str) -> tuple[int, int]:
@@ -755,8 +756,9 @@ def million_of_4b() -> Iterator[str]:
     yield f"They fit: {whole(fits.asked['seq_len'])} tokens with Ulysses"
     host = max(row["max_peak_host_bytes"] for row in fits.rows) / GIB
     (row,) = fits.rows
-    real = memory.peak(parse(TrialConfig, json.loads(row["config"]))).bytes / GIB
-    yield f"{gib(fits)} GiB are allocated on a GPU, {real:.1f} by the memory model of a real step"
+    peak = memory.peak(parse(TrialConfig, json.loads(row["config"])))
+    yield f"{gib(fits)} GiB are allocated on a GPU, {peak.bytes / GIB:.1f} by the memory model of a real step"
+    yield f"({peak.last_layer / GIB:.1f} for what this step computed)"
     yield f"a rank takes {host:.1f} GiB of the host"
     ulysses, best, published = (
         ends("h200x4_longest_2", *asked) for asked in (("ulysses", SEGMENTS), (THEIRS, SEGMENTS), (THEIRS, None))
@@ -993,15 +995,17 @@ def test_readme_and_projection_have_how_many_times_as_many_tokens_methods_fit_on
         "{:.1f} to {:.1f} times as many".format(*of_published),
         "{:.2f} to {:.2f} times as many".format(*of_best),
     )
-    assert f"Ulysses fits {whole(ulysses[0])} tokens, {more} as `hf_deepspeed`" in readme
-    assert f"and {about} as at its best" in readme
     assert f"On 4 GPUs Ulysses fits {more} as `hf_deepspeed`" in projection
     assert f"overlap: {about}" in projection
-    methods = ("upipe", "ulysses", "ring", "all_gather")
-    fits = [whole(ends("h200x4_longest_2", method, SEGMENTS)[0]) for method in methods]
-    assert "It fits {} tokens, Ulysses {}, the ring {} and the all-gather {}".format(*fits) in readme
-    upipe = ends("h200x4_longest_2", "upipe", SEGMENTS)
-    assert f"UPipe {times_as_many(upipe, best).replace('x', '')} times" in readme
+    at_best, as_published = (whole(each[0]) for each in (best, published))
+    assert f"fits {at_best} at its best, and {as_published} at its published settings: Ulysses fits {more}" in readme
+    of_2, of_4 = (
+        [whole(ends(name, method, SEGMENTS)[0]) for method in ("upipe", "ulysses", "ring", "all_gather")]
+        for name in ("h200x2_longest", "h200x4_longest_2")
+    )
+    upipe, *others = zip(of_2, of_4, strict=True)
+    assert "fits {} tokens on 2 GPUs and {} on 4".format(*upipe) in readme
+    assert "Ulysses {} and {}, the ring {} and {}, and the all-gather {} and {}".format(*chain(*others)) in readme
 
 
 # The tables of docs/METHODS.md under "The full training step" and "Every library on each kernel".
