@@ -971,6 +971,8 @@ def test_readme_and_projection_have_how_many_times_as_many_tokens_methods_fit_on
     readme, projection = (" ".join((ROOT / page).read_text().split()) for page in ("README.md", "docs/PROJECTION.md"))
     more = of_ring.replace("x", "")
     assert f"fit {more} times as many tokens: {whole(kept[1][0])} against {whole(kept[0][0])}" in readme
+    of_ulysses = f"fits {whole(none[0][0])} tokens with nothing recomputed, {whole(kept[0][0])} with all but attention"
+    assert f"{of_ulysses} (`selective`), and {whole(full[0][0])} with whole layers" in readme
     assert f"Measured on 2 GPUs it is {of_ring}, from bracket to bracket" in projection
     assert f"with `selective` {more} times as many tokens on 2 GPUs" in projection
     assert f"with nothing recomputed {of_ring_with_all.replace('x', '')} times" in projection
