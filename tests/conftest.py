@@ -1,5 +1,6 @@
 """What several kinds of tests share."""
 
+import gc
 import os
 import sys
 import tempfile
@@ -71,6 +72,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-reliability", action="store_true", help="write docs/RELIABILITY.md from this run; with -m faults"
     )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # the libraries' million objects stay: a collection need not look at them
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries complain at the end of what nobody frees
 
 
 def pytest_configure(config: pytest.Config) -> None:

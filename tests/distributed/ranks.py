@@ -24,6 +24,9 @@ import torch.multiprocessing as mp
 LIBRARIES = ["pytest", "torch.distributed.fsdp", "torch._dynamo", "pandas"]
 OURS = ["trials", "sp_bench.engines.fsdp2", "sp_bench.workloads.train_step", "sp_bench.workloads.parity"]
 multiprocessing.set_forkserver_preload([*LIBRARIES, *OURS])
+# As the worker does: else a collection looks at a million objects that stay. The first comes while a rank imports its
+# test, and would copy the memory that it shares: 0.4 s a rank.
+os.register_at_fork(after_in_child=gc.freeze)
 os.environ.setdefault("JE_ARROW_MALLOC_CONF", "background_thread:false")  # a thread of pyarrow's
 COLLECTIVE_LIMIT = timedelta(minutes=5)  # ranks may compile kernels at different speeds; a hang must still end
 
@@ -73,7 +76,6 @@ def _rank(
     rank: int, world_size: int, backend: str, store: str, function: Callable[..., None], args: tuple[Any, ...]
 ) -> None:
     torch.set_num_threads(1)
-    gc.freeze()  # as the worker does: else each trial looks five times at a million objects that stay
     mine = device(backend, rank)
     try:
         if mine.type == "cuda":
