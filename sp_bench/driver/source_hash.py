@@ -17,15 +17,21 @@ class Code(NamedTuple):
 
 @cache
 def read(path: Path) -> Code:
-    """A file's code, parsed once a process.
+    """A file's code, read once a process.
 
     Raises:
         SyntaxError: the file is no Python.
         OSError: it cannot be read.
     """
+    return _parsed(path.read_bytes())
+
+
+@cache
+def _parsed(source: bytes) -> Code:
+    """The code of a text, parsed once, however many files have it: a copy of the package is as fast as the package."""
     names: set[str] = set()
     syntax: list[str] = []
-    _write(ast.parse(path.read_bytes()), syntax, names)
+    _write(ast.parse(source), syntax, names)
     return Code(hashlib.sha256("\0".join(syntax).encode()).hexdigest()[:16], frozenset(names))
 
 
