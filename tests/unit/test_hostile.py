@@ -150,6 +150,12 @@ def test_a_row_under_another_rows_name_is_named(tmp_path, change):
     assert "not a row of this name" in refused(written(table, tmp_path))
 
 
+@pytest.mark.parametrize("name", ["status", "median_step_ms"])
+def test_a_column_that_is_there_twice_is_named(tmp_path, name):
+    table = row_table(median_step_ms=pa.array([1.5]))
+    assert "it has a column twice" in refused(written(table.append_column(name, table[name]), tmp_path))
+
+
 def test_two_rows_in_a_file_are_none(tmp_path):
     assert "it has 2 of them" in refused(written(pa.concat_tables([row_table(), row_table()]), tmp_path))
 
