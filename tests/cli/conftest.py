@@ -1,11 +1,14 @@
-"""Real commands, each in a process and a working folder of its own."""
+"""Real commands, each in a working folder of its own."""
 
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
+
+from .console import console
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
@@ -16,9 +19,15 @@ def sp_bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def command(tmp_path: Path) -> Command:
-    """`command("plan", ...)` runs `sp-bench plan ...` in an empty folder."""
-    return lambda *arguments: sp_bench(tmp_path, *arguments)
+def command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Command:
+    """`command("plan", ...)` runs `sp-bench plan ...` in an empty folder, in this process."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        with chdir(tmp_path):
+            code, out, err = console(capfd, *arguments)
+        return subprocess.CompletedProcess(arguments, code, out, err)
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -192,11 +192,11 @@ def test_untracked_files_beside_the_code_do_not_make_rows_dirty(tmp_path):
         (copy / "conf" / "sweep" / "mine.yaml").unlink(missing_ok=True)
 
 
-def test_a_run_of_which_a_trial_failed_ends_with_1_and_so_does_each_later_one(tmp_path, monkeypatch, capfd):
+def test_a_run_of_which_a_trial_failed_ends_with_1_and_so_does_each_later_one(command, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ("method=single", "sp_size=1", "seq_len=96", *SMALL)
     broken = ("method=single,ring", "deadlines.init=0.1", "--no-report")
-    failed = sp_bench(tmp_path, "run", *words[1:], *broken)
+    failed = command("run", *words[1:], *broken)
     assert (failed.returncode, failed.stderr) == (1, "sp-bench: the latest rows of trials are 2 timeout\n")
     assert "report:" not in failed.stdout
     code, printed, _ = console(capfd, "run", *words[1:], *broken)
@@ -204,7 +204,7 @@ def test_a_run_of_which_a_trial_failed_ends_with_1_and_so_does_each_later_one(tm
     assert code == 1
     assert console(capfd, "run", *words[1:], *broken, "--fail-on", "error,oom")[0] == 0
     assert console(capfd, "resume", *words[1:], *broken, "--fail-on=none")[0] == 0
-    resumed = sp_bench(tmp_path, "resume", *words, "--no-report")
+    resumed = command("resume", *words, "--no-report")
     assert (resumed.returncode, resumed.stderr) == (0, "")
 
 
@@ -214,10 +214,10 @@ def test_what_fail_on_does_not_know_is_one_line(tmp_path, monkeypatch, capfd):
     assert line.startswith("sp-bench: --fail-on errors: errors is no status; use some of ok, unsupported, ")
 
 
-def test_a_failed_trial_names_itself_and_its_logs_and_show_tells_all_of_it(tmp_path, monkeypatch, capfd):
+def test_a_failed_trial_names_itself_and_its_logs_and_show_tells_all_of_it(command, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = ("method=ring", "method.layout=striped", "sp_size=2", "seq_len=98", "seed=3", *SMALL)
-    done = sp_bench(tmp_path, "run", *words, "deadlines.correctness=0.001", "--no-report")
+    done = command("run", *words, "deadlines.correctness=0.001", "--no-report")
     (trial, folder) = re.findall(r"; trial ([0-9a-f]{12}), logs: (results/default/_work/trials/\S+) \(", done.stdout)[0]
     assert sorted(path.name for path in (tmp_path / folder).glob("*.log")) == ["rank0.log", "rank1.log"]
     code, shown, errors = console(capfd, "show", trial[:6])
@@ -225,8 +225,8 @@ def test_a_failed_trial_names_itself_and_its_logs_and_show_tells_all_of_it(tmp_p
     assert "attempt 0 in " in shown
     assert re.search(r"^reason +phase correctness passed its deadline of 0.001 s", shown, re.MULTILINE)
     assert f"{folder}/rank1.log, its last lines:" in shown
-    (command,) = re.findall(r"^repeat it alone: sp-bench (.*)$", shown, re.MULTILINE)
-    again = sp_bench(tmp_path, *shlex.split(command), "--no-report")
+    (repeat,) = re.findall(r"^repeat it alone: sp-bench (.*)$", shown, re.MULTILINE)
+    again = command(*shlex.split(repeat), "--no-report")
     assert again.returncode == 0, again.stderr
     cells = [set(pd.read_parquet(tmp_path / "results" / name)["cell_id"]) for name in ("default", "repeated")]
     assert cells[0] == cells[1]
@@ -360,10 +360,10 @@ def test_a_typo_that_became_a_row_runs_after_rm(finished, tmp_path, monkeypatch,
     assert "1 done, 1 unsupported" in console(capfd, "plan", *arguments)[1]
 
 
-def test_status_says_what_runs_where_what_is_left_and_why_trials_failed(tmp_path, monkeypatch, capfd):
+def test_status_says_what_runs_where_what_is_left_and_why_trials_failed(command, tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     words = (*SINGLE[:2], "seq_len=96,97", *SMALL, "--no-report")
-    failed = sp_bench(tmp_path, "run", *SINGLE, "--no-report", "deadlines.init=0.1")
+    failed = command("run", *SINGLE, "--no-report", "deadlines.init=0.1")
     assert failed.returncode == 1
     with held(tmp_path, *words) as run:
         said = console(capfd, "status", "results/default")[1].splitlines()

@@ -1,10 +1,6 @@
 """Lies planted in real trials, through the real command line: none of them may end as `ok`."""
 
-import os
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,6 +8,8 @@ from planted import LIES, SHORT, Lie
 
 from sp_bench.hardware import package_versions
 from sp_bench.testing import faults, lies
+
+from ..cli.console import console
 
 
 def marks(lie: Lie, dtype: str) -> list[pytest.MarkDecorator]:
@@ -28,21 +26,25 @@ CASES = [
 ]
 
 
-def run(folder: Path, lie: Lie, dtype: str) -> dict[str, object]:
-    """The row of the one trial that tells this lie."""
-    words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies", "--no-report")
-    environment = os.environ | {faults.VARIABLE: f"{lie.name}:{lie.ranks}:{lie.phase}"}
-    done = subprocess.run(
-        [sys.executable, "-m", "sp_bench", *words], cwd=folder, env=environment, capture_output=True, text=True
-    )
-    rows = list((folder / "results" / "lies").glob("*.parquet"))
-    assert len(rows) == 1, done.stdout + done.stderr
-    return pq.read_table(rows[0]).to_pylist()[0]
+@pytest.fixture
+def run(tmp_path, monkeypatch, capfd):
+    """The row of the one trial that tells a lie in a dtype."""
+
+    def run(lie: Lie, dtype: str) -> dict[str, object]:
+        words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies", "--no-report")
+        monkeypatch.setenv(faults.VARIABLE, f"{lie.name}:{lie.ranks}:{lie.phase}")
+        monkeypatch.chdir(tmp_path)
+        _, printed, errors = console(capfd, *words)
+        rows = list((tmp_path / "results" / "lies").glob("*.parquet"))
+        assert len(rows) == 1, printed + errors
+        return pq.read_table(rows[0]).to_pylist()[0]
+
+    return run
 
 
 @pytest.mark.parametrize(("lie", "dtype"), CASES)
-def test_a_lie_ends_as_written_down(lie, dtype, tmp_path, record_property):
-    row = run(tmp_path, lie, dtype)
+def test_a_lie_ends_as_written_down(lie, dtype, run, record_property):
+    row = run(lie, dtype)
     told = {"group": lie.group, "what": lie.what, "ranks": lie.ranks, "trial": " ".join(lie.trial), "dtype": dtype}
     for name, value in (told | {"status": row["status"], "reason": row["reason"]}).items():
         record_property(name, value)
