@@ -112,7 +112,7 @@ def test_an_all_gather_in_groups_of_heads_holds_less_and_no_more_with_each_group
 
 
 def check_ulysses(rank: int) -> None:
-    shape = AttentionShape(1, 1024, 32, 16, 64, True, "bfloat16")
+    shape = AttentionShape(1, 512, 32, 16, 64, True, "bfloat16")
     whole, chunks = (held_queries(MethodConfig("ulysses", "contiguous", head_chunks=n), shape) for n in (1, 4))
     assert [len(sizes) for sizes in chunks.values()] == [4, 4]
     # of one chunk: Q, K and V that arrive and the output that leaves, each both as sent and as received
@@ -122,7 +122,7 @@ def check_ulysses(rank: int) -> None:
 
 def check_upipe(rank: int) -> None:
     """In units of a rank's queries: K and V are 1 of them, and a stage of 4 has a quarter of each tensor."""
-    shape = AttentionShape(1, 1024, 32, 16, 64, True, "bfloat16")
+    shape = AttentionShape(1, 512, 32, 16, 64, True, "bfloat16")
     plain = held_queries(MethodConfig("ulysses"), shape)
     staged = held_queries(MethodConfig("upipe", head_stages=4), shape)
     assert [len(sizes) for sizes in staged.values()] == [4, 4]

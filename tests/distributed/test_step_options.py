@@ -61,9 +61,11 @@ def check(config: TrialConfig) -> None:
 
 
 def check_tiles(rank: int, world_size: int) -> None:
+    """Attention knows nothing of the tiles: a contiguous layout and another are enough."""
     checkpointing = "full" if world_size == 2 else "selective_output"
     for config in trials(world_size, activation_checkpointing=checkpointing, mlp_tile_tokens=7):
-        check(config)
+        if config.method.name in ("ulysses", "ring") and not config.method.head_chunks:
+            check(config)
 
 
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
@@ -73,9 +75,9 @@ def test_tiles_of_an_mlp_change_no_step(world_size: int) -> None:
 
 def check_checkpointing(rank: int, world_size: int) -> None:
     """Whole layers are recomputed in other tests. Ways of sharding have `selective` with each method on two ranks."""
-    for checkpointing in CHECKPOINTING if world_size < 3 else ("selective_output",):  # it alone sends again
+    for checkpointing in CHECKPOINTING if world_size < 3 else ("selective_output",):
         configs = list(trials(world_size, activation_checkpointing=checkpointing))
-        for config in configs[:1] if checkpointing == "selective" else configs:
+        for config in configs if checkpointing == "selective_output" else configs[:1]:  # it alone runs a method again
             check(config)
     keeps_output = replace(TRAIN, activation_checkpointing="selective_output")
     for method in SENDS_NOTHING_AGAIN.get(world_size, []):

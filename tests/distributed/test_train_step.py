@@ -300,7 +300,7 @@ def losses_and_norms(config: TrialConfig) -> list[float]:
 
 
 def check_wrong_training_is_refused() -> None:
-    for dtype, model in (("float32", replace(TINY, qk_norm=False)), ("bfloat16", TINY)):
+    for dtype, model in (("float32", replace(ONE_LAYER, qk_norm=False)), ("bfloat16", ONE_LAYER)):
         mistakes = {
             positions_of_the_local_order: "loss of step 1",
             averaged_gradients: "the gradient of .* in step 1, before clipping, differs",
