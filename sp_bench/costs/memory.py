@@ -484,7 +484,7 @@ def ring_held_elements(q: int, kv: int, size: int, queries: float) -> list[float
     part of the rank's queries sees keys of another shard."""
     own, at_hand = 2 * kv, 2 * kv  # keys and values
     parts = 0.5 * q  # of dq that are not merged yet: of half the own heads, and then of each step
-    held = [own + at_hand]
+    held: list[float] = [own + at_hand]
     for step in range(1, size):
         next_one = 2 * kv if step < size - 1 else 0
         sums = 4 * kv if step > 1 else 0  # of dk and dv: those that leave, and those that arrive

@@ -56,11 +56,11 @@ def check(case: Case, mesh: DeviceMesh) -> Ledger:
 
 
 def check_all(rank: int, sp_size: int) -> None:
-    """As if each two ranks were on a node of their own. Of ranks that share the cores of a laptop one case in two or
-    four, so that methods get heads by turns: a fake group has all of them."""
+    """As if each two ranks were on a node of their own. Of ranks that share the cores of a laptop one case in two: each
+    method gets other heads, and a fake group has all of them."""
     os.environ["LOCAL_WORLD_SIZE"] = str(min(sp_size, 2))
     causal = [case for case in cases(sp_size) if case.shape.causal]
-    for case, mesh in on_meshes(causal[:: {4: 2, 8: 4}.get(sp_size, 1) if here().type == "cpu" else 1]):
+    for case, mesh in on_meshes(causal[:: 2 if sp_size in (4, 8) and here().type == "cpu" else 1]):
         far = sum(check(case, mesh).between_nodes.values())
         if sp_size % 2 == 0:
             alone = WorkloadConfig("attention", "forward_backward", True, 0, 1, 48)
