@@ -121,6 +121,7 @@ USES = {
     "driver/campaign.py": {"document_lens", "num_nodes", "packing", "seed"},  # a plan says which pack its line is of
     "driver/launch.py": {"num_nodes"},
     "driver/packs.py": {"num_nodes"},
+    "driver/searching.py": {"device_memory_gib", "num_nodes"},  # what a plan without GPUs counts on
     "driver/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have
