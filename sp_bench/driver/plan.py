@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
@@ -13,6 +13,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
+from sp_bench.driver import ranks
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
@@ -269,6 +270,22 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
         )
     doubts = (_doubt(config) for config in running)
     return found + list(dict.fromkeys(filter(None, doubts)))
+
+
+def slow_updates(configs: Collection[TrialConfig]) -> list[str]:
+    """What to tell of optimizers in the memory of hosts, of listed trials and of searches."""
+    of_one_thread = [
+        config
+        for config in configs
+        if config.workload.name in TRAINING and config.engine.optimizer_offload and config.hardware.device == "cuda"
+        if config.hardware.threads_per_rank is None and ranks.environment(config).get("OMP_NUM_THREADS") == "1"
+    ]
+    if not of_one_thread:
+        return []
+    return [
+        f"{len(of_one_thread)} of {len(configs)} configurations update their parameters on the host, where each rank "
+        "has one thread; hardware.threads_per_rank=8 gives it more"
+    ]
 
 
 def _doubt(config: TrialConfig) -> str | None:

@@ -104,6 +104,7 @@ USES = {
             "checkpoint_offload",
             "device_memory_gib",
             "dkv_dtype",
+            "optimizer_offload",
             "env",
             "warmup_steps",
             "exchange",

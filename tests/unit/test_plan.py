@@ -371,6 +371,21 @@ def test_more_ranks_than_processors_is_a_warning(make_config):
     assert plan.warnings(trials, 4, None) == []
 
 
+def test_an_optimizer_in_host_memory_with_one_thread_is_a_warning(make_config, monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "kernel": "cudnn", "workload": "train_step"}
+    plain = make_config(**gpu, sp_size=2)
+    slow = replace(plain, engine=replace(plain.engine, optimizer_offload="torch_adamw"))
+    fast = replace(slow, hardware=replace(slow.hardware, threads_per_rank=8))
+    assert plan.slow_updates([plain, fast]) == []
+    (warning,) = plan.slow_updates([plain, fast, slow])
+    assert warning.startswith(
+        "1 of 3 configurations update their parameters on the host, where each rank has one thread"
+    )
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    assert plan.slow_updates([slow]) == []
+
+
 @pytest.mark.parametrize(
     ("version", "warned"), [("4.0.0b29", False), ("4.0.0b30", True), ("4.0.0", True), (None, False)]
 )
