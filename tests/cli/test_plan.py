@@ -45,7 +45,7 @@ def test_a_plan_for_gpus_says_about_how_long_they_will_be_busy(plan):
 def test_a_search_whose_steps_would_miss_their_deadline_says_so_before_it_runs(plan):
     one = ("workload.mlp_tile_tokens=null", "workload.checkpoint_offload=false", "engine.optimizer_offload=null")
     words = ("sweep=h200x2_longest", "method=ulysses", "workload.activation_checkpointing=full", *one)
-    alone = (*words, "hardware.allocator=expandable_segments")
+    alone = (*words, "hardware.allocator=expandable_segments", "hardware.threads_per_rank=null")
     probe, whole = (line for line in plan(*alone, "deadlines.measure=130").splitlines() if line.startswith("warning: "))
     assert "it would end at about" in probe
     assert "it would end fit only, as no whole step can confirm about" in whole
