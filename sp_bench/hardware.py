@@ -28,7 +28,7 @@ PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
     (r"A100", {"bfloat16": 312e12, "float16": 312e12, "float32": 19.5e12}),
 )
 
-# GiB that CUDA gives of a device, by device-name pattern: its own words where rows ran out of memory.
+# GiB of a device, by device-name pattern: the total capacity that CUDA names where rows ran out of memory.
 DEVICE_GIB: tuple[tuple[str, float], ...] = ((r"H100 (80GB HBM3|SXM)", 79.2), (r"H200(?! NVL)", 139.8))
 
 # The packages whose code can change a measurement.

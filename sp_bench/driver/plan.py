@@ -273,7 +273,7 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
 
 
 def slow_updates(configs: Collection[TrialConfig]) -> list[str]:
-    """What to tell of optimizers in the memory of hosts, of listed trials and of searches."""
+    """A warning if ranks update parameters in host memory with one thread each. configs: listed and searched ones."""
     of_one_thread = [
         config
         for config in configs
@@ -284,7 +284,7 @@ def slow_updates(configs: Collection[TrialConfig]) -> list[str]:
         return []
     return [
         f"{len(of_one_thread)} of {len(configs)} configurations update their parameters on the host, where each rank "
-        "has one thread; hardware.threads_per_rank=8 gives it more"
+        "has one thread; set hardware.threads_per_rank, to 8 for example"
     ]
 
 
