@@ -200,15 +200,18 @@ def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
     """Give the optimizer its moments, which are zero. It would make them in its first step, after the peaks of forward
-    and backward: a single step would then hold less than any later one. Its next step is its first all the same."""
+    and backward: a single step would then hold less than any later one. Its next step is its first all the same.
+
+    One parameter has a gradient at a time: in host memory those of all would come beside what is page-locked for them.
+    """
     rates = [group["lr"] for group in optimizer.param_groups]
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # nothing moves: weight decay is a part of the rate
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()
-    optimizer.zero_grad()
+        optimizer.step()
+        parameter.grad = None
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     for parameter in parameters:

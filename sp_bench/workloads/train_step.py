@@ -19,7 +19,7 @@ from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.training import text, train
 from sp_bench.training.limit import limit_ms
 from sp_bench.training.model_code import compiling
-from sp_bench.training.offload import HostMemory, host_memory
+from sp_bench.training.offload import HostMemory, host_memory, release_page_locked
 from sp_bench.workloads import Job
 from sp_bench.workloads.step import attention_step, local_inputs
 
@@ -136,9 +136,10 @@ def warm_up(job: Job, memory: HostMemory) -> None:
     config = replace(job.config, model=replace(job.config.model, num_layers=min(2 if offloads else 1, num_layers)))
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     engines.get(config.engine.name).run(config, [sequences], job.mesh, job.device, lambda: None, token_losses=0)
+    release_memory(job.device)
+    release_page_locked(job.device)
     if offloads:
         memory.require(num_layers - 1, memory.layer_bytes, job.device)
-    release_memory(job.device)
 
 
 def prove_attention(job: Job) -> dict[str, Any]:

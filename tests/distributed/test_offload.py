@@ -23,7 +23,7 @@ from sp_bench.engines import fsdp2
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import training_step
 from sp_bench.training import text, train
-from sp_bench.training.offload import host_memory
+from sp_bench.training.offload import host_memory, release_page_locked
 
 LAYERS, STEPS = 12, 3
 # On a GPU a layer's input has MiBs, so that a copy takes a good part of a layer's time. `math` is deterministic. Its
@@ -116,3 +116,15 @@ def test_a_worker_insists_on_the_allocator_that_was_asked_for(said: str, code: i
     program = "from sp_bench.worker import _require_allocator; _require_allocator('expandable_segments')"
     environment = os.environ | {"PYTORCH_ALLOC_CONF": said}
     assert subprocess.run([sys.executable, "-c", program], env=environment, check=False).returncode == code
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; 0 here")
+def test_page_locked_memory_that_no_tensor_holds_goes_back() -> None:
+    held = torch.empty(2**20, pin_memory=True)
+    freed = torch.empty(2**20, pin_memory=True)
+    before = torch.cuda.host_memory_stats()["allocated_bytes.current"]
+    freed_bytes = freed.nbytes
+    del freed
+    release_page_locked(torch.device("cuda"))
+    assert held.is_pinned()
+    assert before - torch.cuda.host_memory_stats()["allocated_bytes.current"] >= freed_bytes

@@ -34,7 +34,13 @@ def test_an_optimizer_that_has_its_moments_takes_the_same_first_step(optimizer: 
     plain, early = (torch.nn.Linear(3, 2) for _ in range(2))
     early.load_state_dict(plain.state_dict())
     optimizers = [train.make_optimizer(module, workload) for module in (plain, early)]
+    gradients = []  # of each step that makes moments
+    watched = optimizers[1].register_step_pre_hook(
+        lambda *_: gradients.append(sum(p.grad is not None for p in early.parameters()))
+    )
     train.make_moments(optimizers[1])
+    watched.remove()
+    assert gradients == [1, 1]
     for name, parameter in early.named_parameters():
         assert torch.equal(parameter, plain.state_dict()[name])
         assert parameter.grad is None
