@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain, pairwise, starmap
 from pathlib import Path
 from statistics import mean, median, quantiles
@@ -741,6 +741,14 @@ def longest_elsewhere() -> Iterator[str]:
     yield f"with nothing recomputed both fit {none[1]}, and Ulysses {none[0]}"
     yield f"Ulysses and the ring fit {full[0]}, and the all-gather {full[2]}"
     yield f"UPipe fits most: {written(ends('h200x2_longest', 'upipe', SEGMENTS))}"
+    host = partial(ends, "h200x2_longest_4", allocator=SEGMENTS)
+    updated = [written(host(method=method, optimizer_offload="torch_adamw")) for method in ("ulysses", "ring")]
+    yield f"with the optimizer there Ulysses fits {updated[0]}, and the ring {updated[1]}"
+    kept_there = host(method="ulysses", checkpoint_offload=True)
+    theirs = [ends("h200x2_theirs", THEIRS, engine=each) for each in ("trl_sft", "hf_deepspeed")]
+    over = [times_as_many(kept_there, each) for each in theirs]
+    yield f"with the checkpoints there Ulysses fits {written(kept_there)}"
+    yield f"which is {over[0]} as many as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
 
 
 def whole_mlp(method: str, recomputed: str) -> tuple[int, int]:

@@ -167,6 +167,10 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
             assert config.workload.activation_checkpointing == "none"
 
 
+# Page-locked copies of a whole MLP's tensor that torch.compile left, by campaign and tokens: now they go back
+LEFT_BY_COMPILING = {("h100_longest", 204_800): 4 * GIB, ("h200x1_longest_2", 450_560): 16 * GIB}
+
+
 def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_below_every_committed_row():
     process = 2.3 * GIB  # what a rank holds without it: 2.0 to 2.8 GiB in the rows of the same engines
     ratios = []
@@ -174,7 +178,8 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_belo
         for ran in (each for each in cell.rows if each["status"] == "ok" and each["optimizer_offload"]):
             config = parse(TrialConfig, json.loads(ran["config"]))
             held = memory.held_on_host_bytes(config) / config.world_size
-            ratios.append(held / (ran["max_peak_host_bytes"] - process))
+            left = LEFT_BY_COMPILING.get((ran["folder"], ran["seq_len"]), 0)
+            ratios.append(held / (ran["max_peak_host_bytes"] - process - left))
     assert 0.89 < min(ratios) <= max(ratios) < 1
     least, most = (f"{100 * (1 / ratio - 1):.0f}" for ratio in (max(ratios), min(ratios)))
     said = f"In the {len(ratios)} committed rows a rank holds {least} to {most}% more than the closed form says"
@@ -578,9 +583,10 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
 
 def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
-    on_two = {"h200x2_theirs", "h200x2_longest", "h200x2_longest_2", "h200x2_longest_3"}
+    on_two = {"h200x2_theirs", "h200x2_longest", "h200x2_longest_2", "h200x2_longest_3", "h200x2_longest_4"}
+    on_one = {"h100_longest", "h200x1_longest", "h200x1_longest_2"}
     of_h100s = {"h100x2_longest", "h100x2_theirs"}  # a table of its own, without what torch reserves
-    searches = {*on_two, *of_h100s, "h200x4_longest", "h200x4_longest_2", "h100_longest", "h200x1_longest"}
+    searches = {*on_one, *on_two, *of_h100s, "h200x4_longest", "h200x4_longest_2"}
     found = [each for each in limits([c for c in committed() if c.rows[0]["folder"] in searches]) if each.largest_ok]
     lines = []
     for each in found:
@@ -598,7 +604,7 @@ def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
-    assert len(lines) == 27 + 8
+    assert len(lines) == 32 + 8
 
 
 def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
@@ -622,12 +628,13 @@ def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
         kept = config.workload.activation_checkpointing
         whole = kept == "full" and config.workload.mlp_tile_tokens is None
         in_tables = config.method.name == "ulysses" or (kept != "none" and not whole)
-        if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables:
+        on_host = config.engine.optimizer_offload is not None  # the line with it has checkpoints there, too
+        if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables and not on_host:
             predicted.append((search.guess(capacity, None, None), *ends))
     below = [guess / fits - 1 for guess, fits, _ in predicted if guess < fits]
     inside = [guess for guess, fits, fails in predicted if fits <= guess < fails]
     beyond = [guess / fails - 1 for guess, _, fails in predicted if guess >= fails]
-    assert (len(predicted), len(inside), len(below), len(beyond)) == (13, 7, 5, 1)
+    assert (len(predicted), len(inside), len(below), len(beyond)) == (14, 8, 5, 1)
     assert min(below) > -0.024
     assert beyond[0] < 0.001
     fit_at, fail_at = (f"{100 * min(each):.0f} to {max(each):.0%}" for each in (fitted, failed))
