@@ -92,6 +92,7 @@ def test_own_bytes_that_differ_from_the_closed_form_end_a_real_trial(make_config
     assert "bytes sent by rank 0 differ from the closed form: backward all_to_all: counted" in columns["reason"]
 
 
+@pytest.mark.faults  # tests/cli/test_hosts.py has torchrun, which starts a driver
 def test_torchrun_can_start_the_worker(make_config, tmp_path):
     """As anything can that sets the same variables, on several machines too: a rank does not know who started it."""
     trial = handover.write_trial(tmp_path, make_config(method="ring", kernel="math", sp_size=2, seq_len=64, **SHORT), 0)

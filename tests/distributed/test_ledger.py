@@ -69,7 +69,10 @@ def check_all(rank: int, sp_size: int) -> None:
             assert far == methods.between_nodes(config, traffic, rank), str(case)
 
 
-@pytest.mark.parametrize(("backend", "sp_size"), worlds(gloo=(2, 3, 4, 8), nccl=(2, 3, 4, 8)))
+EIGHT = pytest.param("gloo", 8, id="gloo-8", marks=pytest.mark.faults)  # many ranks without processes are below
+
+
+@pytest.mark.parametrize(("backend", "sp_size"), [*worlds(gloo=(2, 3, 4), nccl=(2, 3, 4, 8)), EIGHT])
 def test_counted_bytes_equal_predicted_ones_on_real_ranks(backend: str, sp_size: int) -> None:
     run(sp_size, check_all, sp_size, backend=backend)
 

@@ -1,6 +1,7 @@
 """Options of a training step, with every method of ours: each takes the same step as one process, and sends what is
 predicted."""
 
+import functools
 import itertools
 import shutil
 from collections.abc import Iterator
@@ -84,7 +85,7 @@ def check_checkpointing(rank: int, world_size: int) -> None:
         check_counted_bytes(trial(method, world_size, seq_len=45, workload=keeps_output))
 
 
-@pytest.mark.parametrize("world_size", METHODS)
+@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.faults), 4])
 def test_what_is_recomputed_changes_no_step(world_size: int) -> None:
     run(world_size, check_checkpointing, world_size)
 
@@ -134,13 +135,17 @@ def test_offloaded_checkpoints_change_no_step(world_size: int) -> None:
     run(world_size, check_offload, world_size)
 
 
-def check_compiled(rank: int, world_size: int) -> None:
+def check_compiled(rank: int, world_size: int, backend: str | None = None) -> None:
     """Of one model and two lengths, so that all methods share what is compiled. The single step comes first: its length
-    is compiled in its warm-up."""
-    single = replace(TRAIN, model_code="compiled", single_step=True, timed_steps=1, correctness_seq_len=36)
+    is compiled in its warm-up. One rank has one length: g++ takes a second for each of a dozen files."""
+    if backend is not None:
+        torch.compile = functools.partial(torch.compile, backend=backend)
+    single = replace(TRAIN, model_code="compiled", single_step=True, timed_steps=1)
+    single = replace(single, correctness_seq_len=36 if world_size > 1 else 48)
     single = replace(single, loss_tile_tokens=6)  # divides what a rank has in the proof and in the step
     model = SIX if world_size == 3 else TINY
-    config = trial(MethodConfig("ring", dkv_dtype="input"), world_size, seq_len=48, workload=single, model=model)
+    method = MethodConfig("ring", dkv_dtype="input") if world_size > 1 else METHODS[1][0][0]
+    config = trial(method, world_size, seq_len=48, workload=single, model=model)
     assert check_counted_bytes(config).columns["compile_s"] > 0
     configs = trials(world_size, model_code="compiled", warmup_steps=1)
     configs = (config for config in configs if not config.method.head_chunks)
@@ -155,9 +160,15 @@ def check_compiled(rank: int, world_size: int) -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
-@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])  # each compiles for minutes
+@pytest.mark.parametrize("world_size", [1, *(pytest.param(size, marks=pytest.mark.faults) for size in (2, 3))])
 def test_a_compiled_model_takes_the_same_step(world_size: int) -> None:
+    """Each rank compiles for half a minute."""
     run(world_size, check_compiled, world_size)
+
+
+def test_a_traced_model_takes_the_same_step() -> None:
+    """All but the C++ of torch.compile: graphs of each part, forward and backward, between what two ranks send."""
+    run(2, check_compiled, 2, "aot_eager_decomp_partition")
 
 
 def check_compiled_gradients(rank: int) -> None:

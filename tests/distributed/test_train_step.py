@@ -74,9 +74,7 @@ def cases(world_size: int) -> list[TrialConfig]:
             trial(usp("ring_inner"), 4, seq_len=45),
             trial(DOUBLE, 4, seq_len=45, model=ODD, workload=RECOMPUTED, **bf16),
             trial(ZIGZAG, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=RECOMPUTED),
-            trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, **bf16),
             trial(STRIPED, 2, dp_shard_size=2, batch_size=2, seq_len=45, workload=replace(TWO, **TILES)),
-            trial(ULYSSES, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=THREE),
             trial(MethodConfig("single"), 1, dp_replicate_size=2, dp_shard_size=2, model=ODD),
         ],
     }[world_size]
