@@ -112,10 +112,10 @@ def page_locking(num_bytes: int, what: str) -> Iterator[None]:
 def release_page_locked(device: torch.device) -> None:
     """Give back the host memory that torch page-locked and that no tensor holds. The device must have done its copies.
 
-    torch.compile puts some there: while it tries variants of a kernel that writes over its input, it keeps a copy of
-    the input in page-locked memory, rounded up to a power of two. Of a whole MLP of Qwen3-4B with 450,560 tokens it was
-    16 GiB, and torch's allocator would have kept them (`copy_args_to_cpu_if_needed` in
-    torch/_inductor/runtime/triton_heuristics.py).
+    torch.compile puts some there. While it tries variants of a kernel of the backward that writes over its input, it
+    may keep a copy of the input in page-locked memory, rounded up to a power of two: 16 GiB for a whole MLP of Qwen3-4B
+    and 450,560 tokens. Torch's allocator would keep them. Source: `copy_args_to_cpu_if_needed` in
+    torch/_inductor/runtime/triton_heuristics.py.
     """
     if device.type == "cuda":
         torch._C._host_emptyCache()  # torch 2.13 has it as torch.accelerator.empty_host_cache

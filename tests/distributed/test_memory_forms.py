@@ -38,6 +38,8 @@ METHODS = {
 }
 
 
+# No attention is the peak below. So a method shows in what layers keep, which `check_kept` proves of all
+PEAKING = {1: METHODS[1], 2: [MethodConfig("ulysses"), RING]}
 WAYS = ("full", "selective", "selective_output", "selective_mlp")
 
 
@@ -196,8 +198,7 @@ def check_peaks(rank: int, world_size: int, cells: Sequence[Cell]) -> None:
     """The estimate has all gradients of a layer at once, in both dtypes, and they come one after the other. So it may
     be some percent above the count where a layer peaks, of so few tokens."""
     for moment, model, seq_len, options in cells:
-        # of methods, the loss has what layers keep, which `check_kept` proves of all; and here no attention peaks
-        for method in METHODS[world_size][: 1 if moment == "loss" else 3 : 2]:
+        for method in METHODS[world_size][:1] if moment == "loss" else PEAKING[world_size]:
             config = peaking(method, model, seq_len, options)
             estimate = memory.peak(config)
             # beside parameters, gradients and moments: tokens, labels and losses, and the angles, 64 bytes a token

@@ -136,8 +136,8 @@ def test_offloaded_checkpoints_change_no_step(world_size: int) -> None:
 
 
 def check_compiled(rank: int, world_size: int, backend: str | None = None) -> None:
-    """Of one model and two lengths, so that all methods share what is compiled. The single step comes first: its length
-    is compiled in its warm-up. One rank has one length: g++ takes a second for each of a dozen files."""
+    """Of one model and two lengths, so that all methods share what is compiled. The single step comes first: on two
+    ranks or more its length is compiled in its warm-up. One rank has one length: g++ takes a second for each file."""
     if backend is not None:
         torch.compile = functools.partial(torch.compile, backend=backend)
     single = replace(TRAIN, model_code="compiled", single_step=True, timed_steps=1)
@@ -162,12 +162,12 @@ def check_compiled(rank: int, world_size: int, backend: str | None = None) -> No
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ on a CPU")
 @pytest.mark.parametrize("world_size", [1, *(pytest.param(size, marks=pytest.mark.faults) for size in (2, 3))])
 def test_a_compiled_model_takes_the_same_step(world_size: int) -> None:
-    """Each rank compiles for half a minute."""
+    """A rank compiles for half a minute."""
     run(world_size, check_compiled, world_size)
 
 
 def test_a_traced_model_takes_the_same_step() -> None:
-    """All but the C++ of torch.compile: graphs of each part, forward and backward, between what two ranks send."""
+    """torch.compile cuts each part into graphs, forward and backward, and two ranks run them as they are."""
     run(2, check_compiled, 2, "aot_eager_decomp_partition")
 
 
