@@ -168,8 +168,7 @@ def test_what_ran_out_of_memory_was_estimated_to_come_near_its_device_or_has_no_
             assert config.workload.activation_checkpointing == "none"
 
 
-# Rows, by campaign and tokens, in which compiling left a page-locked copy of a tensor of the MLP's width. A search's step
-# gives it back now.
+# Rows, by campaign and tokens, in which compiling left a page-locked copy of a tensor of the MLP's width.
 COMPILED_BEFORE = {("h100_longest", 204_800), ("h200x1_longest_2", 450_560)}
 
 
