@@ -136,7 +136,6 @@ def held(folder: Path, *words: str, **variables: str) -> Iterator[subprocess.Pop
         run.wait()
 
 
-@pytest.mark.faults  # test_run.py has two runs of one campaign
 def test_two_runs_with_folders_for_temporary_files_of_their_own_take_turns(tmp_path):
     """As two jobs of Slurm have."""
     for name in ("a", "b"):

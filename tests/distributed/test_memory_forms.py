@@ -38,8 +38,6 @@ METHODS = {
 }
 
 
-# No attention is the peak below. So a method shows in what layers keep, which `check_kept` proves of all
-PEAKING = {1: METHODS[1], 2: [MethodConfig("ulysses"), RING]}
 WAYS = ("full", "selective", "selective_output", "selective_mlp")
 
 
@@ -194,11 +192,12 @@ def peaking(method: MethodConfig, model: ModelConfig, seq_len: int, options: dic
     return trial(method, dist.get_world_size(), model=model, seq_len=seq_len, **fields)
 
 
-def check_peaks(rank: int, world_size: int, cells: Sequence[Cell]) -> None:
+def check_peaks(rank: int, world_size: int, cells: Sequence[Cell], methods: Sequence[MethodConfig]) -> None:
     """The estimate has all gradients of a layer at once, in both dtypes, and they come one after the other. So it may
     be some percent above the count where a layer peaks, of so few tokens."""
     for moment, model, seq_len, options in cells:
-        for method in METHODS[world_size][:1] if moment == "loss" else PEAKING[world_size]:
+        # of methods, the loss has what layers keep, which `check_kept` proves of all; one is enough
+        for method in methods[:1] if moment == "loss" else methods:
             config = peaking(method, model, seq_len, options)
             estimate = memory.peak(config)
             # beside parameters, gradients and moments: tokens, labels and losses, and the angles, 64 bytes a token
@@ -213,7 +212,10 @@ def check_peaks(rank: int, world_size: int, cells: Sequence[Cell]) -> None:
 def check_all(rank: int, world_size: int) -> None:
     check_kept(rank, world_size)
     check_kept_with_nothing_recomputed(rank, world_size)
-    check_peaks(rank, world_size, PEAKS if world_size == 1 else ON_TWO_RANKS)
+    if world_size == 1:
+        check_peaks(rank, 1, PEAKS, METHODS[1])
+    else:  # no attention peaks here, so that methods differ by what layers keep
+        check_peaks(rank, 2, ON_TWO_RANKS, [MethodConfig("ulysses"), RING])
 
 
 @pytest.mark.parametrize("world_size", METHODS)
@@ -222,9 +224,10 @@ def test_layers_keep_what_their_forms_say_and_steps_peak_and_update_as_estimated
     run(world_size, check_all, world_size)
 
 
-@pytest.mark.faults  # half a minute
-def test_other_steps_peak_as_estimated() -> None:
-    run(1, check_peaks, 1, MORE)
+@pytest.mark.faults  # half a minute each
+@pytest.mark.parametrize(("world_size", "cells"), [(1, MORE), (2, ON_TWO_RANKS[1:])])
+def test_other_steps_peak_as_estimated(world_size: int, cells: Sequence[Cell]) -> None:
+    run(world_size, check_peaks, world_size, cells, METHODS[world_size])
 
 
 def check_fit_peaks(rank: int) -> None:

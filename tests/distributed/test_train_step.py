@@ -80,6 +80,14 @@ def cases(world_size: int) -> list[TrialConfig]:
     }[world_size]
 
 
+def more_on_four_ranks() -> list[TrialConfig]:
+    """Methods beside data parallelism that `cases` has with others."""
+    return [
+        trial(GATHER, 2, dp_shard_size=2, batch_size=2, seq_len=45, dtype="bfloat16"),
+        trial(ULYSSES, 2, dp_replicate_size=2, seq_len=45, model=ODD, workload=THREE),
+    ]
+
+
 def prove(config: TrialConfig) -> dict[str, Any]:
     mine = job(config)
     return training_step.prove(config, mine.mesh, mine.device)
@@ -444,3 +452,13 @@ def test_a_proof_that_is_not_a_number_is_refused() -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_training_steps_equal_one_process_and_send_the_predicted_bytes(world_size: int) -> None:
     run(world_size, check_world, world_size)
+
+
+def check_more(rank: int) -> None:
+    for config in more_on_four_ranks():
+        check_counted_bytes(config)
+
+
+@pytest.mark.faults
+def test_more_training_steps_on_four_ranks_send_the_predicted_bytes() -> None:
+    run(4, check_more)
