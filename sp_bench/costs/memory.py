@@ -22,6 +22,7 @@ ATTENTION_KNOWN = ("single", "ulysses", "upipe", "all_gather", *RINGS, *EXCHANGE
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
+PROCESS_BYTES = 3 * 2**29  # of its host, that a rank on a GPU takes at least: 1.9 GiB or more in 378 rows of training
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
 MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9
 
@@ -57,6 +58,12 @@ def held_on_host_bytes(config: TrialConfig) -> int:
         of_rank = _fsdp2_host_bytes(config) if config.engine.name == "fsdp2" else _zero_3_host_bytes(config)
         return round(config.world_size * of_rank) + checkpoints
     return checkpoints
+
+
+def needed_on_host_bytes(config: TrialConfig) -> int:
+    """Bytes that a trial takes of each host at least: what it holds there, and with that on GPUs the processes."""
+    held = held_on_host_bytes(config) // config.num_nodes
+    return held + config.ranks_per_node * PROCESS_BYTES if held and config.hardware.device == "cuda" else held
 
 
 def _fsdp2_host_bytes(config: TrialConfig) -> float:

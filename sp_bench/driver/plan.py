@@ -232,7 +232,7 @@ def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: fl
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     """Only what provably cannot fit the host. A trial on GPUs runs, and may end as `oom`, which is a result."""
-    needed = memory.held_on_host_bytes(config) // config.num_nodes
+    needed = memory.needed_on_host_bytes(config)
     if host_bytes is None or needed <= host_bytes:
         return None
     have = f"{needed / 2**30:,.1f} GiB of host memory; this machine has {host_bytes / 2**30:,.1f} GiB"
@@ -241,7 +241,7 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
         return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
     what = "parameters, gradients and optimizer states"
     if config.workload.checkpoint_offload:
-        return f"{what} on the host, and offloaded checkpoints, take {have}; use a smaller seq_len or model"
+        return f"{what} on the host, offloaded checkpoints and processes take {have}; use a smaller seq_len or model"
     return f"{what} take {have}; use a smaller model"
 
 

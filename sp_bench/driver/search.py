@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sp_bench import methods
 from sp_bench.config.documents import MULTIPLE, longest_pack, shortest_pack
 from sp_bench.config.options import canonical
-from sp_bench.config.trial import PROVABLE_TOKENS, TrialConfig
+from sp_bench.config.trial import PROVABLE_TOKENS, TRAINING, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
 from sp_bench.rows.names import config_leaves, said
@@ -26,14 +26,17 @@ LONGEST = 2**28  # tokens; beyond, a search has lost its way
 FIRST_STEPS = (0.87, 3.0)
 # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 OUTSIDE_BYTES = 4 * 2**30
-# of a host's free memory, for each rank: its process, 2 to 7 GiB beside what is counted, and the driver, compilers and
-# files in memory. Two searches ran out of host memory where less than 8 GiB a rank would have been left
-OUTSIDE_ON_HOST_BYTES = 8 * 2**30
+# of a host's free memory, for each rank: its process, and the driver, compilers and files in memory. In three searches
+# what fitted left 6.5 to 7.3 GiB a rank of all of the host's memory, and what did not 4.4 to 5.3
+OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
 # to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
-# would have taken 0.95 to 1.09, in 26; on one GPU, without NCCL's memory, 1.02 and 1.05
+# would have taken 0.95 to 1.09, in 31; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
+SHORTEST_STEP_TOKENS = (
+    256  # a text may begin with a row of equal bytes, over which dQ and dK are 0 whatever is computed
+)
 # how a whole step may end that says nothing of memory -> what that leaves of a bracket
 UNCONFIRMED = {
     "unsupported": "fit only: the whole step cannot run here",
@@ -60,9 +63,10 @@ class Search:
 
     @property
     def shortest(self) -> int:
-        """Of the multiples the first that a trial may have: a pack has two documents or more."""
+        """Of the multiples the first that a trial may have, and prove: a pack has two documents or more."""
         workload, multiple = self.config.workload, self.multiple
-        least = PROVABLE_TOKENS if workload.packing == "none" else shortest_pack(workload.document_len or 0)
+        provable = SHORTEST_STEP_TOKENS if workload.name in TRAINING else PROVABLE_TOKENS
+        least = provable if workload.packing == "none" else shortest_pack(workload.document_len or 0)
         return -(-least // multiple) * multiple
 
     @property
@@ -100,12 +104,14 @@ class Search:
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
         room = (min(known) - OUTSIDE_BYTES) * TENSORS_SHARE[config.hardware.allocator]
-        host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
-        return self._longest(lambda tried: memory.peak(tried).bytes <= room and _on_host_bytes(tried) <= host)
+        host = ((host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES) * config.num_nodes
+        return self._longest(
+            lambda tried: memory.peak(tried).bytes <= room and memory.held_on_host_bytes(tried) <= host
+        )
 
     def longest_on_host(self, host_bytes: int | None) -> int | None:
         """The longest length that the memory of a host holds, as `plan` refuses beyond it; 0: none; None: any."""
-        longest = self._longest(lambda tried: _on_host_bytes(tried) <= (host_bytes or math.inf))
+        longest = self._longest(lambda tried: memory.needed_on_host_bytes(tried) <= (host_bytes or math.inf))
         return longest if longest < self.longest else None
 
     def _longest(self, fits: Callable[[TrialConfig], bool]) -> int:
@@ -113,11 +119,6 @@ class Search:
         lengths = range(self.shortest, self.longest + 1, self.multiple)
         number = bisect_left(lengths, True, key=lambda length: not fits(self.at(length)))
         return lengths[number - 1] if number else 0
-
-
-def _on_host_bytes(config: TrialConfig) -> int:
-    """Of one host."""
-    return memory.held_on_host_bytes(config) // config.num_nodes
 
 
 class Probe(NamedTuple):

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain, pairwise, starmap
 from pathlib import Path
@@ -48,6 +49,9 @@ NOT_OF_ROWS = {
 }
 BY_HAND = {
     "4.0.0b30": "rows have 4.0.0b29 and 4.0.0b36 only; the sources of FlashAttention-4 say which release was the first",
+    "128 GiB of host memory a GPU": "rows do not say what a host has",
+    "Llama-3.1-8B on one H200: 300K and 65K": "of files of Arctic Long Sequence Training, which PROJECTION.md names",
+    "1.9 TB, on which they ran 1.2M": "the same files",
 }
 
 Words = Callable[[], Iterable[str]]
@@ -778,6 +782,24 @@ def million_of_4b() -> Iterator[str]:
     upipe, ring, gather = (ends("h200x4_longest_2", method, SEGMENTS) for method in ("upipe", "ring", "all_gather"))
     yield f"{written(upipe)}, which is {times_as_many(upipe, ulysses)} as many as Ulysses"
     yield f"The zigzag ring fits {written(ring)}, and the all-gather {written(gather)}"
+
+
+@line("The published ladder of Arctic Long Sequence Training")
+def published_ladder() -> Iterator[str]:
+    two = partial(ends, "h200x2_longest_5", "ulysses", SEGMENTS)
+    logits, tiles = two(loss_tile_tokens=None), two(loss_tile_tokens=2048, mlp_tile_tokens=None)
+    one = partial(ends, method="single", allocator=SEGMENTS)
+    logits_of_one = one("h200x1_longest", loss_tile_tokens=None)
+    tiles_of_one = one("h200x1_longest_2", checkpoint_offload=False)
+    yield f"Llama-3-8B fits {whole(tiles[0])} tokens on two H200s, not {whole(tiles[1])}"
+    yield f"Qwen3-4B {whole(tiles_of_one[0])} on one, not {whole(tiles_of_one[1])}"
+    yield f"they fit {written(logits)}, and {written(logits_of_one)}"
+    on_host = two(checkpoint_offload=True), one("h200x1_longest_3", mlp_tile_tokens=4096)
+    yield f"{whole(on_host[0][0])} fit, not {whole(on_host[0][1])}, and {written(on_host[1])}"
+    assert all(there < here for there, here in zip(on_host, (tiles, tiles_of_one), strict=True))
+    of_two = parse(TrialConfig, json.loads(campaign("h200x2_longest_5")[0].rows[0]["config"]))
+    alone = replace(of_two, sp_size=1, seq_len=256, method=replace(of_two.method, name="single"))
+    yield f"needs {memory.needed_on_host_bytes(alone) / GIB:.0f} GiB of its host"
 
 
 @line("A million tokens, 2 GPUs")
