@@ -22,7 +22,7 @@ ATTENTION_KNOWN = ("single", "ulysses", "upipe", "all_gather", *RINGS, *EXCHANGE
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
-PROCESS_BYTES = 3 * 2**29  # of its host, that a rank on a GPU takes at least: 1.9 GiB or more in 378 rows of training
+PROCESS_BYTES = 3 * 2**29  # that a rank on a GPU takes of its host; in 378 rows of training it is 1.9 GiB or more
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
 MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9
 
@@ -48,21 +48,22 @@ def held_bytes(config: TrialConfig) -> int:
 
 
 def held_on_host_bytes(config: TrialConfig) -> int:
-    """Bytes of them that are in host memory: all of a trial on the CPU; with an optimizer that was offloaded the
-    parameters and moments that it steps, and their gradients; and offloaded checkpoints. What a process holds without
-    them, 2 to 3 GiB on GPUs, is left out."""
-    checkpoints = round(config.world_size * offloaded_bytes(config))
+    """Bytes of them that are in the memory of each host: all of a trial on the CPU; with an optimizer that was
+    offloaded the parameters and moments that it steps, and their gradients; and offloaded checkpoints. What a process
+    holds without them, 2 to 3 GiB on GPUs, is left out."""
+    held = round(config.world_size * offloaded_bytes(config))
     if config.hardware.device == "cpu":
-        return held_bytes(config) + checkpoints
-    if config.workload.name in TRAINING and config.engine.optimizer_offload is not None:
+        held += held_bytes(config)
+    elif config.workload.name in TRAINING and config.engine.optimizer_offload is not None:
         of_rank = _fsdp2_host_bytes(config) if config.engine.name == "fsdp2" else _zero_3_host_bytes(config)
-        return round(config.world_size * of_rank) + checkpoints
-    return checkpoints
+        held += round(config.world_size * of_rank)
+    return held // config.num_nodes
 
 
 def needed_on_host_bytes(config: TrialConfig) -> int:
-    """Bytes that a trial takes of each host at least: what it holds there, and with that on GPUs the processes."""
-    held = held_on_host_bytes(config) // config.num_nodes
+    """Bytes that a trial needs of each host, at least: `held_on_host_bytes`, and beside them on GPUs PROCESS_BYTES for
+    each rank. 0: it holds nothing there."""
+    held = held_on_host_bytes(config)
     return held + config.ranks_per_node * PROCESS_BYTES if held and config.hardware.device == "cuda" else held
 
 

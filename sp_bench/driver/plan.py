@@ -231,7 +231,7 @@ def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: fl
 
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
-    """Only what provably cannot fit the host. A trial on GPUs runs, and may end as `oom`, which is a result."""
+    """Only what by count cannot fit the host. Any other trial on GPUs runs, and may end as `oom`, which is a result."""
     needed = memory.needed_on_host_bytes(config)
     if host_bytes is None or needed <= host_bytes:
         return None
@@ -239,10 +239,12 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     if config.workload.name == "attention":
         fits = config.num_nodes * host_bytes // memory.held_bytes_per_token(config)
         return f"inputs, outputs and gradients of all ranks take {have}; use less than seq_len={fits}"
-    what = "parameters, gradients and optimizer states"
-    if config.workload.checkpoint_offload:
-        return f"{what} on the host, offloaded checkpoints and processes take {have}; use a smaller seq_len or model"
-    return f"{what} take {have}; use a smaller model"
+    on_gpus, offloads = config.hardware.device == "cuda", config.workload.checkpoint_offload
+    updated = config.engine.optimizer_offload is not None or not on_gpus
+    parts = ["parameters, gradients, optimizer states"] if updated else []
+    parts += ["offloaded checkpoints"] * offloads + ["processes"] * on_gpus
+    what = " and ".join(", ".join(parts).rsplit(", ", 1))
+    return f"{what} take {have}; use a smaller {'seq_len or model' if offloads else 'model'}"
 
 
 def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:

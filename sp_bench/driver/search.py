@@ -27,16 +27,15 @@ FIRST_STEPS = (0.87, 3.0)
 # of a device's memory, which contexts and NCCL hold: 4 to 10 GiB in 238 ranks' rows
 OUTSIDE_BYTES = 4 * 2**30
 # of a host's free memory, for each rank: its process, and the driver, compilers and files in memory. In three searches
-# what fitted left 6.5 to 7.3 GiB a rank of all of the host's memory, and what did not 4.4 to 5.3
+# what fitted left 5.6 to 6.9 GiB a rank of what was free before, and what did not 3.6 to 4.9
 OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
 # to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
 # would have taken 0.95 to 1.09, in 31; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
-SHORTEST_STEP_TOKENS = (
-    256  # a text may begin with a row of equal bytes, over which dQ and dK are 0 whatever is computed
-)
+# of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed
+SHORTEST_STEP_TOKENS = 256
 # how a whole step may end that says nothing of memory -> what that leaves of a bracket
 UNCONFIRMED = {
     "unsupported": "fit only: the whole step cannot run here",
@@ -63,7 +62,7 @@ class Search:
 
     @property
     def shortest(self) -> int:
-        """Of the multiples the first that a trial may have, and prove: a pack has two documents or more."""
+        """The first of the multiples that is tried: a pack has two documents or more, a step SHORTEST_STEP_TOKENS."""
         workload, multiple = self.config.workload, self.multiple
         provable = SHORTEST_STEP_TOKENS if workload.name in TRAINING else PROVABLE_TOKENS
         least = provable if workload.packing == "none" else shortest_pack(workload.document_len or 0)
@@ -104,7 +103,7 @@ class Search:
         if start is not None or not (known and modelled):
             return start or STARTS_FROM * config.sp_size
         room = (min(known) - OUTSIDE_BYTES) * TENSORS_SHARE[config.hardware.allocator]
-        host = ((host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES) * config.num_nodes
+        host = (host_bytes or math.inf) - config.ranks_per_node * OUTSIDE_ON_HOST_BYTES
         return self._longest(
             lambda tried: memory.peak(tried).bytes <= room and memory.held_on_host_bytes(tried) <= host
         )

@@ -96,7 +96,7 @@ class Begun:
         if cap is None and gpu_bytes is None:
             return f", since the memory of {config.hardware.name} is not known: give hardware.device_memory_gib"
         gib = min(cap or math.inf, gpu_bytes / 2**30 if gpu_bytes else math.inf)
-        host_gib = memory.held_on_host_bytes(config) / config.num_nodes / 2**30
+        host_gib = memory.needed_on_host_bytes(config) / 2**30
         hosts = f" and hosts that hold {host_gib:,.0f} GiB" if host_gib else ""
         return f" on GPUs of {gib:,.1f} GiB{hosts}"
 

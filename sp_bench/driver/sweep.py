@@ -64,9 +64,10 @@ def read(request: overrides.Request) -> Sweep:
     searches = list(map(Search, once.values()))
     for search in searches:
         if search.shortest > (longest := settings.search.longest or LONGEST):
+            packed = ", or a smaller workload.document_len" if search.config.workload.packing != "none" else ""
             raise ConfigError(
-                f"{LENGTH}={MAX} tries {longest:,} tokens at most, and such a trial has {search.shortest:,} or more; "
-                "use a larger search.longest, or a smaller workload.document_len"
+                f"{LENGTH}={MAX} tries {longest:,} tokens at most, and a search of such trials {search.shortest:,} or "
+                f"more; use a larger search.longest{packed}"
             )
     return Sweep(listed, searches, settings)
 

@@ -96,7 +96,8 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         errors.append(abs(predicted / min(cell.memory_bytes) - 1))
     of_all = f"All {len(errors)} cells of `fsdp2` on GPUs in `results/` are within 3% (a test holds it)"
     *others, _ = sorted(errors)
-    said = f"{of_all}. The median error is {median(errors):.1%}, and all but one are within {max(others):.1%}."
+    most = math.ceil(1000 * max(others)) / 10
+    said = f"{of_all}. The median error is {median(errors):.1%}, and all but one are within {most}%."
     assert said in PROJECTION.read_text()
 
 
@@ -259,9 +260,9 @@ def test_a_search_of_attention_begins_at_the_shortest_length_that_a_trial_may_ha
 
 
 def test_an_optimizer_that_only_a_host_without_processes_would_hold_is_refused():
-    """Llama-3-8B on one GPU, whose host has 125.9 GiB."""
+    """Llama-3-8B on one GPU: the states take 125.9 GiB of its host."""
     refused = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches[-1]
-    host_bytes = round(125.9 * GIB)
+    host_bytes = round(126.5 * GIB)
     assert memory.held_on_host_bytes(refused.at(refused.shortest)) < host_bytes
     assert refused.longest_on_host(host_bytes) == 0
 
@@ -607,13 +608,17 @@ def test_the_docs_have_what_searches_of_the_published_ladder_found():
     searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
     folders = {"h200x1_longest", "h200x1_longest_2", "h200x1_longest_3", "h200x2_longest_5"}
     edges = limits([cell for cell in committed() if cell.rows[0]["folder"] in folders])
-    found = {}
+    found, over = {}, []
     for edge in (each for each in edges if each.largest_ok):
         fits, fails = cast(Cell, edge.largest_ok), cast(Cell, edge.smallest_oom)
         rung = next(n for n, each in enumerate(searches) if each.probe_of(fits.rows[0]))
         ends = f"{fits.asked['seq_len']:,}, {fails.asked['seq_len']:,}"
+        assert rung not in found
         found[rung] = f"{ends}{' (host)' if edge.of_whom else ''}"
+        if not edge.of_whom:
+            over.append(fits.asked["seq_len"] / searches[rung].guess(OF_H200, None, None) - 1)
     lines = [f"| {name} | {found[n]} | {found.get(n + 4, 'not run')} |" for n, name in enumerate(PUBLISHED)]
+    lines += [f"The first two lines fit {100 * min(over):.1f} to {max(over):.0%} more tokens than was predicted."]
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
