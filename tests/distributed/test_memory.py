@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,8 +26,8 @@ def held_bytes() -> int:
 def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[float]]:
     """The memory that a step holds beside its inputs as each of its kernels begins, in units of a rank's queries.
 
-    Each count is the least of three steps: on a busy machine a thread of gloo lets go of a message later than it
-    arrives. What a method itself keeps is there in each of them.
+    On a busy machine a thread of gloo lets go of a message later than it arrives. So each count waits for it, and is
+    the least of three steps. What a method itself keeps is there in each of them.
     """
     method, math, size = methods.get(config.name), kernels.get("math"), dist.get_world_size()
     local = (shape.batch_size, shape.seq_len // size)
@@ -40,6 +41,7 @@ def held_queries(config: MethodConfig, shape: AttentionShape) -> dict[str, list[
 
         def watched(pass_kind: str) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
+                time.sleep(0.005)
                 held[pass_kind].append(held_bytes())
                 return getattr(math, pass_kind)(*args, **kwargs)
 
