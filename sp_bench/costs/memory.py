@@ -22,7 +22,7 @@ ATTENTION_KNOWN = ("single", "ulysses", "upipe", "all_gather", *RINGS, *EXCHANGE
 # Engines of which committed rows have peaks.
 MODELLED = ("fsdp2", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 BF16, FP32 = 2, 4
-PROCESS_BYTES = 3 * 2**29  # that a rank on a GPU takes of its host; in 378 rows of training it is 1.9 GiB or more
+PROCESS_BYTES = 3 * 2**29  # that a rank on a GPU takes of its host; in all committed rows of training it takes more
 # DeepSpeed's defaults, which our settings leave as they are: stage3_max_live_parameters and sub_group_size.
 MAX_LIVE_PARAMETERS = SUB_GROUP_PARAMETERS = 10**9
 

@@ -243,8 +243,8 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     updated = config.engine.optimizer_offload is not None or not on_gpus
     parts = ["parameters, gradients, optimizer states"] if updated else []
     parts += ["offloaded checkpoints"] * offloads + ["processes"] * on_gpus
-    what = " and ".join(", ".join(parts).rsplit(", ", 1))
-    return f"{what} take {have}; use a smaller {'seq_len or model' if offloads else 'model'}"
+    smaller = "seq_len or model" if offloads else "model"
+    return f"{', '.join(parts)} together take {have}; use a smaller {smaller}"
 
 
 def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:

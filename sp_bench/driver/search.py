@@ -64,8 +64,9 @@ class Search:
     def shortest(self) -> int:
         """The first of the multiples that is tried: a pack has two documents or more, a step SHORTEST_STEP_TOKENS."""
         workload, multiple = self.config.workload, self.multiple
-        provable = SHORTEST_STEP_TOKENS if workload.name in TRAINING else PROVABLE_TOKENS
-        least = provable if workload.packing == "none" else shortest_pack(workload.document_len or 0)
+        least = SHORTEST_STEP_TOKENS if workload.name in TRAINING else PROVABLE_TOKENS
+        if workload.packing != "none":
+            least = max(least, shortest_pack(workload.document_len or 0))
         return -(-least // multiple) * multiple
 
     @property

@@ -194,6 +194,19 @@ def test_what_an_offloaded_optimizer_holds_on_the_host_is_within_11_percent_belo
     assert said in " ".join(PROJECTION.read_text().split())
 
 
+def test_a_refusal_counts_less_for_a_process_than_any_committed_row_of_training_has():
+    steps = [row for c in committed() if c.asked["workload"] == "train_step" for row in c.rows if row["status"] == "ok"]
+    taken = [row["max_peak_host_bytes"] for row in steps if row["max_peak_host_bytes"]]
+    assert min(taken) > memory.PROCESS_BYTES
+    said = f"the least of {len(taken)} rows of training on GPUs is {min(taken) / GIB:.1f}."
+    assert said in " ".join(PROJECTION.read_text().split())
+
+
+def test_a_search_of_packed_steps_tries_none_shorter_than_others(qwen):
+    packed = replace(qwen.workload, packing="fixed", document_len=16, document_sigma=None)
+    assert Search(replace(qwen, workload=packed, seq_len=4096)).shortest >= SHORTEST_STEP_TOKENS
+
+
 def test_the_model_says_nothing_of_what_no_committed_row_holds_it_to(measured):
     config = next(config for _, config in steps_of_other_engines("ok") if config.engine.optimizer_offload is None)
     assert memory.unmodelled_reason(replace(config, engine=replace(config.engine, name="deepspeed"))) is not None
