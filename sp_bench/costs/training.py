@@ -76,13 +76,16 @@ def attended_layers(config: TrialConfig) -> set[int]:
     """Layers that compute their attention: all, or with `workload.fit` those in whose backward a step may hold most.
 
     That is the last, when all that layers keep is there. In `fsdp2` gradients appear layer by layer, so it may also be
-    the first; or the second where checkpoints wait in host memory, since the first layer's come back beside it.
+    the first; or the second, since what comes back for the first layer is beside it: parameters where ranks share them,
+    and checkpoints that waited in host memory.
     """
     layers = range(config.model.num_layers)
     if not config.workload.fit:
         return set(layers)
-    first = 0 if config.engine.name != "fsdp2" else 2 if config.workload.checkpoint_offload else 1
-    return {*layers[:first], layers[-1]}
+    if config.engine.name != "fsdp2":
+        return {layers[-1]}
+    comes_back = config.workload.checkpoint_offload or config.sp_size * config.dp_shard_size > 1
+    return {*layers[: 2 if comes_back else 1], layers[-1]}
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:

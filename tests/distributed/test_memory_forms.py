@@ -245,3 +245,17 @@ def check_fit_peaks(rank: int) -> None:
 
 def test_a_step_that_asks_if_it_fits_peaks_as_a_real_one() -> None:
     run(1, check_fit_peaks)
+
+
+def check_fit_peaks_of_methods(rank: int) -> None:
+    """The second layer's backward is the largest moment: FSDP has gathered the first one by then."""
+    for method, kept in zip(METHODS[2], ("full", "selective_output", "selective", "full", "selective"), strict=True):
+        workload = replace(TRAIN, single_step=True, timed_steps=1, activation_checkpointing=kept)
+        real = trial(method, 2, model=WIDE, seq_len=256, workload=workload)
+        fits = replace(real, workload=replace(workload, fit=True))
+        expected, found = (counted_step(config, math.inf).peak for config in (real, fits))
+        assert found == pytest.approx(expected, rel=0.001), (method, kept)
+
+
+def test_a_step_of_each_method_that_asks_if_it_fits_peaks_as_a_real_one() -> None:
+    run(2, check_fit_peaks_of_methods)
