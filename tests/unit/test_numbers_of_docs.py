@@ -366,9 +366,9 @@ def training_step() -> Iterator[str]:
     yield f"compiled at 32,768 tokens {len(ring.step_ms)}, c41ca99, at 65,536 {number}, 7681aa8, at 16,384 {numbers}"
     yield f"and beyond {replicates(alone, *of_long, *on_other).removesuffix(' replicate')}, e0fa77d and 81d41be"
     yield f"Llama-3-8B {replicates(*llama[0], *llama[1]).removesuffix(' replicates')}, 8d4b317"
-    fitted = [[cell("h200x2_fit", m, seq_len=n) for m in ("ulysses", "ring")] for n in (32768, 65536, 98304, 131072)]
-    yield f"Ulysses and the ring are {shared(within(*each) for each in fitted)} up to 131,072 tokens"
-    yield f"at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
+    fitted = [[cell("h200x2_fit_2", m, seq_len=n) for m in ("ulysses", "ring")] for n in (65536, 98304, 131072)]
+    yield f"Ulysses and the ring are {shared(within(*each) for each in fitted)} from 65,536 to 131,072 tokens"
+    yield f"there at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
 
 
 # Whole steps on 4 H200s, with attention kept, and of `hf_deepspeed`.
@@ -737,13 +737,14 @@ def longest_elsewhere() -> Iterator[str]:
     plain, segments = (written(ends("h200x2_longest", "ulysses", each)) for each in (None, SEGMENTS))
     yield f"Ulysses fits {plain}, on torch's allocator, and {segments}, on `expandable_segments`"
     yield f"the all-gather fits {written(ends('h200x2_longest', 'all_gather', SEGMENTS))}"
-    kept, none, full = (
+    kept, none, full, output = (
         [written(whole_mlp(method, recomputed)) for method in ("ulysses", "ring", "all_gather")]
-        for recomputed in ("selective", "none", "full")
+        for recomputed in ("selective", "none", "full", "selective_output")
     )
     assert (kept[1], none[1], full[0]) == (kept[2], none[2], full[1])
     yield f"with `selective` and the MLP whole both fit {kept[1]}, and Ulysses {kept[0]}"
     yield f"with nothing recomputed both fit {none[1]}, and Ulysses {none[0]}"
+    yield f"Ulysses fits {output[0]}, the ring {output[1]}, and the all-gather {output[2]}. "
     yield f"Ulysses and the ring fit {full[0]}, and the all-gather {full[2]}"
     yield f"UPipe fits most: {written(ends('h200x2_longest', 'upipe', SEGMENTS))}"
     host = partial(ends, "h200x2_longest_4", allocator=SEGMENTS)
@@ -752,13 +753,16 @@ def longest_elsewhere() -> Iterator[str]:
     kept_there = host(method="ulysses", checkpoint_offload=True)
     theirs = [ends("h200x2_theirs", THEIRS, engine=each) for each in ("trl_sft", "hf_deepspeed")]
     over = [times_as_many(kept_there, each) for each in theirs]
+    others = [ends("h200x2_longest_6", each, SEGMENTS, checkpoint_offload=True) for each in ("ring", "all_gather")]
     yield f"with the checkpoints there Ulysses fits {written(kept_there)}"
-    yield f"which is {over[0]} as many as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
+    yield f"the ring {written(others[0])}, and the all-gather {written(others[1])}. "
+    yield f"The {whole(kept_there[0])} are {over[0]} as many as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
 
 
 def whole_mlp(method: str, recomputed: str) -> tuple[int, int]:
     """The ends on 2 H200s where the MLP has no tiles."""
-    return ends("h200x2_longest_3", method, SEGMENTS, activation_checkpointing=recomputed)
+    name = "h200x2_longest_6" if recomputed == "selective_output" else "h200x2_longest_3"
+    return ends(name, method, SEGMENTS, activation_checkpointing=recomputed)
 
 
 @line("A million tokens of Qwen3-4B, 4 H200s capped at 79.6 GiB")
@@ -788,18 +792,24 @@ def million_of_4b() -> Iterator[str]:
 @line("The published ladder of Arctic Long Sequence Training")
 def published_ladder() -> Iterator[str]:
     two = partial(ends, "h200x2_longest_5", "ulysses", SEGMENTS)
-    logits, tiles = two(loss_tile_tokens=None), two(loss_tile_tokens=2048, mlp_tile_tokens=None)
+    logits, tiles = two(loss_tile_tokens=None), two(loss_tile_tokens=2048, checkpoint_offload=False)
     one = partial(ends, method="single", allocator=SEGMENTS)
     logits_of_one = one("h200x1_longest", loss_tile_tokens=None)
     tiles_of_one = one("h200x1_longest_2", checkpoint_offload=False)
     yield f"Llama-3-8B fits {whole(tiles[0])} tokens on two H200s, not {whole(tiles[1])}"
     yield f"Qwen3-4B {whole(tiles_of_one[0])} on one, not {whole(tiles_of_one[1])}"
     yield f"they fit {written(logits)}, and {written(logits_of_one)}"
-    on_host = two(checkpoint_offload=True), one("h200x1_longest_3", mlp_tile_tokens=4096)
+    on_host = two(mlp_tile_tokens=4096), one("h200x1_longest_3", mlp_tile_tokens=4096)
     yield f"{whole(on_host[0][0])} fit, not {whole(on_host[0][1])}, and {written(on_host[1])}"
     assert all(there < here for there, here in zip(on_host, (tiles, tiles_of_one), strict=True))
-    of_two = parse(TrialConfig, json.loads(campaign("h200x2_longest_5")[0].rows[0]["config"]))
-    alone = replace(of_two, sp_size=1, seq_len=256, method=replace(of_two.method, name="single"))
+    whole_of_one = one("h200x1_longest_3", mlp_tile_tokens=None)
+    asked = {"checkpoint_offload": True, "mlp_tile_tokens": None}
+    (of_two,) = limits([each for each in campaign("h200x2_longest_5") if is_asked(each, asked)])
+    assert of_two.largest_ok
+    assert not of_two.smallest_oom
+    yield f"with it whole {whole(of_two.largest_ok.asked['seq_len'])} fit, and {written(whole_of_one)}"
+    config = parse(TrialConfig, json.loads(of_two.largest_ok.rows[0]["config"]))
+    alone = replace(config, sp_size=1, seq_len=256, method=replace(config.method, name="single"))
     yield f"needs {memory.needed_on_host_bytes(alone) / GIB:.1f} GiB of its host"
 
 

@@ -86,9 +86,6 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         config = parse(TrialConfig, json.loads(row["config"]))
         peak = memory.peak_of_row(config, row)
         predicted = peak.bytes
-        if row["folder"] == "h200x2_fit":  # its only step made the moments, at its end
-            moments = 2 * memory.peak(config).update / 4
-            predicted = max(*(each - moments for each in peak[:-1]), peak.update)
         in_fewer = row["fit"] and row["counted_attention_flops"] < training.attention_flops(config, config.seq_len)
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
@@ -623,14 +620,14 @@ def test_the_docs_have_what_searches_of_the_published_ladder_found():
     edges = limits([cell for cell in committed() if cell.rows[0]["folder"] in folders])
     found, over = {}, []
     for edge in (each for each in edges if each.largest_ok):
-        fits, fails = cast(Cell, edge.largest_ok), cast(Cell, edge.smallest_oom)
+        fits, fails = cast(Cell, edge.largest_ok), edge.smallest_oom
         rung = next(n for n, each in enumerate(searches) if each.probe_of(fits.rows[0]))
-        ends = f"{fits.asked['seq_len']:,}, {fails.asked['seq_len']:,}"
+        beyond = f"{fails.asked['seq_len']:,}{' (host)' if edge.of_whom else ''}" if fails else "not reached"
         assert rung not in found
-        found[rung] = f"{ends}{' (host)' if edge.of_whom else ''}"
-        if not edge.of_whom:
+        found[rung] = f"{fits.asked['seq_len']:,}, {beyond}"
+        if fails and not edge.of_whom:
             over.append(fits.asked["seq_len"] / searches[rung].guess(OF_H200, None, None) - 1)
-    lines = [f"| {name} | {found[n]} | {found.get(n + 4, 'not run')} |" for n, name in enumerate(PUBLISHED)]
+    lines = [f"| {name} | {found[n]} | {found[n + 4]} |" for n, name in enumerate(PUBLISHED)]
     lines += [f"The first two lines fit {100 * min(over):.1f} to {max(over):.0%} more tokens than was predicted."]
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
@@ -639,7 +636,7 @@ def test_the_docs_have_what_searches_of_the_published_ladder_found():
 
 def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
-    on_two = {"h200x2_theirs", "h200x2_longest", *(f"h200x2_longest_{number}" for number in range(2, 6))}
+    on_two = {"h200x2_theirs", "h200x2_longest", *(f"h200x2_longest_{number}" for number in range(2, 7))}
     on_one = {"h100_longest", "h200x1_longest", "h200x1_longest_2", "h200x1_longest_3"}
     of_h100s = {"h100x2_longest", "h100x2_theirs"}  # a table of its own, without what torch reserves
     searches = {*on_one, *on_two, *of_h100s, "h200x4_longest", "h200x4_longest_2"}
@@ -660,7 +657,40 @@ def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
-    assert len(lines) == 37 + 8
+    assert len(lines) == 43 + 8
+
+
+def test_the_docs_have_where_trials_without_attention_and_whole_steps_peak():
+    """Pairs that differ in `workload.fit` alone."""
+    pairs: dict[tuple[str, str], dict[bool, dict[str, Any]]] = {}
+    for of_row in (each for cell in committed() for each in cell.rows):
+        if of_row["status"] == "ok" and of_row["workload"] == "train_step":
+            config = json.loads(of_row["config"])
+            fit = config["workload"].pop("fit", False)
+            pairs.setdefault((of_row["folder"], json.dumps(config, sort_keys=True)), {})[fit] = of_row
+    lines, less = [], {}
+    for trial, step in ((each[True], each[False]) for each in pairs.values() if len(each) == 2):
+        allocated = [each["max_peak_allocated_bytes"] for each in (trial, step)]
+        reserved = [max(each["peak_reserved_bytes"]) for each in (trial, step)]
+        sizes = (", ".join(f"{size / GIB:.2f}" for size in each) for each in (allocated, reserved))
+        lines.append(f"| {trial['seq_len']:,} | {trial['sp_size']} | {' | '.join(sizes)} |")
+        less.setdefault(trial["engine"], set()).add(allocated[1] - allocated[0])
+    assert len(lines) == 11
+    (ours,), (theirs,) = less["fsdp2"], less["hf_deepspeed"]
+    lines.append(f"of ours a trial holds {ours:,} bytes less than the step, of `hf_deepspeed` {theirs:,}")
+    written = " ".join(PROJECTION.read_text().split())
+    missing = [line for line in lines if line not in written]
+    assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
+
+
+def in_tables(config: TrialConfig) -> bool:
+    """Whether a line of the sweep longest_projected is of it."""
+    kept, tiles = config.workload.activation_checkpointing, config.workload.mlp_tile_tokens
+    if kept == "selective_output" or config.engine.optimizer_offload:  # the line with it has checkpoints there, too
+        return False
+    if config.method.name == "ulysses":
+        return True
+    return not config.workload.checkpoint_offload and (kept, tiles) not in {("none", None), ("full", None)}
 
 
 def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
@@ -680,12 +710,7 @@ def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
             continue
         for end, takes in zip(ends, (fitted, failed), strict=True):
             takes.append(memory.peak(search.at(end)).bytes / (capacity - OUTSIDE_BYTES))
-        # as in the sweep longest_projected, but that nothing recomputed by ring and all-gather is no line of it
-        kept = config.workload.activation_checkpointing
-        whole = kept == "full" and config.workload.mlp_tile_tokens is None
-        in_tables = config.method.name == "ulysses" or (kept != "none" and not whole)
-        on_host = config.engine.optimizer_offload is not None  # the line with it has checkpoints there, too
-        if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables and not on_host:
+        if config.engine.name == "fsdp2" and capacity == 79.6 * GIB and in_tables(config):
             predicted.append((search.guess(capacity, None, None), *ends))
     below = [guess / fits - 1 for guess, fits, _ in predicted if guess < fits]
     inside = [guess for guess, fits, fails in predicted if fits <= guess < fails]
