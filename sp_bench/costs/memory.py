@@ -158,7 +158,7 @@ class Peak(NamedTuple):
 
     loss: float  # around the logits: all that is kept, and one tile of logits
     last_layer: float  # its backward: all that is kept, and what that layer computes again
-    first_layer: float  # its backward: the gradients of all others, not yet its own, and what it computes again
+    first_layer: float  # its backward, or the second's: the gradients of all others, and what it computes again
     reduce: float  # at the end of the backward: all gradients, and whole ones of embedding and head
     update: float  # parameters, gradients and moments
 
@@ -240,7 +240,9 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     held = 3 * state + root * element  # parameters and moments
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
-    at_loss, at_last, at_first = (1, min(2, layers), min(2, layers)) if offloads else (layers, layers, 1)
+    at_loss, at_last = (1, min(2, layers)) if offloads else (layers, layers)
+    # Several ranks gather the first layer's parameters while the second computes, which so holds more than the first.
+    at_first = min(2, layers) if offloads or ranks > 1 else 1
     head, loss = _head_elements(config), _fsdp2_loss_bytes(config, tiles_overlap)
     layer = leaving + head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
     if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles

@@ -75,17 +75,18 @@ def _attention_flops(config: TrialConfig, seq_len: int) -> int:
 def attended_layers(config: TrialConfig) -> set[int]:
     """Layers that compute their attention: all, or with `workload.fit` those in whose backward a step may hold most.
 
-    That is the last, when all that layers keep is there. In `fsdp2` gradients appear layer by layer, so it may also be
-    the first; or the second, since what comes back for the first layer is beside it: parameters where ranks share them,
-    and checkpoints that waited in host memory.
+    That is the last, when all that layers keep is there. In `fsdp2` gradients pile up from the last layer to the first,
+    so it may also be the first. The second has the gradients of one layer less, but more beside them: what the first
+    keeps; its parameters, which FSDP gathers ahead where ranks share them; its checkpoints, if they waited on the host.
+    Where FSDP gathers more layers ahead, the next ones may hold most.
     """
-    layers = range(config.model.num_layers)
+    layers, engine = range(config.model.num_layers), config.engine
     if not config.workload.fit:
         return set(layers)
-    if config.engine.name != "fsdp2":
+    if engine.name != "fsdp2":
         return {layers[-1]}
-    comes_back = config.workload.checkpoint_offload or config.sp_size * config.dp_shard_size > 1
-    return {*layers[: 2 if comes_back else 1], layers[-1]}
+    ahead = (engine.backward_prefetch or 1) if config.sp_size * config.dp_shard_size > 1 else 0
+    return {*layers[: 1 + max(ahead, config.workload.checkpoint_offload)], layers[-1]}
 
 
 def _tokens(config: TrialConfig, seq_len: int) -> int:

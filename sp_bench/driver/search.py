@@ -31,7 +31,7 @@ OUTSIDE_BYTES = 4 * 2**30
 OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # hardware.allocator -> of what torch may hold, what tensors take where memory runs out; the rest lies between. 0.77
 # to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
-# would have taken 0.95 to 1.09, in 31; on one GPU, without NCCL's memory, 1.02 and 1.05
+# would have taken 0.95 to 1.09, in 36; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
 STARTS_FROM = 4096  # tokens a rank, where nothing tells better
 # of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed

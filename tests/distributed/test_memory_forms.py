@@ -249,12 +249,14 @@ def test_a_step_that_asks_if_it_fits_peaks_as_a_real_one() -> None:
 
 def check_fit_peaks_of_methods(rank: int) -> None:
     """The second layer's backward is the largest moment: FSDP has gathered the first one by then."""
+    peaks = {}
     for method, kept in zip(METHODS[2], ("full", "selective_output", "selective", "full", "selective"), strict=True):
         workload = replace(TRAIN, single_step=True, timed_steps=1, activation_checkpointing=kept)
         real = trial(method, 2, model=WIDE, seq_len=256, workload=workload)
         fits = replace(real, workload=replace(workload, fit=True))
-        expected, found = (counted_step(config, math.inf).peak for config in (real, fits))
-        assert found == pytest.approx(expected, rel=0.001), (method, kept)
+        peaks[method.name, method.head_chunks, kept] = [counted_step(config, math.inf).peak for config in (real, fits)]
+    apart = [each for each in peaks.items() if each[1][1] != pytest.approx(each[1][0], rel=0.001)]
+    assert not apart, apart
 
 
 def test_a_step_of_each_method_that_asks_if_it_fits_peaks_as_a_real_one() -> None:

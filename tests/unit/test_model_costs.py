@@ -184,21 +184,23 @@ def test_the_loss_is_one_scalar_all_reduce() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "sp_size", "num_layers", "checkpoint_offload", "attended"),
+    ("engine", "sizes", "num_layers", "checkpoint_offload", "attended"),
     [
-        ("fsdp2", 1, 36, False, {0, 35}),
-        ("fsdp2", 1, 36, True, {0, 1, 35}),
-        ("fsdp2", 2, 36, False, {0, 1, 35}),
-        ("fsdp2", 2, 2, True, {0, 1}),
-        ("fsdp2", 1, 1, True, {0}),
-        ("hf_deepspeed", 2, 36, False, {35}),
+        (EngineConfig(), {"sp_size": 1}, 36, False, {0, 35}),
+        (EngineConfig(), {"sp_size": 1}, 36, True, {0, 1, 35}),
+        (EngineConfig(), {"sp_size": 1, "dp_replicate_size": 2}, 36, False, {0, 35}),
+        (EngineConfig(), {"sp_size": 1, "dp_shard_size": 2}, 36, False, {0, 1, 35}),
+        (EngineConfig(), {"sp_size": 2}, 36, False, {0, 1, 35}),
+        (EngineConfig(backward_prefetch=3), {"sp_size": 2}, 36, False, {0, 1, 2, 3, 35}),
+        (EngineConfig(), {"sp_size": 2}, 2, True, {0, 1}),
+        (EngineConfig(), {"sp_size": 1}, 1, True, {0}),
+        (EngineConfig("hf_deepspeed"), {"sp_size": 2}, 36, False, {35}),
     ],
 )
 def test_a_step_that_asks_if_it_fits_computes_attention_where_its_peak_may_be(
-    engine: str, sp_size: int, num_layers: int, checkpoint_offload: bool, attended: set[int]
+    engine: EngineConfig, sizes: dict[str, int], num_layers: int, checkpoint_offload: bool, attended: set[int]
 ) -> None:
-    model = replace(TINY, num_layers=num_layers)
-    config = checkpointed(trial(sp_size=sp_size, engine=EngineConfig(engine), model=model))
+    config = checkpointed(trial(**sizes, engine=engine, model=replace(TINY, num_layers=num_layers)))
     workload = replace(config.workload, fit=True, single_step=True, checkpoint_offload=checkpoint_offload)
     assert training_costs.attended_layers(replace(config, workload=workload)) == attended
     assert training_costs.attended_layers(config) == set(range(num_layers))
