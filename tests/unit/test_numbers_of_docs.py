@@ -366,8 +366,9 @@ def training_step() -> Iterator[str]:
     yield f"compiled at 32,768 tokens {len(ring.step_ms)}, c41ca99, at 65,536 {number}, 7681aa8, at 16,384 {numbers}"
     yield f"and beyond {replicates(alone, *of_long, *on_other).removesuffix(' replicate')}, e0fa77d and 81d41be"
     yield f"Llama-3-8B {replicates(*llama[0], *llama[1]).removesuffix(' replicates')}, 8d4b317"
-    fitted = [[cell("h200x2_fit_2", m, seq_len=n) for m in ("ulysses", "ring")] for n in (65536, 98304, 131072)]
-    yield f"Ulysses and the ring are {shared(within(*each) for each in fitted)} from 65,536 to 131,072 tokens"
+    fitted = [[cell("h200x2_fit_2", m, seq_len=n) for m in ("ring", "ulysses")] for n in (32768, 65536, 98304, 131072)]
+    yield f"the ring is ahead of Ulysses by {ratio(*reversed(fitted.pop(0)))} at 32,768 tokens, in one step of each"
+    yield f"From 65,536 to 131,072 tokens they are {shared(within(*each) for each in fitted)}, "
     yield f"there at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
 
 
@@ -807,7 +808,8 @@ def published_ladder() -> Iterator[str]:
     (of_two,) = limits([each for each in campaign("h200x2_longest_5") if is_asked(each, asked)])
     assert of_two.largest_ok
     assert not of_two.smallest_oom
-    yield f"with it whole {whole(of_two.largest_ok.asked['seq_len'])} fit, and {written(whole_of_one)}"
+    fits, fails = map(whole, whole_of_one)
+    yield f"with it whole {fits} fit on one, not {fails}, and {whole(of_two.largest_ok.asked['seq_len'])} on two"
     config = parse(TrialConfig, json.loads(of_two.largest_ok.rows[0]["config"]))
     alone = replace(config, sp_size=1, seq_len=256, method=replace(config.method, name="single"))
     yield f"needs {memory.needed_on_host_bytes(alone) / GIB:.1f} GiB of its host"

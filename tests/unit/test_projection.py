@@ -677,7 +677,7 @@ def test_the_docs_have_where_trials_without_attention_and_whole_steps_peak():
         less.setdefault(trial["engine"], set()).add(allocated[1] - allocated[0])
     assert len(lines) == 11
     (ours,), (theirs,) = less["fsdp2"], less["hf_deepspeed"]
-    lines.append(f"of ours a trial holds {ours:,} bytes less than the step, of `hf_deepspeed` {theirs:,}")
+    lines += [f"of ours a trial holds {ours:,} bytes less than the step", f"of `hf_deepspeed` {theirs:,}"]
     written = " ".join(PROJECTION.read_text().split())
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
