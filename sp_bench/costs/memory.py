@@ -241,8 +241,9 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last = (1, min(2, layers)) if offloads else (layers, layers)
-    # Several ranks gather the first layer's parameters while the second computes, which so holds more than the first.
-    at_first = min(2, layers) if offloads or ranks > 1 else 1
+    # While the second layer computes, ranks that share parameters have gathered the first's, and still sum the third's
+    # gradients. So as many gradients are there as in the first layer's backward, and what the first keeps is, too.
+    at_first = min(2, layers) if offloads or (ranks > 1 and layers > 2) else 1
     head, loss = _head_elements(config), _fsdp2_loss_bytes(config, tiles_overlap)
     layer = leaving + head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
     if config.workload.mlp_tile_tokens is not None:  # gradients of the MLP's matrices, over the tiles
