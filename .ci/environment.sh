@@ -32,7 +32,8 @@ prepare_environment() {
   stamp=".venv/.sp_bench-${extra:-base}"
   wanted="$(cat pyproject.toml constraints.txt | sha256sum)"
   if [[ "$(cat "$stamp" 2>/dev/null)" != "$wanted" ]]; then
-    "$PYTHON" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e "$target"
+    # a module is compiled when it is first imported, as few of them are: 50 s less
+    "$PYTHON" -m pip install --no-compile --quiet --disable-pip-version-check -c constraints.txt -e "$target"
     echo "$wanted" >"$stamp"
   fi
 }
