@@ -241,8 +241,8 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     layers, kept, offloads = model.num_layers, kept_bytes(config), config.workload.checkpoint_offload
     # with offload the last layer's at the end of the forward, and then each layer's with those of the one below it
     at_loss, at_last = (1, min(2, layers)) if offloads else (layers, layers)
-    # While the second layer computes, ranks that share parameters have gathered the first's, and what the first keeps is
-    # there. Rows agree with as many gradients as in the first layer's backward, as if the third's were still summed.
+    # While the second layer computes, ranks that share parameters have gathered the first's, and what the first keeps
+    # is there. Rows agree with as many gradients as in the first's backward, as if the third's were still summed.
     at_first = min(2, layers) if offloads or (ranks > 1 and layers > 2) else 1
     head, loss = _head_elements(config), _fsdp2_loss_bytes(config, tiles_overlap)
     layer = leaving + head * element + block * (2 * element + 4) + tokens * _computed_elements(config) * element
