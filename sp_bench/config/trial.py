@@ -697,7 +697,12 @@ class TrialConfig:
 
     @property
     def world_size(self) -> int:
-        return self.sp_size * self.dp_replicate_size * self.dp_shard_size
+        return self.dp_replicate_size * self.num_shards
+
+    @property
+    def num_shards(self) -> int:
+        """Ranks that share one replica of the parameters where an engine shards them, FSDP as ZeRO-3."""
+        return self.sp_size * self.dp_shard_size
 
     @property
     def ranks_per_node(self) -> int:

@@ -70,7 +70,7 @@ def needed_on_host_bytes(config: TrialConfig) -> int:
 def _fsdp2_host_bytes(config: TrialConfig) -> float:
     """Of one rank's parameters, gradients and moments. FSDP2 page-locks its part of each parameter, and each of its
     gradients."""
-    ranks, element = config.sp_size * config.dp_shard_size, _stored_element_bytes(config)
+    ranks, element = config.num_shards, _stored_element_bytes(config)
     block, root = (
         sum(_page_locked(-(-rows // ranks) * prod(rest) * element) for rows, *rest in shapes(config.model).values())
         for shapes in (block_shapes, root_shapes)
@@ -231,7 +231,7 @@ def _fsdp2_peak(config: TrialConfig, copies: int, tiles_overlap: bool) -> Peak:
     model, element = config.model, ELEMENT_BYTES[config.dtype]
     tokens = _local_tokens(config)
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
-    ranks = config.sp_size * config.dp_shard_size
+    ranks = config.num_shards
     state, of_root, of_block = _stored_bytes(config) / ranks, 4 * root / ranks, 4 * block / ranks
     leaving = 0.0
     if config.engine.optimizer_offload is not None:
@@ -306,7 +306,7 @@ def _zero_3_peak(config: TrialConfig, copies: int) -> Peak:
 def _hf_fsdp2_peak(config: TrialConfig, copies: int) -> Peak:
     """Of transformers' model on torch's FSDP2. Parameters, gradients and moments are fp32. A layer's are gathered in
     bf16, and its gradients travel in it. What belongs to no layer stays gathered."""
-    model, ranks = config.model, config.sp_size * config.dp_shard_size
+    model, ranks = config.model, config.num_shards
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))
     state, kept = _stored_bytes(config) / ranks, _transformers_kept(config)
     held = 3 * state + BF16 * root

@@ -76,16 +76,16 @@ def attended_layers(config: TrialConfig) -> set[int]:
     """Layers that compute their attention: all, or with `workload.fit` those in whose backward a step may hold most.
 
     That is the last, when all that layers keep is there. In `fsdp2` gradients pile up from the last layer to the first,
-    so it may also be the first. The second has the gradients of one layer less, but more beside them: what the first
-    keeps; its parameters, which FSDP gathers ahead where ranks share them; its checkpoints, if they waited on the host.
-    Where FSDP gathers more layers ahead, the next ones may hold most.
+    so it may also be the first. Or it is the second, if more of the first is there by then: its parameters, which FSDP
+    gathers ahead where ranks share them, or its checkpoints, which waited in host memory. Where FSDP gathers more
+    layers ahead (`engine.backward_prefetch`), it may be any of so many.
     """
     layers, engine = range(config.model.num_layers), config.engine
     if not config.workload.fit:
         return set(layers)
     if engine.name != "fsdp2":
         return {layers[-1]}
-    ahead = (engine.backward_prefetch or 1) if config.sp_size * config.dp_shard_size > 1 else 0
+    ahead = (engine.backward_prefetch or 1) if config.num_shards > 1 else 0
     return {*layers[: 1 + max(ahead, config.workload.checkpoint_offload)], layers[-1]}
 
 
@@ -238,7 +238,7 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
     told to. Recomputation gathers nothing, because it runs while the backward's parameters are there. Source: arXiv
     2304.11277, with FSDP2's padding of each parameter.
     """
-    num_shards, replicas = config.dp_shard_size * config.sp_size, config.dp_replicate_size
+    num_shards, replicas = config.num_shards, config.dp_replicate_size
     root = _shard_elements(root_shapes(config.model), num_shards)
     blocks = config.model.num_layers * _shard_elements(block_shapes(config.model), num_shards)
     gathers = 1 if config.engine.reshard_after_forward is False else 2

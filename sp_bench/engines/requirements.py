@@ -318,7 +318,7 @@ def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
         )
     if config.dtype not in ("float32", "bfloat16"):
         return f"engine hf_fsdp2 trains in float32 or bfloat16, not dtype={config.dtype}; use one, or engine=fsdp2"
-    if config.dp_shard_size * config.sp_size == 1:
+    if config.num_shards == 1:
         return (
             "dp_shard_size=1, sp_size=1: Accelerate's FSDP2 needs ranks to shard over; use dp_shard_size or sp_size of "
             "2 or more"

@@ -246,7 +246,7 @@ def _step_amounts(config: TrialConfig) -> dict[str, float]:
     return {
         "matrix products": training.matmul_flops(config, config.seq_len) / config.world_size,
         f"pointwise, {in_words(options)}": tokens * model.num_layers * width,
-        f"update, {place}": training.num_parameters(model) / (config.sp_size * config.dp_shard_size),
+        f"update, {place}": training.num_parameters(model) / config.num_shards,
     }
 
 
