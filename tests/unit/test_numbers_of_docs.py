@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, pairwise, starmap
+from itertools import chain, pairwise, product, starmap
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
@@ -333,6 +333,7 @@ def two_gpus() -> Iterator[str]:
     yield f"Each reaches {shares[0]:.2f} to {shares[-1]:.2f} of the speed of the kernel alone"
     yield f"FlashAttention-4, {replicates(*cells, alone)}"
     yield "the ring is {} as fast as Ulysses in {} campaigns".format(*ring_on_cudnn())
+    yield f"by {pair('h200x2_libraries_2', 'ulysses', 'ring', **CUDNN).words} in one of 6 replicates"
     of_h100 = cell("h100x2_libraries", "ulysses", **FA4, head_chunks=1), cell("h100x2_libraries", "ring", **FA4)
     yield f"on H100s it is {ratio(*of_h100)} on FlashAttention-4 too"
     yield f"on H100s {replicates(*of_h100)}"
@@ -658,28 +659,29 @@ def libraries() -> Iterator[str]:
     yield f"With Ulysses FlashAttention-2 takes {ratio(*on_both)} as long as FlashAttention-4"
 
 
-@line("TransformerEngine's context parallelism, 2 GPUs")
+@line("TransformerEngine's context parallelism, 2 H200s")
 def transformer_engine() -> Iterator[str]:
-    def over(variant: str, method: str, kernel: dict[str, str]) -> Difference:
-        asked = {**kernel, **LONG}
-        theirs = cell("h200x2_transformer_engine", "transformer_engine", variant=variant, **asked)
-        return Difference(cell("h200x2_transformer_engine", method, **asked), theirs)
+    def over(variant: str, method: str, kernel: dict[str, str], **asked: Any) -> Difference:
+        theirs = cell("h200x2_libraries_2", "transformer_engine", variant=variant, **kernel)
+        return Difference(cell("h200x2_libraries_2", method, **kernel, **asked), theirs)
 
     rings = [over("p2p", "ring", kernel) for kernel in (FA4, CUDNN)]
-    yield f"`p2p` is {shared(within(each.fast, each.slow) for each in rings)} of our ring on FlashAttention-4 and on"
+    yield f"`p2p` takes {rings[0].words} as long as our ring on FlashAttention-4 and {rings[1].words} on its own cuDNN"
+    exchanged = over("a2a", "ulysses", CUDNN)
+    yield f"`a2a` takes {exchanged.words} as long as our Ulysses on cuDNN"
     gathers = [over("all_gather", "all_gather", kernel) for kernel in (FA4, CUDNN)]
-    yield f"Its all-gather takes {' and '.join(f'{each.ratio:.2f}x' for each in gathers)} as long as ours"
+    yield f"Its all-gather takes {' and '.join(each.words for each in gathers)} as long as ours"
     packages = dict(rings[0].slow.asked["environment"]["packages"])
-    count = replicates(*cells_of(rings + gathers))
+    count = replicates(*cells_of([*rings, exchanged, *gathers]))
     yield f"{packages['transformer-engine']}, FlashAttention-4 {packages['flash-attn-4']}, {count}"
 
 
-@line("Every library on one kernel, 2 GPUs")
+@line("Every library on one kernel, 2 H200s")
 def every_library() -> Iterator[str]:
     ours, theirs = behind_fastest_library()
     yield f"or within {100 * max(ours) - 100:.1f}% of it, in {len(ours)} of {len(ours)} columns"
     yield f"TransformerEngine's ring is at most {100 * max(theirs) - 100:.1f}% behind"
-    found = [each for each in campaign("h100x2_libraries") if each.ok]
+    found = [each for each in campaign("h200x2_libraries_2") if each.ok]
     slowest = {
         (each.asked["method"], each.asked["variant"]): each
         for each in found
@@ -689,19 +691,34 @@ def every_library() -> Iterator[str]:
     first = {kernel["kernel"]: ranked([c for c in found if is_asked(c, kernel)])[0] for kernel in (FA4, CUDNN, FA2)}
     others = [each for each in found if each not in slowest.values()]
     most = max(ratio_of_medians(each, first[each.asked["kernel"]]) for each in others)
-    yield f"all but two are within {math.ceil(100 * (most - 1))}% of the fastest"
+    yield f"all but two are within {math.ceil(100 * (most - 1))}% of the fastest on their kernel"
     gather, llama = (slowest[key] for key in (("transformer_engine", "all_gather"), ("ring_flash_attn_llama3", None)))
-    yield f"TransformerEngine's all-gather on its own cuDNN attention takes {ratio(gather, first['cudnn'])} as long"
-    yield f"ring-flash-attn's `llama3`, whose shards are contiguous, {ratio(llama, first['flash_attn'])}"
+    yield f"attention takes {ratio_of_medians(gather, first['cudnn']):.2f}x as long"
+    yield f"contiguous, {ratio_of_medians(llama, first['flash_attn']):.2f}x"
     quickest = [first[kernel["kernel"]] for kernel in (CUDNN, FA2)]
     beside = " and ".join(f"{ratio_of_medians(each, first['flash_attn_4']):.2f}x" for each in quickest)
     yield f"The fastest on cuDNN and on FlashAttention-2 take {beside} as long as that on FlashAttention-4"
-    packages = dict(found[0].asked["environment"]["packages"])
-    of_h200 = [each for each in campaign("h200x2_libraries") if each.ok]
-    assert {dict(each.asked["environment"]["packages"])["flash-attn-4"] for each in of_h200} == {
-        packages["flash-attn-4"]
-    }
-    yield f"FlashAttention-4 {packages['flash-attn-4']}, {shared(starmap(replicates, (found, of_h200)))}"
+    tables = [of_libraries(*each) for each in LIBRARIES.values()]
+    packages = shared(dict(c.asked["environment"]["packages"])["flash-attn-4"] for cells in tables for c in cells)
+    again = {replicates(*cells) for cells in tables} - {"one replicate"}
+    yield f"FlashAttention-4 {packages}, {shared(again)}"
+
+
+@line("Stages of heads (UPipe), 2 H200s")
+def stages_of_heads() -> Iterator[str]:
+    for heads in (8, 32):
+        ulysses, chunks, four, one = upipe_beside_ulysses(num_kv_heads=heads, **LONG)
+        yield f"takes {ratio(one, ulysses)} as long"
+        yield f"holds {gib(one)} against {gib(ulysses)} GiB"
+        if heads == 8:
+            yield f"in 4 stages {ratio(four, ulysses)} and {gib(four)} GiB"
+            yield f"in 4 chunks takes {ratio(chunks, ulysses)} as long and holds {gib(chunks)} GiB"
+    most = [upipe_beside_ulysses(num_kv_heads=heads, **LONG) for heads in (8, 32)]
+    yield "for {:.1f} to {:.1f}% more time".format(*(100 * Difference(each[0], each[3]).ratio - 100 for each in most))
+    ulysses, _, four, one = upipe_beside_ulysses(num_kv_heads=8, **SHORT)
+    yield f"4 stages take {ratio(four, ulysses)} as long there"
+    assert "host_bound" in one.flags
+    yield replicates(*campaign("h200x2_upipe"))
 
 
 @line("Longer sequences in less memory, 2 GPUs, 65,536 tokens")
@@ -723,7 +740,7 @@ def longest_on_h100s() -> Iterator[str]:
     trl, deepspeed = (ends("h100x2_theirs", THEIRS, SEGMENTS, engine=engine) for engine in ("trl_sft", "hf_deepspeed"))
     assert ulysses == ring
     yield f"Ulysses and the zigzag ring fit {whole(ulysses[0])} tokens of Qwen3-4B, not {whole(ulysses[1])}"
-    yield f"UPipe fits {written(upipe)}; what"
+    yield f"UPipe fits {written(upipe)}."
     yield f"`trl_sft` fits {written(trl)}; `hf_deepspeed` {written(deepspeed)}"
     over = [times_as_many(ulysses, each) for each in (trl, deepspeed)]
     yield f"Ulysses fits {over[0]} as many tokens as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
@@ -1135,10 +1152,10 @@ def test_methods_says_what_the_rows_give_of_the_full_step():
 
 
 LIBRARIES = {  # below which title -> campaign, and what else is asked of its cells
-    "### 131,072 tokens, 32/8 heads, H100s": ("h100x2_libraries", {}),
-    "### 131,072 tokens, 32/32 heads, H200s": ("h200x2_libraries", {**LONG, "num_kv_heads": 32}),
-    "### 32,768 tokens, 32/8 heads, H200s": ("h200x2_libraries", {**SHORT, "num_kv_heads": 8}),
-    "### 32,768 tokens, 32/32 heads, H200s": ("h200x2_libraries", {**SHORT, "num_kv_heads": 32}),
+    "### 131,072 tokens, 32/8 heads": ("h200x2_libraries_2", {"num_kv_heads": 8}),
+    "### 131,072 tokens, 32/32 heads": ("h200x2_libraries", {**LONG, "num_kv_heads": 32}),
+    "### 32,768 tokens, 32/8 heads": ("h200x2_libraries_3", {"num_kv_heads": 8}),
+    "### 32,768 tokens, 32/32 heads": ("h200x2_libraries_3", {"num_kv_heads": 32}),
 }
 
 
@@ -1187,6 +1204,24 @@ def test_methods_says_by_how_much_ours_and_the_next_library_are_behind_in_each_c
     within_fastest = f"or within {100 * max(ours) - 100:.1f}% of it"
     assert f"In each of the {len(ours)} columns the fastest of ours is the fastest of all, {within_fastest}" in said
     assert f"TransformerEngine's ring comes next: at most {100 * max(theirs) - 100:.1f}% behind" in said
+    behind: dict[tuple[str, str], list[float]] = {}  # library and kernel -> times as long as ours, by table
+    for table, kernel in product(LIBRARIES.values(), (FA4, CUDNN, FA2)):
+        cells = of_libraries(table[0], table[1] | kernel)
+        ours = next(each for each in cells if not each.is_library)
+        for each in cells:
+            if (over := ratio_of_medians(each, ours)) > 1.1:
+                behind.setdefault((words.method(each).split(", ")[0], kernel["kernel"]), []).append(over)
+    engine, torchs = "TransformerEngine", "torch context parallel"
+    gathers, gather, parallel, llama = (
+        behind.pop((library, kernel["kernel"]))
+        for library, kernel in ((engine, CUDNN), (engine, FA4), (torchs, CUDNN), ("ring-flash-attn", FA2))
+    )
+    assert not behind
+    assert f"attention everywhere ({span(gathers)}), and on FlashAttention-4 with 32/32 heads" in said
+    assert f"at 32,768 tokens ({span(gather)}); - torch's context parallel" in said
+    assert f"with 32/32 heads at 32,768 tokens ({', '.join(f'{each:.2f}x' for each in sorted(parallel))})" in said
+    assert f"whose shards are contiguous, everywhere ({span(llama)})" in said
+    assert list(map(len, (gathers, gather, parallel, llama))) == [4, 1, 2, 4]
 
 
 # The tables of docs/PACKING.md under "What was measured".
@@ -1440,3 +1475,51 @@ def test_packing_says_in_words_what_the_rows_give():
     assert f"to within {short:.0f}% for 32 short documents" in text
     assert f"32 short documents take {beyond_work('h200_packed')[-1]:.0f}% more time than work" in text
     assert f"FlashAttention-2 on the H100 takes {short:.0f}% more" in text
+
+
+def upipe_beside_ulysses(**asked: Any) -> list[Cell]:
+    """Ulysses first, and then by how much less they hold."""
+    found = [each for each in campaign("h200x2_upipe") if is_asked(each, asked)]
+    return sorted(found, key=lambda each: -(each.median_memory_bytes or 0))
+
+
+def lines_of_upipe() -> list[str]:
+    lines = []
+    for length, heads in product((LONG, SHORT), (8, 32)):
+        place = f"{whole(length['seq_len'])} tokens, 32/{heads} heads"
+        ulysses, *_ = cells = upipe_beside_ulysses(num_kv_heads=heads, **length)
+        for each in cells:
+            over = "" if each is ulysses else ratio(each, ulysses)
+            sent = number((each.communication.counted_bytes or 0) / GIB)
+            first = [place if each is ulysses else "", words.method(each), number(each.median_step_ms or 0), over]
+            lines.append(f"| {' | '.join([*first, gib(each), sent])} |")
+    return lines
+
+
+def test_methods_says_what_the_rows_give_of_stages_of_heads():
+    title = "### What its stages save and cost"
+    assert table_below(title) == lines_of_upipe()
+    said = " ".join(section(title).split())
+    long = [upipe_beside_ulysses(num_kv_heads=heads, **LONG) for heads in (8, 32)]
+
+    def percent(of_ulysses: Iterable[float], digits: int = 0) -> str:
+        low, high = sorted(f"{100 * each:.{digits}f}" for each in of_ulysses)
+        return f"{low} to {high}%"
+
+    def held(each: Cell, ulysses: Cell) -> float:
+        return (each.median_memory_bytes or 0) / (ulysses.median_memory_bytes or 1)
+
+    chunks, four, one = ([Difference(cells[0], cells[i]) for cells in long] for i in (1, 2, 3))
+    longer = [percent((each.ratio - 1 for each in pairs), 1) for pairs in (chunks, four, one)]
+    holds = [percent(held(each.slow, each.fast) for each in pairs) for pairs in (four, one)]
+    assert f"UPipe holds {holds[1]} of what Ulysses holds, and takes {longer[2]} longer" in said
+    assert f"In 4 stages it holds {holds[0]} and takes {longer[1]} longer" in said
+    assert f"and cost {longer[0]} there" in said
+    short = [each for each in campaign("h200x2_upipe") if is_asked(each, {"method": "upipe", **SHORT})]
+    bound = [each for each in short if any("host_bound" in row["flags"] for row in each.rows)]
+    rows = [row for each in bound for row in each.rows]
+    assert {words.method(each) for each in bound} == {"UPipe"}
+    most = max(max(each.step_ms.values()) / min(each.step_ms.values()) for each in bound) - 1
+    num_bound = sum("host_bound" in row["flags"] for row in rows)
+    assert f"waits for the host in {num_bound} of {len(rows)} rows (`host_bound`)" in said
+    assert f"replicates differ by up to {most:.0%}" in said
