@@ -747,6 +747,20 @@ def stages_of_heads() -> Iterator[str]:
     assert of_rows("transient", *short) == "48 of 48"
 
 
+@line("What torch reserves for a ring")
+def reserved_for_a_ring() -> Iterator[str]:
+    (_, alone, attention), *_, (_, of_steps, steps) = RESERVED
+    ulysses, _, copied, ring = (cell(alone, **each) for each in attention)
+    yield f"allocates {gib(ring)} GiB a GPU and reserves {reserved_gib(ring):.1f}"
+    yield f"by copy engines it reserves {reserved_gib(copied):.1f}"
+    yield f"Ulysses allocates {gib(ulysses)} GiB and reserves {reserved_gib(ulysses):.1f}"
+    yield f"FlashAttention-4, {replicates(ulysses, copied, ring)}"
+    ulysses, ring = (cell(of_steps, **each) for each in steps)
+    yield f"the ring allocates {gib(ring)} GiB and reserves {reserved_gib(ring):.1f}"
+    yield f"Ulysses {gib(ulysses)} and {reserved_gib(ulysses):.1f}"
+    yield f"the whole step {replicates(ulysses, ring)}"
+
+
 @line("Longer sequences in less memory, 2 GPUs, 65,536 tokens")
 def offloaded_checkpoints() -> Iterator[str]:
     kept = {"activation_checkpointing": "selective", "seq_len": 65536}
@@ -1648,3 +1662,72 @@ def test_packing_says_in_words_what_the_rows_give():
     assert f"to within {short:.0f}% for 32 short documents" in text
     assert f"32 short documents take {beyond_work('h200_packed')[-1]:.0f}% more time than work" in text
     assert f"FlashAttention-2 on the H100 takes {short:.0f}% more" in text
+
+
+RESERVED: list[tuple[str, str, list[dict[str, Any]]]] = [  # what a step is, its campaign, and the cells that are asked
+    (
+        "attention, 131,072 tokens, 32/8 heads, FlashAttention-4, 2 GPUs",
+        "h200x2_headline",
+        [
+            {"method": "ulysses", "head_chunks": 1},
+            {"method": "all_gather"},
+            {"method": "ring", "exchange": "copy_engines"},
+            {"method": "ring", "exchange": "collectives"},
+        ],
+    ),
+    (
+        "attention, 32,768 tokens, 32/32 heads, FlashAttention-4, 2 GPUs",
+        "h200x2_libraries_3",
+        [
+            {"method": "ulysses", "head_chunks": 1, "num_kv_heads": 32, **FA4},
+            {"method": "transformer_engine", "variant": "a2a", "num_kv_heads": 32, **FA4},
+            {"method": "ring", "num_kv_heads": 32, **FA4},
+            {"method": "transformer_engine", "variant": "p2p", "num_kv_heads": 32, **FA4},
+        ],
+    ),
+    (
+        "whole step of Qwen3-4B, 131,072 tokens, 2 GPUs",
+        "h200x2_fit_2",
+        [
+            {"method": "ulysses", **LONG},
+            {"method": "ring", **LONG},
+        ],
+    ),
+    (
+        "whole step of Qwen3-4B, 131,072 tokens, 4 GPUs, `expandable_segments`",
+        "h200x4_step_methods_2",
+        [
+            {"method": "ulysses", "engine": "fsdp2", **LONG},
+            {"method": "ring", "engine": "fsdp2", **LONG},
+        ],
+    ),
+]
+
+
+def reserved_gib(cell: Cell) -> float:
+    """Of the rank that reserves most. A step that only asks whether it fits sends less."""
+    return median(max(row["peak_reserved_bytes"]) for row in cell.rows if not row["fit"]) / GIB
+
+
+def lines_of_reserved_memory() -> list[str]:
+    lines = []
+    for what, name, asked in RESERVED:
+        for number_of_line, each in enumerate(asked):
+            found = cell(name, **each)
+            first = [what if number_of_line == 0 else "", words.method(found)]
+            lines.append(f"| {' | '.join([*first, gib(found), f'{reserved_gib(found):.1f}'])} |")
+    return lines
+
+
+def test_methods_says_what_torch_reserves_for_messages():
+    title = "### What torch reserves for its messages"
+    assert table_below(title) == lines_of_reserved_memory()
+    by_send, others = [], []
+    for name in ("h200x2_libraries_2", "h200x2_libraries_3"):
+        for each in campaign(name):
+            is_ring = each.asked["method"] in ("ring", "ring_flash_attn", "yunchang") or each.asked["variant"] == "p2p"
+            share = reserved_gib(each) * GIB / (each.median_memory_bytes or 1)
+            (by_send if is_ring else others).append(share)
+    said = " ".join(section(title).split())
+    assert f"They reserve {min(by_send):.1f} to {max(by_send):.0f} times what they allocate" in said
+    assert f"all others at most {max(others):.1f} times" in said
