@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from sp_bench.report import words
 from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
+from sp_bench.report.device_sets import several
 from sp_bench.report.formats import MISSING, counted, number
 from sp_bench.report.ladder import ladders
 from sp_bench.report.limits import Limit
@@ -231,8 +232,10 @@ def _outcome(ratio: Difference) -> str:
 def _evidence(cells: Sequence[Cell]) -> str:
     sizes = sorted({len(cell.step_ms) for cell in cells})
     spread = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
+    devices = several(number for cell in cells for number in cell.ran_on)
     flags = sorted({flag for cell in cells for flag in cell.flags})
-    return ", ".join([spread, *_code(cells), *([f"flagged {' '.join(flags)}"] if flags else [])])
+    told = [spread, devices and f"on {devices}", *_code(cells), flags and f"flagged {' '.join(flags)}"]
+    return ", ".join(filter(None, told))
 
 
 def _code(cells: Sequence[Cell]) -> list[str]:

@@ -205,6 +205,20 @@ def test_one_replicate_of_a_moment_is_no_finding(flags: list[str], replicates: i
     assert verdict in findings(settings(found), found)
 
 
+@pytest.mark.parametrize(
+    ("uuids", "told"), [(("a", "a"), "3 replicates |"), (("a", "b"), "3 replicates, on 2 separate")]
+)
+def test_a_finding_over_rows_of_separate_devices_says_so(uuids: tuple[str, str], told: str) -> None:
+    rows = [
+        on_gpus(median_ms=ms, replicate=r, environment=GPU["environment"] | {"device_uuids": [uuid]}, **m)
+        for r in range(3) for uuid, (ms, m) in zip(uuids, ((10.0, ULYSSES), (12.0, {})), strict=True)
+    ]  # fmt: skip
+    found = cells_of(rows)
+    page = findings(settings(found), found)
+    assert "| 3 replicates" in page
+    assert ("| 3 replicates, on 2 separate sets of devices" in page) == (uuids == ("a", "b"))
+
+
 # figures
 
 
