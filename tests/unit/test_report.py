@@ -205,10 +205,8 @@ def test_one_replicate_of_a_moment_is_no_finding(flags: list[str], replicates: i
     assert verdict in findings(settings(found), found)
 
 
-@pytest.mark.parametrize(
-    ("uuids", "told"), [(("a", "a"), "3 replicates |"), (("a", "b"), "3 replicates, on 2 separate")]
-)
-def test_a_finding_over_rows_of_separate_devices_says_so(uuids: tuple[str, str], told: str) -> None:
+@pytest.mark.parametrize("uuids", [("a", "a"), ("a", "b")])
+def test_a_finding_over_rows_of_separate_devices_says_so(uuids: tuple[str, str]) -> None:
     rows = [
         on_gpus(median_ms=ms, replicate=r, environment=GPU["environment"] | {"device_uuids": [uuid]}, **m)
         for r in range(3) for uuid, (ms, m) in zip(uuids, ((10.0, ULYSSES), (12.0, {})), strict=True)
