@@ -155,17 +155,24 @@ class Collectives:
         )
 
     def shift(self, sent: Sequence[Tensor]) -> Message:
-        """NCCL moves all tensors in one launch."""
+        """NCCL moves all tensors in one launch.
+
+        Each is an all-to-all with one peer on either side, which NCCL carries by the same send and receive. Of a real
+        send torch keeps the memory until its stream is known to be done, and allocates anew meanwhile
+        (docs/METHODS.md, "What torch reserves for its messages").
+        """
         received = [torch.empty_like(t) for t in sent]
         rank, size = self.group.rank(), self.group.size()
+
+        def all_for(peer: int, tensor: Tensor) -> list[int]:
+            """How many rows of the tensor are for each rank."""
+            return [tensor.shape[0] if other == peer else 0 for other in range(size)]
+
+        next_rank, previous = (rank + 1) % size, (rank - 1) % size
         pairs = list(zip(received, sent, strict=True))
         calls = [
-            call
-            for to, tensor in pairs
-            for call in (
-                partial(self.group.send, [tensor], (rank + 1) % size, 0),
-                partial(self.group.recv, [to], (rank - 1) % size, 0),
-            )
+            partial(self.group.alltoall_base, to, t, all_for(previous, to), all_for(next_rank, t), _ON_NCCLS_STREAM)
+            for to, t in pairs
         ]
         return start(
             sent,

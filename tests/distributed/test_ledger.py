@@ -169,6 +169,16 @@ def test_what_a_rank_sends_to_itself_is_not_counted() -> None:
     assert book.counts == {("forward", "send"): (2, 16)}
 
 
+def test_an_all_to_all_with_all_for_one_rank_is_a_send() -> None:
+    tensor, received = torch.ones(4, 3), torch.empty(4, 3)
+    with fake_group(4, 1), Ledger() as book, ledger.attention():
+        for to in (2, 1):  # another rank, and itself
+            splits = [4 if rank == to else 0 for rank in range(4)]
+            dist.all_to_all_single(received, tensor, splits, splits)
+        dist.all_to_all_single(received, tensor, [0, 1, 3, 0], [0, 1, 3, 0])
+    assert book.counts == {("forward", "send"): (2, 4 * 12), ("forward", "all_to_all"): (1, 4 * 9)}
+
+
 def test_of_a_list_of_tensors_only_the_slices_for_other_ranks_are_counted() -> None:
     slices = [torch.ones(size) for size in (1, 20, 300, 4000)]
     with fake_group(4, 1), Ledger() as book, ledger.attention():
