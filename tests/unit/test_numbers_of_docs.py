@@ -31,6 +31,7 @@ from sp_bench.report.fabric_model import bandwidths
 from sp_bench.report.formats import GIB, number, whole
 from sp_bench.report.limits import limits
 from sp_bench.report.ratios import ranked, ratio_of_medians, times
+from sp_bench.report.scaling import Scaling, scalings
 from sp_bench.report.settings import TIE, Difference, Place
 from sp_bench.report.signs import Count, counts
 
@@ -570,6 +571,80 @@ def stacks_at_65536() -> Iterator[str]:
     yield f"On another machine Megatron with TransformerEngine's ring takes {took}"
 
 
+NET_STACKS: list[tuple[str, str, dict[str, str]]] = [
+    ("fsdp2", "ulysses", {}),
+    ("megatron", "transformer_engine", {"variant": "p2p"}),
+    ("megatron", "transformer_engine", {"variant": "a2a"}),
+    ("hf_fsdp2", "torch_context_parallel", {"variant": "allgather"}),
+    ("hf_fsdp2", "torch_context_parallel", {"variant": "alltoall"}),
+    ("hf_deepspeed", THEIRS, {}),
+]
+
+
+@cache
+def net_of_baselines() -> list[list[Scaling]]:
+    """Of each of NET_STACKS a shared sequence beside its baseline, in each campaign where both ran."""
+    names = ("h200x2_engines_net", "h200x2_engines_net_2")
+    found = [each for name in names for place in scalings(settings(campaign(name))) for each in place.lines]
+    return [
+        [each for each in found if is_asked(each.cell, {"engine": engine, "method": method, **asked})]
+        for engine, method, asked in NET_STACKS
+    ]
+
+
+@line("Stacks net of their baseline, 2 H200s, 32,768 tokens")
+def stacks_net_of_their_baseline() -> Iterator[str]:
+    ours, *others = net_of_baselines()
+    ring, exchange, gathers, turns, deepspeed = others
+    kept = [f"{each.efficiency:.2f}" for found in others for each in found]
+    of_ours = shared(f"{each.efficiency:.2f}" for each in ours)
+    yield f"keep {of_ours} of the speed of two that have one each with ours, and {min(kept)} to {max(kept)} with other"
+    times = [" and ".join(ms(each) for each in each) for each in ([e.cell for e in ours], [e.alone for e in ours])]
+    yield f"takes {times[0]} ms for one sequence, and {times[1]} ms where each GPU has one"
+    of_ring, of_exchange = (f"{found[0].efficiency:.2f}" for found in (ring, exchange))
+    yield f"Megatron keeps {of_ring} with TransformerEngine's ring and {of_exchange} with its all-to-all"
+    yield f"`hf_fsdp2` {shared(f'{each.efficiency:.2f}' for each in (*gathers, *turns))} with either variant"
+    yield f"`hf_deepspeed` {deepspeed[0].efficiency:.2f} and {deepspeed[1].efficiency:.2f}"
+    theirs, torchs = [e.cell for e in deepspeed], [e.cell for e in (*gathers, *turns)]
+    yield f"`hf_deepspeed` takes {from_to(theirs)} ms and `hf_fsdp2` {from_to(torchs)}"
+    alone = [[e.alone for e in found] for found in (deepspeed, gathers)]
+    yield f"but with a sequence a GPU {from_to(alone[0])} and {from_to(alone[1])}"
+    yield f"context parallelism keeps {net_ratios(gathers, deepspeed)} times as much"
+    assert ["transient" in each.flags for each in theirs] == [True, False]
+    assert {replicates(each.cell, each.alone) for found in (ours, *others) for each in found} == {"one replicate"}
+    assert [len(found) for found in (ours, *others)] == [2, 1, 1, 2, 2, 2]  # machines
+
+
+def from_to(cells: Iterable[Cell]) -> str:
+    found = [each.median_step_ms or 0 for each in cells]
+    return f"{whole(min(found))} to {whole(max(found))}"
+
+
+def net_ratios(first: list[Scaling], other: list[Scaling]) -> str:
+    """Of two stacks on each machine."""
+    found = [one.efficiency / two.efficiency for one, two in zip(first, other, strict=True)]
+    return f"{min(found):.2f} to {max(found):.2f}"
+
+
+def lines_of_net() -> Iterator[str]:
+    for (engine, *_), found in zip(NET_STACKS, net_of_baselines(), strict=True):
+        alone, together = (" and ".join(map(ms, each)) for each in ([e.alone for e in found], [e.cell for e in found]))
+        kept = " and ".join(f"{each.efficiency:.3f}" for each in found)
+        yield f"| `{engine}` | {words.method(found[0].cell)} | {alone} | {together} | {kept} |"
+
+
+def test_engines_says_what_stacks_keep_of_their_speed():
+    page = (ROOT / "docs/ENGINES.md").read_text("utf-8")
+    said = page.split("\n## Stacks net of their baseline\n")[1].split("\n#")[0]
+    assert [each for each in said.splitlines() if each.startswith("| `")] == list(lines_of_net())
+    *_, gathers, _, deepspeed = net_of_baselines()
+    said = " ".join(said.split())
+    assert f"`hf_fsdp2` with the all-gather keeps {net_ratios(gathers, deepspeed)} times as much" in said
+    first, second = ([step for row in each.cell.measured for step in row["step_ms"]] for each in deepspeed)
+    took = [f"{whole(min(each))} to {whole(max(each))}" for each in (first, second)]
+    assert f"they took {took[0]} ms on the first machine (flagged `transient`) and {took[1]} on the second" in said
+
+
 @line("A slower fabric, 2 GPUs")
 def slower_fabrics() -> Iterator[str]:
     name, fabrics = "h200x2_fabrics", ("channels_1", "channels_2", "shm")
@@ -751,16 +826,20 @@ def stages_of_heads() -> Iterator[str]:
 
 @line("What torch reserves for a ring")
 def reserved_for_a_ring() -> Iterator[str]:
-    (_, alone, attention), *_, (_, of_steps, steps) = RESERVED
-    ulysses, _, copied, ring = (cell(alone, **each) for each in attention)
-    yield f"allocates {gib(ring)} GiB a GPU and reserves {reserved_gib(ring):.1f}"
-    yield f"by copy engines it reserves {reserved_gib(copied):.1f}"
-    yield f"Ulysses allocates {gib(ulysses)} GiB and reserves {reserved_gib(ulysses):.1f}"
-    yield f"FlashAttention-4, {replicates(ulysses, copied, ring)}"
-    ulysses, ring = (cell(of_steps, **each) for each in steps)
-    yield f"the ring allocates {gib(ring)} GiB and reserves {reserved_gib(ring):.1f}"
-    yield f"Ulysses {gib(ulysses)} and {reserved_gib(ulysses):.1f}"
-    yield f"the whole step {replicates(ulysses, ring)}"
+    *attention, (_, *step) = shifts()
+    few, many, long = (both for _, *both in attention)  # 32/8 heads, 32/32 heads, and the longer sequence
+    kept, now = ([f"{reserved_gib(each):.1f}" for each in both] for both in zip(*(few, many, long), strict=True))
+    yield f"with 32/32 heads allocates {gib(many[0])} GiB a GPU and reserves {now[1]}"
+    yield f"when our ring sent and received it reserved {kept[1]}"
+    yield f"With 32/8 heads it reserved {kept[0]} GiB and reserves {now[0]}, at 131,072 tokens {kept[2]} and {now[2]}"
+    yield f"at 65,536 tokens, which allocates {gib(step[0])} GiB"
+    yield f"it reserved {reserved_gib(step[0]):.1f} and reserves {reserved_gib(step[1]):.1f}"
+    yield f"FlashAttention-4, {replicates(*few, *many, *long)}"
+    yield f"the whole step on cuDNN, {replicates(*step)} each"
+    _, name, asked = RESERVED[1]
+    theirs = cell(name, **asked[-1])
+    yield f"TransformerEngine's allocates {gib(theirs)} GiB and reserves {reserved_gib(theirs):.1f}"
+    yield f"TransformerEngine's {replicates(theirs)}"
 
 
 @line("Longer sequences in less memory, 2 GPUs, 65,536 tokens")
@@ -1718,14 +1797,44 @@ def lines_of_reserved_memory() -> list[str]:
     for what, name, asked in RESERVED:
         for each in asked:
             found = cell(name, **each)
-            first = [what if each is asked[0] else "", words.method(found)]
+            sends = found.asked["method"] == "ring" and found.asked["exchange"] != "copy_engines"
+            first = [what if each is asked[0] else "", words.method(found) + (" before 5a35252" if sends else "")]
             lines.append(f"| {' | '.join([*first, gib(found), f'{reserved_gib(found):.1f}'])} |")
     return lines
 
 
+SHIFTS = [  # what was computed, and the campaigns before and after the ring's message was an all-to-all with one peer
+    *(
+        (f"attention, {whole(n)} tokens, 32/{heads} heads, FlashAttention-4", ("send", "alltoall"), n, heads)
+        for n, heads in ((32768, 8), (32768, 32), (131072, 8))
+    ),
+    ("whole step of Qwen3-4B, 65,536 tokens, cuDNN", ("step_send", "step"), 65536, 8),
+]
+
+
+def shifts() -> Iterator[tuple[str, Cell, Cell]]:
+    """What was computed, before and after."""
+    for what, names, seq_len, heads in SHIFTS:
+        before, after = (cell(f"h200x2_shift_{n}", "ring", seq_len=seq_len, num_kv_heads=heads) for n in names)
+        yield what, before, after
+
+
+def lines_of_shifts() -> Iterator[str]:
+    for what, *both in shifts():
+        for message, found in zip(("send and receive", "all-to-all with one peer"), both, strict=True):
+            first = what if found is both[0] else ""
+            numbers = [number(found.median_step_ms), gib(found), f"{reserved_gib(found):.1f}"]
+            yield f"| {' | '.join([first, message, *numbers])} |"
+
+
 def test_methods_says_what_torch_reserves_for_messages():
     title = "### What torch reserves for its messages"
-    assert table_below(title) == lines_of_reserved_memory()
+    tables = [found.splitlines()[2:] for found in re.findall(r"(?:^\|.*\n)+", section(title), re.MULTILINE)]
+    assert tables == [list(lines_of_shifts()), lines_of_reserved_memory()]
+    most = max(abs(ratio_of_medians(after, before) - 1) for _, before, after in shifts())
+    assert f"The change costs no time: medians differ by at most {most:.1%}." in section(title)
+    attention = [each for _, *both in shifts() for each in both if each.asked["workload"] == "attention"]
+    assert f"by medians of {replicates(*attention)}, in training one" in " ".join(section(title).split())
     by_send, others = [], []
     for name in ("h200x2_libraries_2", "h200x2_libraries_3"):
         for each in campaign(name):
