@@ -141,11 +141,11 @@ def steps_of_other_engines(status: str) -> list[tuple[Any, TrialConfig]]:
 def test_the_estimated_peak_of_other_engines_is_within_4_percent_of_all_committed_ones_but_those_named():
     steps = steps_of_other_engines("ok")
     assert Counter(config.engine.name for _, config in steps) == {
-        "hf_deepspeed": 51,
+        "hf_deepspeed": 55,
         "hf_trainer": 2,
         "trl_sft": 12,
-        "hf_fsdp2": 5,
-        "megatron": 7,
+        "hf_fsdp2": 11,
+        "megatron": 11,
     }
     for of_row, config in steps:
         assert memory.unmodelled_reason(config) is None
@@ -736,7 +736,7 @@ def test_the_docs_have_how_far_the_model_is_from_the_rows_of_other_engines():
     for of_row, config in steps_of_other_engines("ok"):
         if (of_row["folder"], config.engine.name, config.kernel.name) not in LEFTOVERS:
             error = abs(memory.peak_of_row(config, of_row).bytes / of_row["max_peak_allocated_bytes"] - 1)
-            rows.setdefault(config.engine.name, []).append((error, config.sp_size, config.seq_len // config.sp_size))
+            rows.setdefault(config.engine.name, []).append((error, config.world_size, config.seq_len // config.sp_size))
     written = PROJECTION.read_text()
     for engine, found in rows.items():
         errors, ranks, tokens = map(sorted, zip(*found, strict=True))
@@ -746,6 +746,17 @@ def test_the_docs_have_how_far_the_model_is_from_the_rows_of_other_engines():
         )
         line = f"| `{engine}` | {len(found)} | {gpus} | {of_a_gpu} | {median(errors):.2%} | {errors[-1]:.2%} |"
         assert line in written
+    later = [(r, c) for r, c in steps_of_other_engines("ok") if r["folder"].startswith("h200x2_engines_net")]
+    over: dict[str, list[float]] = {}
+    for of_row, config in later:
+        high = memory.peak_of_row(config, of_row).bytes / of_row["max_peak_allocated_bytes"] - 1
+        over.setdefault(config.engine.name, []).append(100 * high)
+    zero3, torchs, megatron = (
+        f"{min(over[name]):.1f} to {max(over[name]):.1f}%" for name in ("hf_deepspeed", "hf_fsdp2", "megatron")
+    )
+    told = f"`hf_deepspeed` is predicted {zero3} too high, `hf_fsdp2` {torchs} and Megatron {megatron}."
+    assert told in written
+    assert f"The {len(later)} rows of other" in written
     ran_out = [memory.peak(c).bytes / GIB for _, c in steps_of_other_engines("oom") if c.engine.name != "megatron"]
     assert f"{min(ran_out):.1f} to {max(ran_out):.1f}. The" in written
     assert (len(ran_out), "Seventeen rows of `hf_deepspeed` and `trl_sft` ran out" in written) == (17, True)
