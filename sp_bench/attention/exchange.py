@@ -113,7 +113,7 @@ class Transport(Protocol):
         ...
 
     def shift(self, sent: Sequence[Tensor]) -> Message:
-        """The tensors go to the next rank of the ring; the results came from the previous rank."""
+        """The tensors, contiguous, go to the next rank of the ring; the results came from the previous rank."""
         ...
 
 
@@ -155,31 +155,34 @@ class Collectives:
         )
 
     def shift(self, sent: Sequence[Tensor]) -> Message:
-        """NCCL moves all tensors in one launch.
-
-        Each is an all-to-all with one peer on either side, which NCCL carries by the same send and receive. Of a real
-        send torch keeps the memory until its stream is known to be done, and allocates anew meanwhile
-        (docs/METHODS.md, "What torch reserves for its messages").
-        """
+        """NCCL moves all tensors in one launch."""
         received = [torch.empty_like(t) for t in sent]
-        rank, size = self.group.rank(), self.group.size()
-
-        def all_for(peer: int, tensor: Tensor) -> list[int]:
-            """How many rows of the tensor are for each rank."""
-            return [tensor.shape[0] if other == peer else 0 for other in range(size)]
-
-        next_rank, previous = (rank + 1) % size, (rank - 1) % size
         pairs = list(zip(received, sent, strict=True))
-        calls = [
-            partial(self.group.alltoall_base, to, t, all_for(previous, to), all_for(next_rank, t), _ON_NCCLS_STREAM)
-            for to, t in pairs
+        hop = self._swap if self.group.size() == 2 else self._hop
+        calls = [call for to, tensor in pairs for call in hop(to, tensor)]
+
+        def issue() -> Message:
+            with ledger.counted_as("send"):
+                return Message(sent, received, self._issue(calls, sent[0]))
+
+        return start(sent, received, issue, lambda: [to.copy_(t) for to, t in pairs])
+
+    def _hop(self, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
+        rank, size = self.group.rank(), self.group.size()
+        return [
+            partial(self.group.send, [sent], (rank + 1) % size, 0),
+            partial(self.group.recv, [received], (rank - 1) % size, 0),
         ]
-        return start(
-            sent,
-            received,
-            lambda: Message(sent, received, self._issue(calls, sent[0])),
-            lambda: [to.copy_(t) for to, t in pairs],
-        )
+
+    def _swap(self, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
+        """A hop between two ranks, as an all-to-all with nothing for oneself. NCCL carries both alike.
+
+        After a send torch keeps the memory until the host finds that the message has ended, and allocates anew
+        meanwhile: docs/METHODS.md, "What torch reserves for its messages". Among more ranks an all-to-all would also
+        send each of the others an empty message, and wait for it.
+        """
+        rows = [0 if peer == self.group.rank() else sent.shape[0] for peer in range(2)]
+        return [partial(self.group.alltoall_base, received, sent, rows, rows, _ON_NCCLS_STREAM)]
 
     def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
         """Issue the calls, in one launch where the backend can coalesce them.

@@ -35,7 +35,7 @@ PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimi
 Counts = Mapping[tuple[str, str], tuple[int, Fraction]]  # (phase, op) -> calls, bytes this rank sent off-rank
 
 # Process-wide and not thread-local: autograd runs a CUDA backward in a thread of its own.
-_current = {"phase": "forward", "attention": False}
+_current: dict[str, Any] = {"phase": "forward", "attention": False, "op": None}
 _active: list["Ledger"] = []
 _NOTHING = nullcontext()
 CPU = torch.device("cpu")
@@ -66,6 +66,17 @@ def attention() -> Iterator[None]:
         yield
     finally:
         _current["attention"] = before
+
+
+@contextmanager
+def counted_as(op: str) -> Iterator[None]:
+    """Count the collectives inside as `op`, which says what they do where torch has another name for how."""
+    before = _current["op"]
+    _current["op"] = op
+    try:
+        yield
+    finally:
+        _current["op"] = before
 
 
 def mark_backward_as_attention(*results: Tensor) -> None:
@@ -325,10 +336,8 @@ class Ledger(TorchDispatchMode):
         if name not in RULES:
             raise NotImplementedError(f"the ledger has no size rule for {name}; add one to sp_bench/measure/ledger.py")
         op, size = RULES[name]
-        if name == "c10d::alltoall_base_" and sum(part > 0 for part in args[4]) == 1:
-            op = "send"  # all for one rank: the backend sends it as it is
         if op not in _WITHOUT_TRAFFIC:
-            sent = size(args)
+            op, sent = _current["op"] or op, size(args)
             self.add(op, sent, _far_bytes(name, op, args, sent, self._ranks_per_node) if sent else sent)
 
     def add(self, op: str, size: Fraction, far: Fraction = Fraction(0)) -> None:

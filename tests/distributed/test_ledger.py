@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from fractions import Fraction
+from typing import Any
 
 import pytest
 import torch
@@ -16,10 +17,11 @@ from ranks import here, run, worlds
 from test_methods import cases, method_configs
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 from trials import trial
 
 from sp_bench import kernels, methods
-from sp_bench.attention.exchange import _all_gather, _reduce_scatter
+from sp_bench.attention.exchange import Collectives, _all_gather, _reduce_scatter
 from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.measure import ledger
@@ -169,14 +171,28 @@ def test_what_a_rank_sends_to_itself_is_not_counted() -> None:
     assert book.counts == {("forward", "send"): (2, 16)}
 
 
-def test_an_all_to_all_with_all_for_one_rank_is_a_send() -> None:
-    tensor, received = torch.ones(4, 3), torch.empty(4, 3)
-    with fake_group(4, 1), Ledger() as book, ledger.attention():
-        for to in (2, 1):  # another rank, and itself
-            splits = [4 if rank == to else 0 for rank in range(4)]
-            dist.all_to_all_single(received, tensor, splits, splits)
-        dist.all_to_all_single(received, tensor, [0, 1, 3, 0], [0, 1, 3, 0])
-    assert book.counts == {("forward", "send"): (2, 4 * 12), ("forward", "all_to_all"): (1, 4 * 9)}
+@pytest.mark.parametrize(
+    ("size", "ops"), [(2, ["alltoall_base_", "alltoall_base_"]), (3, ["send", "recv_", "send", "recv_"])]
+)
+def test_two_ranks_swap_and_more_send_on_and_both_are_counted_as_sends(
+    size: int, ops: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch keeps memory for its send, and sends empty messages in an all-to-all of more."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")  # each rank is a node
+    issued = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            issued.extend([func._opname] if func.namespace == "c10d" else [])
+            return func(*args, **(kwargs or {}))
+
+    with fake_group(size, 1), Seen(), Ledger() as book:
+        Collectives(dist.group.WORLD).shift([torch.ones(4, 3), torch.ones(2, 1)]).wait_all()
+        dist.all_to_all_single(torch.empty(size), torch.ones(size))  # what follows is counted as ever
+    assert issued == [*ops, "alltoall_base_"]
+    sent = {("forward", "send"): (2, 4 * 14), ("forward", "all_to_all"): (1, 4 * (size - 1))}
+    assert book.counts == sent
+    assert book.between_nodes == {key: num_bytes for key, (_, num_bytes) in sent.items()}
 
 
 def test_of_a_list_of_tensors_only_the_slices_for_other_ranks_are_counted() -> None:
