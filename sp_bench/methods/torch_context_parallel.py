@@ -5,7 +5,7 @@ long as the method is open. SDPA takes [B,H,S/P,D], which are views of our tenso
 to cut; it gets a dummy, since the trial's tensors are cut already.
 
 Variants are its rotate methods. `allgather`: K and V by one all-gather. `alltoall`: K and V hop by hop, in all-to-alls
-of which each has one receiver; torch uses no point-to-point messages. In both, dK and dV travel in such all-to-alls, P
+of which each has one receiver, and not by torch's send and receive. In both, dK and dV travel in such all-to-alls, P
 hops in fp32, because a rank's own contribution goes all the way round too. Its head-tail load balancing is our zigzag
 layout, for causal masks only; without it the layout is contiguous. The kernel is one of SDPA's backends.
 
