@@ -1805,8 +1805,9 @@ def lines_of_reserved_memory() -> list[str]:
     for what, name, asked in RESERVED:
         for each in asked:
             found = cell(name, **each)
-            sends = found.asked["method"] == "ring" and found.asked["exchange"] != "copy_engines"
-            first = [what if each is asked[0] else "", words.method(found) + (" before 5a35252" if sends else "")]
+            by_torch = found.asked["method"] == "ring" and found.asked["exchange"] != "copy_engines"
+            swaps_now = by_torch and found.asked["sp_size"] == 2
+            first = [what if each is asked[0] else "", words.method(found) + (" before 5a35252" if swaps_now else "")]
             lines.append(f"| {' | '.join([*first, gib(found), f'{reserved_gib(found):.1f}'])} |")
     return lines
 
