@@ -72,7 +72,7 @@ def test_the_next_trial_finds_library_state_restored(group):
     _, root = group
     for rank in range(2):
         first, *others = (json.loads((root / n / f"rank{rank}.state.json").read_text()) for n in NAMES)
-        assert first["ledger attribution"] == "{'phase': 'forward', 'attention': False}"
+        assert first["ledger attribution"] == "{'phase': 'forward', 'attention': False, 'op': None}"
         assert others == [first, first]
 
 
