@@ -70,7 +70,7 @@ def attention() -> Iterator[None]:
 
 @contextmanager
 def counted_as(op: str) -> Iterator[None]:
-    """Count the collectives inside as `op`, which says what they do where torch has another name for how."""
+    """Count the collectives inside as `op`: what they amount to, where torch calls them something else."""
     before = _current["op"]
     _current["op"] = op
     try:
