@@ -784,11 +784,11 @@ def transformer_engine() -> Iterator[str]:
     yield f"Its all-gather takes {' and '.join(each.words for each in gathers)} as long as ours. With 32/32 heads"
     of_all_heads = partial(over, name="h200x2_libraries_4")
     more_rings = [of_all_heads("p2p", "ring", kernel) for kernel in (FA4, CUDNN)]
-    yield f"`p2p` takes {' and '.join(each.words for each in more_rings)}, `a2a`"
+    yield f"`p2p` takes {' and '.join(each.words for each in more_rings)},"
     more_exchanged = of_all_heads("a2a", "ulysses", CUDNN)
-    yield f"`a2a` on cuDNN {more_exchanged.words}, and its all-gather"
+    yield f"`a2a` on cuDNN {more_exchanged.words}, and"
     more_gathers = [of_all_heads("all_gather", "all_gather", kernel) for kernel in (FA4, CUDNN)]
-    yield f"its all-gather {' and '.join(each.words for each in more_gathers)}. With Flash"
+    yield f"its all-gather {' and '.join(each.words for each in more_gathers)}. With"
     packages = dict(rings[0].slow.asked["environment"]["packages"])
     count = replicates(*cells_of([*rings, exchanged, *gathers, *more_rings, more_exchanged, *more_gathers]))
     yield f"{packages['transformer-engine']}, FlashAttention-4 {packages['flash-attn-4']}, {count}"
