@@ -307,6 +307,7 @@ def summary() -> Iterator[str]:
     yield f"one of {whole(million.asked['seq_len'])} tokens of Qwen3-0.6B {seconds(million)}"
     yield within_fastest()
     yield f"TransformerEngine's ring is {ring_behind()}"
+    yield "They have {}, one cell has {}".format(*replicates_of_libraries())
     (grouped, *_, of_grouped), (full, *_, of_full) = (
         upipe_beside_ulysses(num_kv_heads=heads, **LONG) for heads in (8, 32)
     )
@@ -811,13 +812,16 @@ def every_library() -> Iterator[str]:
     on_fa4, on_cudnn, on_fa2 = (first[kernel["kernel"]] for kernel in KERNELS)
     beside = " and ".join(f"{ratio_of_medians(each, on_fa4):.2f}x" for each in (on_cudnn, on_fa2))
     yield f"The fastest on cuDNN and on FlashAttention-2 take {beside} as long as that on FlashAttention-4"
-    tables = {title: of_libraries(*each) for title, each in LIBRARIES.items()}
-    packages = (dict(each.asked["environment"]["packages"]) for cells in tables.values() for each in cells)
+    packages = (dict(each.asked["environment"]["packages"]) for *_, cells, _ in of_each_column() for each in cells)
     version = shared(each["flash-attn-4"] for each in packages)
-    few = [each for cells in tables.values() for each in cells if len(each.step_ms) < 5]
-    count = replicates(*(each for cells in tables.values() for each in cells if each not in few))
-    (llama,) = few
-    yield f"FlashAttention-4 {version}, {count}, of one cell {len(llama.step_ms)}; 6b63d51"
+    yield "FlashAttention-4 {}, {}, of one cell {}; 6b63d51".format(version, *replicates_of_libraries())
+
+
+def replicates_of_libraries() -> tuple[str, int]:
+    """Of all cells but one, and of that one."""
+    cells = [each for *_, of_column, _ in of_each_column() for each in of_column]
+    (few,) = (each for each in cells if len(each.step_ms) < 5)
+    return replicates(*(each for each in cells if each is not few)), len(few.step_ms)
 
 
 @line("Stages of heads (UPipe), 2 H200s")
