@@ -307,7 +307,7 @@ def summary() -> Iterator[str]:
     yield f"one of {whole(million.asked['seq_len'])} tokens of Qwen3-0.6B {seconds(million)}"
     yield within_fastest()
     yield f"TransformerEngine's ring is {ring_behind()}"
-    yield "They have {}, one cell has {}".format(*replicates_of_libraries())
+    yield "There are {}, of one cell {}".format(*replicates_of_libraries())
     (grouped, *_, of_grouped), (full, *_, of_full) = (
         upipe_beside_ulysses(num_kv_heads=heads, **LONG) for heads in (8, 32)
     )
@@ -742,11 +742,12 @@ def libraries() -> Iterator[str]:
     yield f"takes {on_cudnn.words} as long as ours on cuDNN and {on_fa2.words} on FlashAttention-2"
     yield f"on FlashAttention-4 it is {within(on_fa4.fast, on_fa4.slow)} by medians"
     long_ring = over("h200x2_libraries_2", "ring", "ring_flash_attn", FA2)
-    yield f"ring-flash-attn takes {long_ring.words} as long as our ring. With 32/32 heads"
+    yield f"ring-flash-attn takes {long_ring.words} as long as our ring. With"
     every_head = [over("h200x2_libraries_4", "ulysses", "deepspeed_ulysses", kernel) for kernel in KERNELS]
     ring = over("h200x2_libraries_4", "ring", "ring_flash_attn", FA2)
-    each_ratio = [each.ratio for each in every_head]
-    yield f"they take {span(each_ratio, 3)} and {ring.ratio:.3f}x as long. At"
+    theirs = span((each.ratio for each in every_head), 3)
+    yield f"32/32 heads DeepSpeed's Ulysses takes {theirs} as long as ours on these three kernels"
+    yield f"and ring-flash-attn {ring.ratio:.3f}x"
     short = [
         over("h200x2_libraries_3", "ulysses", "deepspeed_ulysses", kernel, num_kv_heads=heads)
         for kernel in (FA4, CUDNN, FA2)
@@ -1408,6 +1409,9 @@ def test_methods_says_how_far_replicates_of_libraries_differ_and_how_many_are_fl
     said = " ".join(section("### 131,072 tokens, 32/32 heads").split())
     assert f"of {words_of[len(fives)]} cells on FlashAttention-2 5 and of `llama3` 2" in said
     assert f"are within {max(map(spread, long_32)):.1%} of each other" in said
+    on_fa4 = [each for each in long_32 if is_asked(each, FA4)]
+    assert f"On FlashAttention-4 {of_rows('transient', *on_fa4)} rows are flagged `transient`" in said
+    assert {flag for each in long_32 if each not in on_fa4 for row in each.rows for flag in row["flags"]} == set()
     both = [*long, *(each for each in campaign("h200x2_upipe") if is_asked(each, LONG))]
     told = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
     assert f"Six replicates of a cell of 131,072 tokens are within {max(map(spread, both)):.1%} of each other" in told
