@@ -775,25 +775,25 @@ def libraries() -> Iterator[str]:
 
 @line("TransformerEngine's context parallelism, 2 H200s")
 def transformer_engine() -> Iterator[str]:
-    def over(variant: str, method: str, kernel: dict[str, str], name: str = "h200x2_libraries_2") -> Difference:
-        return Difference(cell(name, method, **kernel), cell(name, "transformer_engine", variant=variant, **kernel))
-
-    rings = [over("p2p", "ring", kernel) for kernel in (FA4, CUDNN)]
-    yield f"`p2p` takes {rings[0].words} as long as our ring on FlashAttention-4 and {rings[1].words} on cuDNN, where"
-    exchanged = over("a2a", "ulysses", CUDNN)
-    yield f"`a2a` takes {exchanged.words} as long as our Ulysses there"
-    gathers = [over("all_gather", "all_gather", kernel) for kernel in (FA4, CUDNN)]
-    yield f"Its all-gather takes {' and '.join(each.words for each in gathers)} as long as ours. With 32/32 heads"
-    of_all_heads = partial(over, name="h200x2_libraries_4")
-    more_rings = [of_all_heads("p2p", "ring", kernel) for kernel in (FA4, CUDNN)]
-    yield f"`p2p` takes {' and '.join(each.words for each in more_rings)},"
-    more_exchanged = of_all_heads("a2a", "ulysses", CUDNN)
-    yield f"`a2a` on cuDNN {more_exchanged.words}, and"
-    more_gathers = [of_all_heads("all_gather", "all_gather", kernel) for kernel in (FA4, CUDNN)]
-    yield f"its all-gather {' and '.join(each.words for each in more_gathers)}. With"
-    packages = dict(rings[0].slow.asked["environment"]["packages"])
-    count = replicates(*cells_of([*rings, exchanged, *gathers, *more_rings, more_exchanged, *more_gathers]))
-    yield f"{packages['transformer-engine']}, FlashAttention-4 {packages['flash-attn-4']}, {count}"
+    pairs = [("p2p", "ring", FA4), ("p2p", "ring", CUDNN), ("a2a", "ulysses", CUDNN)]
+    pairs += [("all_gather", "all_gather", FA4), ("all_gather", "all_gather", CUDNN)]
+    grouped, full = (
+        [
+            Difference(cell(name, ours, **kernel), cell(name, "transformer_engine", variant=theirs, **kernel))
+            for theirs, ours, kernel in pairs
+        ]
+        for name in ("h200x2_libraries_2", "h200x2_libraries_4")
+    )
+    on_fa4, on_cudnn, exchanged, *gathers = (each.words for each in grouped)
+    yield f"`p2p` takes {on_fa4} as long as our ring on FlashAttention-4 and {on_cudnn} on cuDNN, where"
+    yield f"`a2a` takes {exchanged} as long as our Ulysses there"
+    yield f"Its all-gather takes {' and '.join(gathers)} as long as ours"
+    on_fa4, on_cudnn, exchanged, *gathers = (each.words for each in full)
+    yield f"With 32/32 heads `p2p` takes {on_fa4} and {on_cudnn}"
+    yield f", `a2a` on cuDNN {exchanged}, and its all-gather {' and '.join(gathers)}"
+    libraries = [dict(each.slow.asked["environment"]["packages"]) for each in grouped + full]
+    versions = (shared(each[name] for each in libraries) for name in ("transformer-engine", "flash-attn-4"))
+    yield "{}, FlashAttention-4 {}, {}".format(*versions, replicates(*cells_of(grouped + full)))
 
 
 @line("Every library on one kernel, 2 H200s")
