@@ -321,12 +321,13 @@ def summary() -> Iterator[str]:
     ours, published, best = (at(65536) for at in (kept_on_4, published_on_4, best_on_4))
     yield f"At 65,536 tokens of Qwen3-4B our step is {ratio(published, ours)} as fast as that of `hf_deepspeed`"
     yield f"at its published settings ({replicates(ours, published)} each)"
-    yield f"and {ratio(best, ours)} as fast as that at its best ({len(best.step_ms)} of it)"
+    of_both = f"({replicates(ours)} of ours, {len(best.step_ms)} of theirs)"
+    yield f"It is {ratio(best, ours)} as fast as that at its best {of_both}"
     mfu = max(kept_on_4(each).mfu or 0.0 for each in ON_4)
     yield f"4 GPUs: Ulysses, {by_over_rings_on_4()}"
     first, *_, last = rings_on_4()
     yield f"the ring takes {first:.3f}x as long at 32,768 tokens of Qwen3-4B and {last:.3f}x at 131,072"
-    yield f"Ulysses reaches up to {mfu:.2f} MFU"
+    yield f"Ulysses reaches up to {mfu:.2f} MFU (65,536 tokens have {replicates(ours)}, the other lengths one"
     yield f"on cuDNN its step ties with ours, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
 
 
@@ -416,11 +417,8 @@ def ring_over_ulysses_of(name: str, seq_len: int, **asked: Any) -> float:
     return ratio_of_medians(*(cell(name, each, seq_len=seq_len, **asked) for each in ("ring", "ulysses")))
 
 
-def rings_on_4(name: str | None = None, lengths: Sequence[int] = ON_4) -> list[float]:
-    return [
-        ring_over_ulysses_of(name or of_steps_on_4(each), each, activation_checkpointing="selective")
-        for each in lengths
-    ]
+def rings_on_4() -> list[float]:
+    return [ring_over_ulysses_of(of_steps_on_4(each), each, activation_checkpointing="selective") for each in ON_4]
 
 
 def by_over_rings_on_4() -> str:
@@ -433,11 +431,11 @@ def by_over_rings_on_4() -> str:
 @line("A whole training step, 4 GPUs")
 def training_step_on_4() -> Iterator[str]:
     yield f"Ulysses, {by_over_rings_on_4()}"
-    taken = [f"{each:.3f}x" for each in rings_on_4()]
-    yield f"The ring takes {taken[0]} as long at 32,768 tokens and {taken[3]} at 131,072"
+    first, _, third, last = (f"{each:.3f}x" for each in rings_on_4())
+    yield f"The ring takes {first} as long at 32,768 tokens and {last} at 131,072"
     replicated = pair(AT_65536_ON_4, "ring", "ulysses")
-    yield f"At 65,536 it takes {replicated.words} as long, of 6 replicates, and at 98,304 {taken[2]}"
-    slow = rings_on_4(SLOW_ON_4, ON_4[:2])
+    yield f"At 65,536 it takes {replicated.words} as long, and at 98,304 {third}"
+    slow = [ring_over_ulysses_of(SLOW_ON_4, each, activation_checkpointing="selective") for each in ON_4[:2]]
     yield f"one slow GPU the ring takes {slow[0]:.3f}x as long at 32,768 tokens and {slow[1]:.3f}x at 65,536"
     older = [ring_over_ulysses_of("h200x4_train_step", each, model="qwen3_4b") for each in (32768, 131072)]
     yield f"it takes {older[0]:.3f}x as long at 32,768 tokens and {older[1]:.3f}x at 131,072"
@@ -450,8 +448,9 @@ def training_step_on_4() -> Iterator[str]:
     yield f"{plain[0].mfu:.2f} MFU at 32,768 tokens and {plain[1].mfu:.2f} at 65,536"
     yield f"({ms(plain[1])} ms, {gib(plain[1])} GiB)"
     assert not any("uneven_devices" in each.flags for name in (STEPS_ON_4, AT_65536_ON_4) for each in campaign(name))
-    yield f"65,536 tokens {replicates(replicated.fast, replicated.slow)}, f1d4113"
-    yield f"{replicates(*plain)} where nothing is recomputed; the others {replicates(*campaign(STEPS_ON_4))}, 817eb16"
+    yield f"65,536 tokens have {replicates(replicated.fast, replicated.slow)}, f1d4113"
+    others = replicates(*plain, *campaign(STEPS_ON_4))
+    yield f"The other lengths, and steps with nothing recomputed, have {others}, 817eb16"
 
 
 @line("Our step and Hugging Face's, 2 GPUs")
@@ -496,8 +495,8 @@ def hugging_face_on_4() -> Iterator[str]:
     yield f"by {ratio(best[3], longest)} at 131,072 ({ms(longest)} against {ms(best[3])} ms)"
     yield f"At 32,768 tokens its best takes {ms(best[0])} ms, {ratio(best[0], short)} as long as ours"
     assert "transient" in best[0].flags
-    yield f"65,536 tokens {replicates(middle, published[0])}, its best {len(best[1].step_ms)}, f1d4113"
-    yield f"the others {replicates(*campaign(STEPS_ON_4))}, 817eb16"
+    yield f"65,536 tokens have {replicates(middle, published[0])}, {len(best[1].step_ms)} of its best, f1d4113"
+    yield f"The other lengths have {replicates(*campaign(STEPS_ON_4))}, 817eb16"
     assert all("uneven_devices" in each.flags for each in campaign(SLOW_ON_4))
     kept = [cell(SLOW_ON_4, "ulysses", seq_len=each, activation_checkpointing="selective") for each in ON_4[:2]]
     behind = [ratio(cell(SLOW_ON_4, THEIRS, seq_len=each.asked["seq_len"]), each) for each in kept]
