@@ -117,6 +117,19 @@ def test_a_pack_is_other_work_and_so_no_rung():
     assert not ladders(settings(cells_of([rung(*RUNGS[0]), rung(*RUNGS[1]), packed(*RUNGS[2])])))
 
 
+def test_stacks_of_different_allocators_are_rungs_and_the_table_says_which_has_which():
+    of = rung(*RUNGS[2])
+    config = json.loads(of["config"])
+    config["hardware"] |= {"allocator": "expandable_segments"}
+    of |= {"config": json.dumps(config), "allocator": "expandable_segments"}
+    made = settings(cells_of([rung(*RUNGS[0]), rung(*RUNGS[1]), of]))
+    (ladder,) = ladders(made)
+    assert len(ladder.measured) == 3
+    (table,) = tables(made)
+    allocators = [line.texts[table.heads.index("allocator")] for line in table.groups[0].lines]
+    assert allocators == ["", "", "expandable_segments"]
+
+
 def test_a_cell_that_two_campaigns_pool_stands_in_the_ladders_of_both():
     folders = [Path(__file__).parents[2] / "results" / name for name in ("h200x1_engines", "h200x1_step_options")]
     cells = report.read(folders)
