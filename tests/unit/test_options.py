@@ -144,8 +144,8 @@ USES = {
     "report/documents.py": {"seed"},  # which documents are drawn
     "report/fabric_model.py": {"exchange"},
     "report/ladder.py": {
-        *("activation_checkpointing", "learning_rate", "masked_label_share", "max_grad_norm", "model_code"),
-        "optimizer",
+        *("activation_checkpointing", "allocator", "learning_rate", "masked_label_share", "max_grad_norm"),
+        *("model_code", "optimizer"),
     },
     "report/limits.py": {"device_memory_gib", "fit", "ranks_per_gpu"},  # fit: a trial that asks how long it can get
     "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
