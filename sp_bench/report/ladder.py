@@ -17,8 +17,7 @@ from sp_bench.report.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
-_OF_RUNG = ("workload", "engine", "kernel", "method")  # groups of options in which rungs differ
-_ALLOCATOR = "hardware.allocator"  # as they do in this
+_OF_RUNG = ("workload", "engine", "kernel", "method", "hardware.allocator")  # groups or options in which rungs differ
 _OF_WORK = (PACKING, *LENGTHS, "workload.masked_label_share")  # rungs do the same work
 _TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
 _RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
@@ -89,8 +88,7 @@ def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
 
 def of_place(cell: Cell) -> tuple[str, ...]:
     """What steps have in common that do the same work on the same ranks: all but what rungs differ in."""
-    of_rung = [path for path in cell.options if group_of(path) in _OF_RUNG or path == _ALLOCATOR]
-    shared = (path for path in cell.options if path not in of_rung or path in _OF_WORK)
+    shared = (path for path in cell.options if path in _OF_WORK or not {path, group_of(path)} & {*_OF_RUNG})
     return str(cell.micro_batches), *(str(cell.options[path]) for path in shared)
 
 
