@@ -62,13 +62,13 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
 
 def _over_campaigns(found: Sequence[Count]) -> list[str]:
     """A line a place, a column a method that met Ulysses there."""
-    places = list(dict.fromkeys(count.where for count in found))
+    places = {count.of: count.where for count in found}
     rivals = [rival for rival in RIVALS if any(count.rival == rival for count in found)]
     rows = []
-    for place in places:
-        here = {count.rival: count for count in found if count.where == place}
+    for place, where in places.items():
+        here = {count.rival: count for count in found if count.of == place}
         campaigns = sorted({name for count in here.values() for name in count.ratios})
-        rows.append((place, *(here[r].tally if r in here else "" for r in rivals), ", ".join(campaigns)))
+        rows.append((where, *(here[r].tally if r in here else "" for r in rivals), ", ".join(campaigns)))
     heads = ("where", *(f"Ulysses ahead of {words.METHODS[rival]}" for rival in rivals), "campaigns")
     return _section("Over campaigns", heads, rows, "Step time of the other method over that of Ulysses.")
 

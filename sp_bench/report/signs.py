@@ -1,7 +1,7 @@
 """Ulysses against the other methods over campaigns and machines: the count of signs, which no interval of one machine
 can stand for."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -46,24 +46,16 @@ class Count:
     intervals."""
 
     rival: str
+    of: Hashable  # the place, the same for each rival
     first: Cell
     ratios: dict[str, float]  # by campaign
     machines: int
 
     @property
     def where(self) -> str:
-        asked = self.first.asked
-        parts = [
-            words.workload(self.first),
-            f"{asked['num_heads']}/{asked['num_kv_heads']} heads",
-            words.place(self.first),
-        ]
-        parts += [
-            words.fabric(asked["fabric"]),
-            words.kernel(self.first),
-            "CUDA graph" if self.first.launch_note else "",
-        ]
-        return ", ".join(filter(None, parts))
+        first = self.first
+        setting = words.setting(first, first.name.values)
+        return ", ".join([*setting, words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)])
 
     @property
     def words(self) -> str:
@@ -92,28 +84,32 @@ def signs(settings: Sequence[Setting], rival: str) -> list[Sign]:
 
 
 def counts(settings: Sequence[Setting]) -> list[Count]:
-    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ. Packed documents are left
-    out: they are other work at the same length.
+    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ, and so may variables of a
+    fabric of one name. Packed documents are left out: they are other work at the same length.
     """
-    found: dict[tuple[object, ...], list[Sign]] = {}
-    names = ("workload", "pass_kind", "num_heads", "num_kv_heads", "dtype", "fabric", "sp_size", "seq_len", "kernel")
+    found: dict[tuple[str, Hashable], list[Sign]] = {}
     for rival in RIVALS:
         for sign in signs(settings, rival):
-            first = sign.place.first
-            if is_packed(first):
-                continue
-            model = first.asked["model"] if first.asked["workload"] == "train_step" else None
-            engine = (first.asked["engine"], first.asked["device_memory_gib"], first.micro_batches, first.launch_note)
-            found.setdefault((rival, model, *engine, *(first.asked[n] for n in names)), []).append(sign)
+            if not is_packed(sign.place.first):
+                found.setdefault((rival, _place(sign.ulysses)), []).append(sign)
     made = []
-    for (rival, *_), each in found.items():
+    for (rival, place), each in found.items():
         ratios: dict[str, float] = {}
         for sign in sorted(each, key=lambda s: len(s.ulysses.step_ms)):  # of several, that of most replicates
             ratios |= sign.by_campaign
         if len(ratios) > 1:
-            machines = {n for sign in each for n in sign.ulysses.ran_on}
-            made.append(Count(str(rival), each[0].place.first, ratios, len(machines)))
+            rows = [row for sign in each for cell in (sign.ulysses, sign.rival) for row in cell.measured]
+            machines = {row["device_set"] for row in rows if row["folder"] in ratios} - {None}
+            made.append(Count(rival, place, each[0].place.first, ratios, len(machines)))
     return sorted(made, key=lambda count: -len(count.ratios))
+
+
+def _place(cell: Cell) -> Hashable:
+    """Equal for cells that do the same work with the same options on devices of one name, whatever their method.
+    Attention knows nothing of a model but its heads."""
+    model = () if cell.asked["workload"] == "train_step" else ("model",)
+    heads = [cell.asked[name] for name in ("num_heads", "num_kv_heads", "head_dim", "fabric")]
+    return (*heads, *cell.but("method", "isolation", "fabric", "workload.learning_rate", *model))
 
 
 def _medians(place: Place, method: str) -> dict[str, float]:

@@ -114,7 +114,13 @@ def over_campaigns() -> list[Count]:
 
 
 def ring_over_ulysses(**asked: Any) -> Count:
-    asked |= {"workload": "attention", "pass_kind": "forward_backward", "fabric": "nvlink", "num_kv_heads": 8}
+    asked |= {
+        "workload": "attention",
+        "pass_kind": "forward_backward",
+        "fabric": "nvlink",
+        "num_kv_heads": 8,
+        "hardware": "h200",
+    }
     (found,) = [each for each in over_campaigns() if each.rival == "ring" and is_asked(each.first, asked)]
     return found
 
@@ -359,8 +365,9 @@ def two_gpus() -> Iterator[str]:
     yield f"by {best.words} in the one that has {replicates(best.slow, best.fast)}"
     yield f"cuDNN: {replicates(best.slow, best.fast)} 6b63d51, the others one each"
     of_h100 = cell("h100x2_libraries", "ulysses", **FA4, head_chunks=1), cell("h100x2_libraries", "ring", **FA4)
-    yield f"on H100s it is {ratio(*of_h100)} on FlashAttention-4 too"
-    yield f"on H100s {replicates(*of_h100)}"
+    on_cudnn = cell("h100x2_libraries", "ulysses", **CUDNN), cell("h100x2_libraries", "ring", **CUDNN)
+    yield f"on H100s it is {ratio(*on_cudnn)} on cuDNN and {ratio(*of_h100)} on FlashAttention-4 too"
+    yield f"on H100s {replicates(*of_h100, *on_cudnn)}"
 
 
 @line("A whole training step, 2 GPUs")

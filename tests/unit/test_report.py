@@ -176,16 +176,43 @@ def test_two_ways_to_measure_in_one_launch_are_no_replicates_of_each_other() -> 
     assert [len(cell.step_ms) for cell in cells(of_equal_steps(rows))] == [3, 3]
 
 
+def both(folder: Path, machine: str, ratio: float | None, **asked: Any) -> Path:
+    """A campaign on one machine with Ulysses, and with a ring that takes `ratio` as long; None: without a ring."""
+    used = GPU["environment"] | {"device_uuids": [f"{machine}-0", f"{machine}-1"]}
+    asked |= {"environment": used, "env_id": machine * 8}
+    steps = [(10.0, ULYSSES), *([(10.0 * ratio, {})] if ratio else [])]
+    return commit([on_gpus(median_ms=ms, **{**method, **asked}) for ms, method in steps], folder)
+
+
 def test_campaigns_count_by_sign_over_machines(tmp_path: Path) -> None:
-    folders = []
-    for i, ratio in enumerate((1.05, 1.03, 0.99)):
-        used = GPU["environment"] | {"device_uuids": [f"{i}-0", f"{i}-1"]}
-        rows = [on_gpus(median_ms=10.0, environment=used, env_id=f"{i}" * 8, **ULYSSES)]
-        rows.append(on_gpus(median_ms=10.0 * ratio, environment=used, env_id=f"{i}" * 8))
-        folders.append(commit(rows, tmp_path / f"campaign_{i}"))
+    """A machine that ran Ulysses alone is none of them."""
+    ratios = (1.05, 1.03, 0.99, None)
+    folders = [both(tmp_path / f"campaign_{i}", f"{i}", ratio) for i, ratio in enumerate(ratios)]
     (count,) = counts(settings(cells(select(folders).rows)))
     assert count.words == "Ulysses ahead of the ring in 2 of 3 campaigns on 3 machines, 0.990x to 1.050x"
-    assert count.where == "Attention, forward and backward, 32/8 heads, 1,024 tokens on 2 GPUs, NVLink, cuDNN"
+    assert count.where == (
+        "Attention, forward and backward, 32/8 heads of 128, bf16, H200, 1,024 tokens on 2 GPUs, NVLink, cuDNN"
+    )
+
+
+def test_only_campaigns_of_equal_work_and_devices_are_counted_together(tmp_path: Path) -> None:
+    def step(model: str, checkpointing: str) -> dict[str, Any]:
+        workload = {"name": "train_step", "activation_checkpointing": checkpointing}
+        config = {"hardware": {"name": "h200", "device": "cuda"}, "workload": workload, "model": {"name": model}}
+        asked = {"workload": "train_step", "pass_kind": "step", "model": model, "engine": "fsdp2"}
+        return asked | {"config": json.dumps(config)}
+
+    h100 = {"hardware": "h100", "config": json.dumps({"hardware": {"name": "h100", "device": "cuda"}})}
+    kinds = [({}, 1.01), (h100, 1.02), (step("qwen3_4b", "full"), 1.03), (step("qwen3_4b", "selective"), 1.04)]
+    kinds.append((step("llama3_8b", "full"), 1.05))
+    each = [(kind, ratio, machine) for i, (kind, ratio) in enumerate(kinds) for machine in (f"{2 * i}", f"{2 * i + 1}")]
+    folders = [both(tmp_path / f"campaign_{machine}", machine, ratio, **kind) for kind, ratio, machine in each]
+    found = settings(cells(select(folders).rows))
+    assert sorted(count.tally for count in counts(found)) == [
+        f"2 of 2 campaigns on 2 machines, {ratio:.3f}x to {ratio:.3f}x" for _, ratio in kinds
+    ]
+    written = [line for line in findings(found, found[0].cells).splitlines() if "campaigns on 2 machines" in line]
+    assert len({line.split("|")[1] for line in written}) == len(kinds)
 
 
 @pytest.mark.parametrize(
