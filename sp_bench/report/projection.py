@@ -48,7 +48,13 @@ from sp_bench.report.overlap import exposed_ms
 from sp_bench.report.series import OF_STEP
 from sp_bench.rows.names import config_values, group_of
 
-METHODS = ("single", "ulysses", "ring", "all_gather", "usp")
+METHODS = {  # with the primitives that move its tensors
+    "single": (),
+    "ulysses": ("all_to_all",),
+    "ring": ("send_recv",),
+    "all_gather": ("all_gather",),
+    "usp": ("all_to_all", "send_recv"),
+}
 BALANCED = {"single": "contiguous", "ulysses": "contiguous"}  # the layout in which all ranks compute as much
 LONG = 32_768  # tokens from which errors are stated; shorter steps wait for the host
 ROUNDS = 8  # of fitting: what is exposed depends on how long the computing takes
@@ -73,11 +79,19 @@ class Links(NamedTuple):
     gpus_per_node: int | None = None
 
     def ms(self, traffic: Traffic, ulysses: int, ring: int) -> dict[tuple[str, str], float]:
-        """Time of each message, by phase and op. Ulysses groups are adjacent ranks."""
+        """Time of each message, by phase and op. Ulysses groups are adjacent ranks.
+
+        Raises:
+            NotProjectable: a primitive was not measured.
+        """
         return {key: 1e3 * float(size) / self._bytes_per_s(key[1], ulysses, ring) for key, size in traffic.items()}
 
     def _bytes_per_s(self, op: str, ulysses: int, ring: int) -> float:
-        inside = self.inside[PRIMITIVES[op]]
+        if (inside := self.inside.get(PRIMITIVES[op])) is None:
+            raise NotProjectable(
+                f"no row of workload=collective has the speed of {PRIMITIVES[op]} here; those read have "
+                f"{', '.join(sorted(self.inside)) or 'none'}"
+            )
         if self.network is None or self.gpus_per_node is None:
             return inside
         node = self.gpus_per_node
@@ -190,7 +204,9 @@ class Fit:
 
     @property
     def methods(self) -> list[str]:
-        return [name for name in METHODS if f"blocks {name}" in self.rates.attention]
+        """Those that have rows, and whose messages were measured on the fastest fabric."""
+        sent = {name for name, primitives in METHODS.items() if self.inside.keys() >= set(primitives)}
+        return [name for name in METHODS if name in sent and f"blocks {name}" in self.rates.attention]
 
     def band(self, of_steps: bool, ranks: int) -> float:
         """Relative error to reckon with: what nine of ten held-out predictions are within, in the worst case that was
@@ -475,7 +491,8 @@ def _fastest(speeds: Speeds, ranks: int) -> str:
 
 
 def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | None:
-    """None of a cell that is not one of our methods as they are by default, or whose fabric was not measured."""
+    """None of a cell that is not one of our methods as they are by default, or whose messages were not measured on
+    its fabric."""
     asked = cell.asked
     if not (cell.ok and asked["workload"] == workload and asked["hardware"] == hardware and asked["sp_size"]):
         return None
@@ -498,8 +515,9 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     ring = asked["ring_degree"] or 1
     ulysses, where = asked["sp_size"] // ring, (asked["fabric"], asked["sp_size"])
     shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape) if field.name in asked})
-    if asked["sp_size"] > 1 and where not in speeds:
-        return None
     method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])
-    work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
+    try:
+        work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
+    except NotProjectable:
+        return None
     return Known(cell, work, cell.median_step_ms or 0.0)

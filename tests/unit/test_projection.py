@@ -521,6 +521,18 @@ def test_rows_of_a_cpu_project_nothing():
         projection.fit(cells_of([row()]), "h200")
 
 
+def test_a_primitive_without_rows_leaves_its_methods_out_and_is_named(measured, qwen):
+    """As one failed trial of workload=collective leaves it."""
+    kept = [c for c in measured if (c.asked["workload"], c.asked["method"]) != ("collective", "ring")]
+    without = projection.fit(kept, "h200")
+    assert without.methods == ["single", "ulysses", "all_gather"]
+    links = Links(without.inside)
+    with pytest.raises(NotProjectable, match="no row of workload=collective has the speed of send_recv here"):
+        attention_work(MethodConfig("ring", "zigzag", dkv_dtype="input"), "cudnn", SHAPE, (1, 4), links)
+    found = advice.candidates(without, qwen, advice.Cluster(8, 8, 45.0, 140.0))
+    assert {each.config.method.name for each in found} == set(without.methods)
+
+
 def test_the_map_names_a_method_for_each_place(fit):
     lines = advice.decision_map(fit, "cudnn", 8).splitlines()[2:]
     assert len(lines) == len(advice.MAP_HEADS) * len(advice.MAP_TOKENS) * len(advice.MAP_NETWORKS)
