@@ -86,7 +86,7 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
     num_cores = len(os.sched_getaffinity(0))
     notes = [f"warning: {words}" for words in plan.warnings(trials, num_cores, machine.smallest_gpu_bytes)]
-    notes += [f"warning: {words}" for words in plan.slow_updates(every)]
+    notes += [f"warning: {words}" for words in (*plan.slow_updates(every), *plan.inherited(every, os.environ))]
     notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
     notes += _unknown_rates(trials, machine.gpus)
     notes += _of_packs(trials)

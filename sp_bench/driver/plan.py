@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
@@ -272,6 +272,24 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
         )
     doubts = (_doubt(config) for config in running)
     return found + list(dict.fromkeys(filter(None, doubts)))
+
+
+def inherited(configs: Collection[TrialConfig], variables: Mapping[str, str]) -> list[str]:
+    """A warning if GPU ranks get variables of this shell that shape what is measured, and that no fabric file says:
+    rows are named after the fabric, and compared by it. configs: listed and searched ones."""
+    unsaid = {
+        f"{name}={value}"
+        for config in configs
+        if config.hardware.device == "cuda"
+        for name, value in variables.items()
+        if hardware.OF_TRANSPORT_AND_MEMORY.fullmatch(name) and name not in config.fabric.env
+    }
+    if not unsaid:
+        return []
+    return [
+        f"ranks inherit {', '.join(sorted(unsaid))}, which no fabric of these trials sets: rows do not differ by it in "
+        "name. Unset it, or give it a fabric of its own: a file in conf/fabric with it in `env`"
+    ]
 
 
 def slow_updates(configs: Collection[TrialConfig]) -> list[str]:

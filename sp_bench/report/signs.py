@@ -109,7 +109,7 @@ def _place(cell: Cell) -> Hashable:
     Attention knows nothing of a model but its heads."""
     model = () if cell.asked["workload"] == "train_step" else ("model",)
     heads = [cell.asked[name] for name in ("num_heads", "num_kv_heads", "head_dim", "fabric")]
-    return (*heads, *cell.but("method", "isolation", "fabric", "workload.learning_rate", *model))
+    return (*heads, *cell.but("method", "isolation", "fabric", *model))
 
 
 def _medians(place: Place, method: str) -> dict[str, float]:

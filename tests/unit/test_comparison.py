@@ -56,6 +56,27 @@ def test_six_equal_replicates_give_the_median_of_the_paired_ratios_with_its_inte
     assert pair.verdict == "slower"
 
 
+def on(*uuids, **env):
+    environment = row()["environment"]
+    return {"environment": environment | {"device_uuids": list(uuids), "env": list(env.items())}}
+
+
+@pytest.mark.parametrize(("uuids", "verdict"), [(("a", "b"), "slower"), (("c", "d"), "no interval")])
+def test_what_two_machines_differ_in_has_no_verdict(compared, uuids, verdict):
+    slower_ms = [ms * 1.1 for ms in BASE_MS]
+    comparison = compared(replicates(BASE_MS, **on("a", "b")), replicates(slower_ms, **on(*uuids)))
+    (pair,) = comparison.pairs
+    assert pair.verdict == verdict
+    assert pair.ratio == pytest.approx(1.1)
+    assert ("separate devices, by their UUIDs" in comparison.differences()) == (verdict == "no interval")
+
+
+def test_variables_that_shape_messages_are_among_the_differences(compared):
+    before, after = on("a", NCCL_DEBUG="INFO"), on("a", NCCL_P2P_DISABLE="1")
+    differences = compared(replicates(BASE_MS, **before), replicates(BASE_MS, **after)).differences()
+    assert differences == ["NCCL_P2P_DISABLE none \N{RIGHTWARDS ARROW} 1"]
+
+
 def test_replicates_pair_by_their_number_and_not_by_their_order(compared):
     doubled = [row(median_ms=2 * ms, replicate=r) for r, ms in reversed(list(enumerate(BASE_MS)))]
     (pair,) = compared(replicates(BASE_MS), doubled).pairs

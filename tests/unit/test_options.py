@@ -194,7 +194,7 @@ USES = {
         "variant",
     },
     "report/settings.py": {"variant"},
-    "report/signs.py": {"device_memory_gib"},
+    "report/signs.py": {"isolation"},
     "report/table.py": {"exchange", "layout", "variant"},
     "report/time_parts.py": {"device_memory_gib"},
     "report/words.py": {

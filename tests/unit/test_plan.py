@@ -377,6 +377,15 @@ def test_more_ranks_than_processors_is_a_warning(make_config):
     assert plan.warnings(trials, 4, None) == []
 
 
+def test_variables_of_the_shell_that_shape_messages_are_a_warning(make_config):
+    """A fabric's own win over the shell's, and are in its name."""
+    gpu, cpu = make_config(hardware="h200", fabric="nvlink", dtype="bfloat16", kernel="cudnn"), make_config()
+    shell = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_DEBUG": "INFO", "HOME": "/"}
+    (warning,) = plan.inherited([gpu, gpu], shell)
+    assert warning.startswith("ranks inherit NCCL_P2P_DISABLE=1, which no fabric of these trials sets")
+    assert plan.inherited([cpu], shell) == plan.inherited([gpu], {"NCCL_NVLS_ENABLE": "1"}) == []
+
+
 def test_an_optimizer_in_host_memory_with_one_thread_is_a_warning(make_config, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     gpu = {"hardware": "h200", "fabric": "nvlink", "dtype": "bfloat16", "kernel": "cudnn", "workload": "train_step"}
