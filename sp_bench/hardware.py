@@ -29,7 +29,7 @@ PEAK_FLOPS: tuple[tuple[str, Mapping[str, float]], ...] = (
 )
 
 # GiB of a device, by device-name pattern: the total capacity that CUDA names where rows ran out of memory.
-DEVICE_GIB: tuple[tuple[str, float], ...] = ((r"H100 (80GB HBM3|SXM)", 79.2), (r"H200(?! NVL)", 139.8))
+DEVICE_GIB: tuple[tuple[str, float], ...] = ((r"H100 (80GB HBM3|SXM)", 79.2), (r"(?<!G)H200(?! NVL)", 139.8))
 
 # The packages whose code can change a measurement.
 PACKAGES = (

@@ -6,7 +6,7 @@ from sp_bench.report import words
 from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
 from sp_bench.report.cells import Cell
 from sp_bench.report.device_sets import several
-from sp_bench.report.formats import MISSING, counted, number
+from sp_bench.report.formats import MISSING, counted, escape_markdown, number
 from sp_bench.report.ladder import ladders
 from sp_bench.report.limits import Limit
 from sp_bench.report.longest import ends, is_fit_only, longest, tries
@@ -255,5 +255,5 @@ def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], ab
     if not rows:
         return []
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(' '.join(text.split()).replace('|', chr(92) + '|') for text in row)} |" for row in rows]
-    return [f"## {title}\n", *([f"{about}\n"] if about else []), "\n".join(lines) + "\n"]
+    lines += [f"| {' | '.join(map(escape_markdown, row))} |" for row in rows]
+    return [f"## {escape_markdown(title)}\n", *([f"{about}\n"] if about else []), "\n".join(lines) + "\n"]

@@ -1,4 +1,5 @@
-"""Numbers as text: three significant digits, binary byte units, a dash for what is not known; text without escapes."""
+"""Numbers as text: three significant digits, binary byte units, a dash for what is not known; text without escapes, and
+text for Markdown."""
 
 import re
 
@@ -48,3 +49,8 @@ def counted(quantity: int, noun: str) -> str:
 def without_escapes(text: str) -> str:
     """Reasons of rows are what programs said to a terminal: they may hold its escapes."""
     return _ESCAPES.sub("", text)
+
+
+def escape_markdown(text: str) -> str:
+    """On one line, with nothing in it that Markdown, its tables or HTML would read as marks of theirs."""
+    return " ".join(text.split()).replace("\\", "\\\\").replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")

@@ -5,14 +5,13 @@ for the longest length takes it so too. So does a length at which one of several
 step may only ask whether it fits, be one, or be timed several times. Failures of other kinds say nothing about memory.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sp_bench.hardware import device_bytes
 from sp_bench.report.cells import OOM, Cell, listed
+from sp_bench.report.formats import GIB
 from sp_bench.rows.names import option_values
-
-CAPACITY_GIB = (("H200", 143771 / 1024), ("H100", 81559 / 1024))  # nvidia-smi's MiB of the SXM devices
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def capacity_gib(cell: Cell) -> float | None:
     if (cap := cell.asked["device_memory_gib"]) is not None:
         return cap
     names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
-    found = next((gib for pattern, gib in CAPACITY_GIB for name in names if re.search(pattern, name)), None)
-    return found and found / (cell.asked["ranks_per_gpu"] or 1)
+    found = next(filter(None, map(device_bytes, names)), None)
+    return found and found / GIB / (cell.asked["ranks_per_gpu"] or 1)
 
 
 def limits(cells: Sequence[Cell]) -> list[Limit]:

@@ -74,11 +74,6 @@ class Parts:
         return _over(self.start.slowdown, self.long.slowdown)
 
     @property
-    def utilization_and_offload(self) -> float | None:
-        """Their product, known without the cells that tell them apart."""
-        return _over(_over(self.ratio, self.devices), self.work)
-
-    @property
     def product(self) -> float | None:
         found = 1.0
         for factor in (self.devices, self.work, self.utilization, self.offload):

@@ -12,7 +12,7 @@ from tabulate import tabulate
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted
+from sp_bench.report.formats import counted, escape_markdown
 from sp_bench.report.latex_text import escape
 from sp_bench.report.words import is_packed
 
@@ -201,20 +201,19 @@ def _table(gate: Gate) -> str:
     lines = []
     for title, found in gate.groups.items():
         lines.append([f"*{title}*", *[""] * (len(gate.heads) - 1)])
-        lines += [[*map(_plain, line.names), *(_strong(v, _plain, "**{}**") for v in line.verdicts)] for line in found]
+        lines += [
+            [*map(escape_markdown, line.names), *(_strong(v, escape_markdown, "**{}**") for v in line.verdicts)]
+            for line in found
+        ]
     grid = tabulate(lines, gate.heads, tablefmt="github", disable_numparse=True)
-    notes = "".join(f"{number}. {_plain(reason)}\n" for number, reason in enumerate(gate.reasons, 1))
-    return f"**{_plain(gate.title)}.** {gate.summary}\n\n{grid}\n" + (f"\n{notes}" if notes else "")
+    notes = "".join(f"{number}. {escape_markdown(reason)}\n" for number, reason in enumerate(gate.reasons, 1))
+    return f"**{escape_markdown(gate.title)}.** {gate.summary}\n\n{grid}\n" + (f"\n{notes}" if notes else "")
 
 
 def _strong(verdict: Verdict, escaped: Callable[[str], str], strong: str) -> str:
     """Its words, of which `wrong` stands out."""
     text = escaped(verdict.words)
     return strong.format(WRONG) + text.removeprefix(WRONG) if verdict.said == WRONG else text
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.split()).replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
 def latex(gate: Gate) -> str:

@@ -14,7 +14,7 @@ from sp_bench.config.options import OPTIONS, Option
 from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
 from sp_bench.report.cells import Cell
-from sp_bench.report.formats import GIB, MISSING, number
+from sp_bench.report.formats import GIB, MISSING, escape_markdown, number
 from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
 from sp_bench.report.limits import capacity_gib
@@ -402,9 +402,12 @@ def markdown(tables: Sequence[SettingTable]) -> str:
     for table in tables:
         lines = []
         for group in table.groups:
-            lines.append([f"*{_cell(group.title)}*", *[""] * (len(table.heads) - 1)])
+            lines.append([f"*{escape_markdown(group.title)}*", *[""] * (len(table.heads) - 1)])
             lines += [
-                [f"**{_cell(t)}**" if line.bold and i < 2 else _cell(t) for i, t in enumerate(line.texts)]
+                [
+                    f"**{escape_markdown(t)}**" if line.bold and i < 2 else escape_markdown(t)
+                    for i, t in enumerate(line.texts)
+                ]
                 for line in group.lines
             ]
         grid = tabulate(
@@ -414,12 +417,8 @@ def markdown(tables: Sequence[SettingTable]) -> str:
             disable_numparse=True,
             colalign=("left", *["right"] * (len(table.heads) - 1)),
         )
-        parts.append(f"**{_cell(table.setting.title)}.** {table.caption}\n\n{grid}\n")
+        parts.append(f"**{escape_markdown(table.setting.title)}.** {table.caption}\n\n{grid}\n")
     return "\n".join(parts)
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("\\", "\\\\").replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")
 
 
 def latex(tables: Sequence[SettingTable]) -> str:

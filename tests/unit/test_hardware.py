@@ -24,6 +24,16 @@ def test_a_peak_rate_has_a_source_or_is_none(device, dtype, expected):
     assert hardware.peak_flops(device, dtype) == expected
 
 
+@pytest.mark.parametrize(
+    ("device", "gib"),
+    [("NVIDIA H200", 139.8), ("NVIDIA H100 80GB HBM3", 79.2)]
+    + [(name, None) for name in ("NVIDIA GH200 480GB", "NVIDIA H200 NVL", "NVIDIA H100 NVL", "NVIDIA H100 PCIe")],
+)
+def test_only_devices_whose_memory_is_known_have_one(device, gib):
+    found = hardware.device_bytes(device)
+    assert found == (None if gib is None else round(gib * 2**30))
+
+
 def test_only_listed_variables_are_recorded():
     variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "GLOO_X": "1", "HOME": "/root", "AWS_SECRET": "s"}
     assert hardware.recorded_variables(variables) == {"GLOO_X": "1", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}

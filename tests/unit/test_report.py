@@ -151,6 +151,23 @@ def test_a_failure_alone_gives_a_card_without_numbers() -> None:
     assert told.numbers == ""
 
 
+def test_bytes_of_two_batch_sizes_have_a_panel_each() -> None:
+    """Twice the batch sends twice as much: beside one closed form, one of two right counts would look wrong."""
+    found = cells_of([on_gpus(layout="zigzag", method="ring", batch_size=size) for size in (1, 2)])
+    (plot,) = traffic.draw(settings(found), Look())
+    titles = [axis.get_title(loc="left") for axis in plot.figure.axes]
+    assert ["2 x" in title for title in titles] == [False, True]
+
+
+def test_text_of_others_is_text_in_the_findings(tmp_path: Path) -> None:
+    rows = [on_gpus(median_ms=ms, model="a\\|b <img src=x> *x*", **m) for ms, m in ((10.0, ULYSSES), (12.0, {}))]
+    rows = [r | {"workload": "train_step", "pass_kind": "step", "engine": "fsdp2"} for r in rows]
+    found = cells_of(rows)
+    page = findings(settings(found), found)
+    assert "a\\\\\\|b &lt;img src=x> \\*x\\*" in page
+    assert "<img" not in page
+
+
 # pooling
 
 

@@ -6,7 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from sp_bench.training import train
+from sp_bench import kernels
+from sp_bench.training import limit, train
 from sp_bench.training.model import Decoder
 
 LEARNING_RATE = 0.5
@@ -60,3 +61,24 @@ def test_the_norm_of_gradients_in_host_memory_is_right_for_large_tensors() -> No
     shards = [torch.full((1 << 14, 1 << 10), 1e-3), torch.full((1 << 10,), 1e-3)]
     expected = 1e-3 * sum(shard.numel() for shard in shards) ** 0.5
     assert float(train._host_norm(shards)) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("heads", "ranks", "share"), [((28, 4), 8, 4), ((28, 4), 4, 4), ((32, 8), 16, 8), ((6, 1), 2, 1)]
+)
+def test_the_limits_kernel_has_as_many_heads_as_a_rank_would_or_the_next_more_that_divide(
+    heads: tuple[int, int], ranks: int, share: int, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All heads of a long sequence on one device would take as long as the whole step on all ranks."""
+    config = make_config(method="ring", workload="train_step", kernel="math", sp_size=ranks, seq_len=64 * ranks)
+    config = replace(config, model=replace(config.model, num_heads=heads[0], num_kv_heads=heads[1]))
+    seen, real = [], kernels.get("math").forward
+
+    class Seen:
+        forward = staticmethod(lambda q, k, v, **mask: seen.append((q.shape[2], k.shape[2])) or real(q, k, v, **mask))
+        backward = staticmethod(kernels.get("math").backward)
+
+    monkeypatch.setattr(limit, "of_shape", lambda kernel, shape: Seen)
+    monkeypatch.setattr(limit, "_alone_ms", lambda call, device: (call(), 8.0)[1])
+    assert limit._attention_ms(config, torch.device("cpu")) == 8.0 * share / ranks
+    assert seen == [(heads[0] // share, heads[1] // share)]

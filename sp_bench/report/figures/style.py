@@ -3,7 +3,7 @@ method, in every figure; a library has the colour of its kind and a hollow marke
 
 import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -247,6 +247,3 @@ def _pdf(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasPdf(figure).print_pdf(buffer, metadata=dict.fromkeys(("Creator", "Producer", "CreationDate")))
     return buffer.getvalue()
-
-
-Draw = Callable[..., list[Plot]]

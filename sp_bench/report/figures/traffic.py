@@ -18,6 +18,7 @@ from sp_bench.report.formats import GIB
 from sp_bench.report.settings import Setting
 
 RANKS = (2, 4, 8, 16)
+SHAPE = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind")  # of a panel
 OWN = ("ulysses", "ring", "all_gather")
 CAPTION = (
     "Bytes a rank sends for attention, by head shape. Lines: closed form (dashed: all-gather); marks: counted from the "
@@ -30,7 +31,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     for setting in settings:
         for cell in setting.cells:
             if cell.ok and cell.asked["workload"] == "attention" and cell.communication.counted_bytes:
-                key = tuple(cell.asked[n] for n in ("num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind"))
+                key = tuple(cell.asked[name] for name in SHAPE)
                 found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a forward alone would say the same again
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
@@ -78,7 +79,8 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         rank_axis(axis, RANKS)
         axis.set_ylim(0)
         asked = here[0].asked
-        shape = f"{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.whole(length)} tokens"
+        batch = f"{asked['batch_size']} x " if asked["batch_size"] != 1 else ""
+        shape = f"{asked['num_heads']}/{asked['num_kv_heads']} heads, {batch}{words.whole(length)} tokens"
         title = f"{shape}\n{words.workload(here[0])}"
         axis.set_title(wrapped_title(title, look, len(axes)), loc="left")
         axis.set_xlabel("ranks")
