@@ -112,6 +112,17 @@ class StorageError(ConfigError):
         )
 
 
+class EditedCode(ConfigError):
+    """Code was edited while a campaign ran. The message says whose, and the way out."""
+
+    def __init__(self, planned: Trial, folder: Path) -> None:
+        super().__init__(
+            f"code of trial {planned.trial_id} ({planned.config.method.name}) was edited while this run went on, so it "
+            f"has no row: that would name the code of before. The rows in {folder} stay; run the same words again, and "
+            "what the edit concerns is measured anew"
+        )
+
+
 class Ended(NamedTuple):
     """What an attempt's row says of it."""
 
@@ -137,6 +148,7 @@ def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
         devices.end_orphans()
         progress.start(held[0][0].planned)
         try:
+            _require_unedited(held[0][0], driver.campaign)
             with closing(_commit_each(held, driver)) as ends:
                 # ends first: it must hear that there are no more, to end what is left of the processes
                 for ended, (current, _), (following, _) in zip(ends, held, [*held[1:], held[-1]], strict=False):
@@ -151,6 +163,15 @@ def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
             for _, claim in held:
                 driver.claims.release(claim)
     return done
+
+
+def _require_unedited(attempt: Attempt, campaign: Campaign) -> None:
+    """
+    Raises:
+        EditedCode: the attempt's code is not what it was when it was planned.
+    """
+    if identity.is_edited(attempt.planned.config, attempt.env_id):
+        raise EditedCode(attempt.planned, campaign.folder)
 
 
 def _claim_next(left: Sequence[Attempt], driver: Driver) -> list[tuple[Attempt, Claim]]:
@@ -176,6 +197,7 @@ def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Gener
     Raises:
         Interrupted: a signal came; the attempt that ran is `preempted` if it says that the machine is taken away, else
             it has no row.
+        EditedCode: the code is not what it was when the attempts were planned.
         StorageError: the campaign cannot be written.
     """
     watch = _Watch(driver)
@@ -190,6 +212,7 @@ def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Gener
                 reach("trial_ended")
                 lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
                 outcome = watch.preempted() if lost else result
+                _require_unedited(held[num_ended][0], driver.campaign)
                 num_ended += 1
                 yield _commit(*held[num_ended - 1], driver, outcome)
                 watch.begin()

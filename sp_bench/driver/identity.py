@@ -36,6 +36,17 @@ def env_id(config: TrialConfig, model: str | None = None) -> str:
     return _env_id(config.hardware.device, model, config.method.name, kernel, engine, from_outside)
 
 
+def is_edited(config: TrialConfig, planned_with: str) -> bool:
+    """Whether this trial's code is no longer that of `planned_with`, its env_id: ranks import what the files are when
+    they start, which may be hours after the plan."""
+    for known in (_env_id, core_id, _shared, outside_hash):
+        known.cache_clear()
+    try:
+        return env_id(config) != planned_with
+    except (SyntaxError, OSError):  # it is being written
+        return True
+
+
 def method_source(name: str) -> str | None:
     """8 hex digits of the code of a method from outside, for its rows; None: the method is ours."""
     source = methods.source_of(name)

@@ -15,14 +15,19 @@ class Code(NamedTuple):
     imports: frozenset[str]  # dotted names of modules, and of what is imported from them, anywhere in the file
 
 
-@cache
 def read(path: Path) -> Code:
-    """A file's code, read once a process.
+    """A file's code, read anew once the file has changed.
 
     Raises:
         SyntaxError: the file is no Python.
         OSError: it cannot be read.
     """
+    now = path.stat()
+    return _read(path, now.st_mtime_ns, now.st_size)
+
+
+@cache
+def _read(path: Path, mtime_ns: int, size: int) -> Code:
     return _parsed(path.read_bytes())
 
 

@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from sp_bench.report.cells import cells
@@ -15,10 +16,16 @@ SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload
 ARGUMENTS = ("method=ring,ulysses", "sp_size=1", "seq_len=96", "campaign=small", *SMALL)
 
 
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "sp_bench", *arguments]
+
+
+def environment(checkout: Path) -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(checkout)}
+
+
 def sp_bench(checkout: Path, *arguments: str) -> str:
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    command = [sys.executable, "-m", "sp_bench", *arguments]
-    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command(*arguments), cwd=checkout, env=environment(checkout), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -44,3 +51,15 @@ def test_an_edited_method_alone_runs_again_and_pairs_with_the_others_rows(tmp_pa
     assert ring.setting == ulysses.setting
     assert len(shared_replicates(ring, ulysses)) == 1
     assert selection.left_out == {selection.core_id: 1}
+    again = ("run", "method=ring", "sp_size=1", "seq_len=96,98", "campaign=again", *SMALL, "--no-report")
+    process = subprocess.Popen(
+        command(*again), cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    while not list((tmp_path / "results" / "again").glob("*.parquet")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    method.write_text(f"{method.read_text()}\nADDED = 2\n")  # while it runs the other trial
+    said = process.communicate()[1]
+    assert process.returncode == 2
+    assert "(ring) was edited while this run went on, so it has no row" in said.splitlines()[-1]
+    assert len(list((tmp_path / "results" / "again").glob("*.parquet"))) == 1

@@ -41,7 +41,7 @@ DIGEST = "f64c1bda1cf56bdc"
 @pytest.fixture
 def forget():
     """What is known of the package's files is asked of them again."""
-    caches = [identity.core_id, identity._env_id, source_hash.read, identity._shared]
+    caches = [identity.core_id, identity._env_id, source_hash._read, identity._shared]
 
     def clear() -> None:
         for cache in caches:
@@ -120,6 +120,25 @@ def test_an_edited_file_of_a_method_kernel_or_engine_is_of_its_own_cells_alone(f
 )
 def test_an_edited_file_that_all_share_is_of_every_cell(file, package, forget, cells):
     assert edited(package, file, forget, cells) == (set(cells), True)
+
+
+def test_code_is_edited_once_a_statement_of_the_trial_is_another(package, forget, cells):
+    """A process that has read the files long ago sees it; a comment, and a file of another method, are no edit."""
+    before = env_ids(cells)
+
+    def edited_cells() -> set[str]:
+        return {name for name, config in cells.items() if identity.is_edited(config, before[name])}
+
+    path = package / "methods" / "ring.py"
+    text = path.read_text()
+    path.write_text(f"# a comment\n{text}")
+    assert edited_cells() == set()
+    path.write_text(f"{text}\nADDED = 1\n")
+    assert edited_cells() == {"ring", "cpu_flash", "exchange"}
+    path.write_text(f"{text}\nhalf of a stat")
+    assert edited_cells() == {"ring", "cpu_flash", "exchange"}
+    path.write_text(text)
+    assert edited_cells() == set()
 
 
 @pytest.mark.parametrize("file", ["driver/campaign.py", "report/cells.py", "rows/schema.py", "cli.py"])
