@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from itertools import chain, pairwise, product, starmap
+from itertools import chain, combinations, pairwise, product, starmap
 from pathlib import Path
 from statistics import mean, median, quantiles
 from typing import Any
@@ -39,6 +39,7 @@ ROOT = Path(__file__).parents[2]
 LONG, SHORT = {"seq_len": 131072}, {"seq_len": 32768}
 FA4, FA2, CUDNN = {"kernel": "flash_attn_4"}, {"kernel": "flash_attn"}, {"kernel": "cudnn"}
 KERNELS = (FA4, CUDNN, FA2)
+GPUS = ("h100", "h200")
 THEIRS, SEGMENTS = "deepspeed_ulysses_hf", "expandable_segments"
 PACKS, DRAWS = "h200x2_packed_2", "h200x2_packed_draws"
 AROUND_4096, FEW_LONG = ({"packing": "lognormal", "document_len": length} for length in (4096, 1024))
@@ -273,8 +274,13 @@ def of_rows(flag: str, *cells: Cell) -> str:
 def summary() -> Iterator[str]:
     yield f"on cuDNN the ring is {ring_on_cudnn()[0]} as fast"
     yield f"On 4, Ulysses is {lead(ring_over_ulysses(sp_size=4, **LONG, **FA4))} faster on FlashAttention-4"
-    yield next(iter(short_shards())).removesuffix(" in the zigzag layout")
-    yield next(words for words in slower_fabrics() if words.endswith("as fast as Ulysses in 4 chunks of heads"))
+    on_fa4, _, doubtful = over_short_shards()
+    yield f"On FlashAttention-4 it is {on_fa4} as fast as the others (older code)"
+    yield f"among them all on cuDNN, have {doubtful}"
+    over_chunks, over_short_chunks = rings_over_chunks()
+    yield f"it is {over_chunks} as fast at 131,072 tokens as Ulysses in 4 chunks of heads"
+    yield f"At 32,768 it is {over_short_chunks} as fast, in rows flagged `short_window`"
+    yield f"with 32/8 heads it is {over_sockets(LONG, 8):.2f}x as fast as the ring at 131,072 tokens"
     two = [place for place in places("h200x2_fabrics") if place.first.asked["fabric"] != "nvlink"]
     pairs = {
         (p.first.asked["fabric"], p.first.asked["num_kv_heads"]): (p.of_kind("ulysses"), p.of_kind("ring")) for p in two
@@ -283,29 +289,50 @@ def summary() -> Iterator[str]:
     assert slower == [("socket", 32)]
     yield "it is the faster of the two, except with 32/32 heads over TCP sockets"
     channels, of_host, sockets = ("channels_1", "channels_2"), ("shm",), ("socket",)
-    yield f"the ring is {span(1 / each for each in slower_on_four(8, channels))} as fast on 1 or 2 NCCL channels"
+    on_channels = span(1 / each for each in slower_on_four(8, channels))
+    yield f"the ring is {on_channels} as fast as Ulysses on 1 or 2 NCCL channels"
     assert max(max(each, 1 / each) for each in slower_on_four(8, of_host)) < 1.06
     yield "through host memory they are within 6%"
+    assert {each.leader.asked["method"] for each in on_four("socket", 8)} == {"all_gather"}
     assert min(slower_on_four(8, sockets, **SHORT)) > 1
-    assert min(slower_on_four(8, sockets, **LONG)) < 1 < max(slower_on_four(8, sockets, **LONG))
-    yield "over TCP sockets Ulysses leads at 32,768 tokens while campaigns differ at 131,072"
+    yield "Over TCP sockets the all-gather is the fastest, and Ulysses leads the ring at 32,768 tokens"
     many = slower_on_four(32, (*channels, *of_host))
     assert sorted(many) == sorted(slower_on_four(32, (*channels, *of_host), **LONG))
-    yield f"at 131,072 tokens, Ulysses is {span(many)} as fast on channels and through host memory"
+    yield f"at 131,072 tokens, Ulysses is {span(many)} as fast as the ring on channels and through host memory"
     best, alike, (megatron, *others) = best_of_stacks()
     assert len(others) == 3
-    times_as_fast = (span(ratio_of_medians(each, best) for each in some) for some in ([megatron], others))
-    yield "{} as fast as Megatron's and {} as fast as Hugging Face's".format(*times_as_fast)
-    on_theirs = (span(ratio_of_medians(each, alike) for each in some) for some in ([megatron], others))
-    yield "On cuDNN, which they ran on, it is {} and {}".format(*on_theirs)
+    again, alike_again, others_again = stacks_again()
+    over_best, over_alike = (
+        span(
+            ratio_of_medians(each, than)
+            for of_one, than in ((others, first), (others_again, second))
+            for each in of_one
+        )
+        for first, second in ((best, again), (alike, alike_again))
+    )
+    yield f"{ratio(megatron, best)} as fast as Megatron's (one machine)"
+    yield f"and {over_best} as fast as Hugging Face's (two machines)"
+    yield f"On cuDNN, which they ran on, it is {ratio(megatron, alike)} and {over_alike}"
     _, alike, (megatron, *_) = stacks_with_room()
     assert 1 < ratio_of_medians(megatron, alike) < 1.01
     kept = [cell("h200x2_step_methods_3", method) for method in ("ulysses", "ring")]
     yield f"Ulysses keeps one output more: {gib(kept[0])} against {gib(kept[1])} GiB at 65,536 tokens"
-    assert all("transient" in each.flags for each in others if span([ratio_of_medians(each, best)]) == "1.41x")
+    plain, segments = (ends("h200x2_longest", "ulysses", each)[0] for each in (None, SEGMENTS))
+    on_segments = f"fits {whole(segments)} tokens on the allocator's `expandable_segments`"
+    yield f"{on_segments}, and {whole(plain)} on its default settings"
+    ulysses, theirs = (ends("h200x4_longest_2", method, SEGMENTS) for method in ("ulysses", THEIRS))
+    assert ulysses[0] < theirs[1]
+    brackets = [f"[{', '.join(map(whole, each))}]" for each in (ulysses, theirs)]
+    yield "Beside its best the brackets overlap: {} of Ulysses and {}".format(*brackets)
     steps = [full_steps(each) for each in FULL_STEPS.values()]
-    most, mfu = most_behind(steps), max(each.mfu or 0.0 for of_one in steps for each in of_one)
+    kept, full = (
+        [full_steps(each) for name, each in FULL_STEPS.items() if ("`full`" in name) == recomputed]
+        for recomputed in (False, True)
+    )
+    assert {each.options["workload.activation_checkpointing"] for of_one in kept for each in of_one} == {"selective"}
+    mfu = max(each.mfu or 0.0 for of_one in kept for each in of_one)
     numbers = replicates(*(each for of_one in steps for each in of_one))
+    most = f"{most_behind(kept)} ({most_behind(full)} where all is recomputed)"
     yield f"are within {most} from 16,384 to 131,072 tokens of Qwen3-4B, at up to {mfu:.2f} MFU"
     yield f"and with Llama-3-8B ({numbers})"
     half, million = cell("h200x2_half_million", "ulysses"), cell("h200x2_million", "ulysses")
@@ -314,7 +341,13 @@ def summary() -> Iterator[str]:
     yield within_fastest()
     yield f"TransformerEngine's ring is {ring_behind()}, and below 2% we call it a tie"
     assert tie_of_rings()
-    yield "Each cell has {}, but ring-flash-attn's `llama3` has {} in one table".format(*replicates_of_libraries())
+    far = far_behind()
+    gather, llama = (
+        max(far[key].values())
+        for key in (("transformer_engine", "all_gather", "cudnn"), ("ring_flash_attn_llama3", None, "flash_attn"))
+    )
+    yield f"all-gather takes up to {gather:.2f}x as long on cuDNN, and ring-flash-attn's `llama3` up to {llama:.2f}x"
+    yield "Each cell has {}, but `llama3` has {} in one table".format(*replicates_of_libraries())
     (grouped, *_, of_grouped), (full, *_, of_full) = (
         upipe_beside_ulysses(num_kv_heads=heads, **LONG) for heads in (8, 32)
     )
@@ -322,19 +355,47 @@ def summary() -> Iterator[str]:
     yield "UPipe's attention takes {:.3f}x (32/8 heads) to {:.3f}x (32/32) as long as that of Ulysses".format(*over)
     yield f"on FlashAttention-4 ({replicates(grouped, of_grouped, full, of_full)}), and its peak is half as high"
     packs, rings = draws(4096) + draws(1024), zigzag_rings()
-    yield f"Over {len(packs)} packs it is the fastest, or within {max(behind_fastest(packs)):.1%} of it"
+    assert replicates(*campaign(DRAWS)) == "one replicate"
+    behind = f"within {max(behind_fastest(packs)):.1%} of it"
+    yield f"Over {len(packs)} packs, in one replicate, it is the fastest, or {behind}"
     yield f"The zigzag ring takes {times(min(rings))} to {times(max(rings))} as long"
     ours, published, best = (at(65536) for at in (kept_on_4, published_on_4, best_on_4))
     yield f"At 65,536 tokens of Qwen3-4B our step is {ratio(published, ours)} as fast as that of `hf_deepspeed`"
-    yield f"at its published settings ({replicates(ours, published)} each)"
+    alone = cell(STEPS_ON_4, THEIRS, seq_len=65536, **FA2), kept_alone()
+    took_turns = f"({replicates(ours, published)} each, in turns of three, minutes apart)"
+    yield f"at its published settings {took_turns}, and {ratio(*alone)} on another machine ({replicates(*alone)})"
     of_both = f"({replicates(ours)} of ours, {len(best.step_ms)} of theirs)"
     yield f"It is {ratio(best, ours)} as fast as that at its best {of_both}"
     mfu = max(kept_on_4(each).mfu or 0.0 for each in ON_4)
-    yield f"4 GPUs: Ulysses, {by_over_rings_on_4()}"
+    assert replicates(ours, kept_on_4(65536, "ring")) == "6 replicates"
+    led = by_over_rings_on_4().removesuffix(", or a tie")
+    assert {replicates(kept_on_4(n), kept_on_4(n, "ring")) for n in (32768, 131072)} == {"one replicate"}
+    lead_there = f"at 32,768 and 131,072 Ulysses leads {led} in one replicate"
+    yield f"4 GPUs: a tie at 65,536 tokens (6 replicates); {lead_there}"
     first, *_, last = rings_on_4()
     yield f"the ring takes {first:.3f}x as long at 32,768 tokens of Qwen3-4B and {last:.3f}x at 131,072"
-    yield f"Ulysses reaches up to {mfu:.2f} MFU (65,536 tokens have {replicates(ours)}, the other lengths one"
+    yield f"Ulysses reaches up to {mfu:.2f} MFU"
     yield f"on cuDNN its step ties with ours, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
+
+
+@line("*Attention forward and backward on 2 H200s")
+def figure_by_fabric() -> Iterator[str]:
+    of_nvlink, of_host = (
+        {(p.first.asked["seq_len"], p.first.asked["num_kv_heads"]): p.of_kind("ring") or p.leader for p in found}
+        for found in (places("h200x2_fabrics", fabric=name) for name in ("nvlink", "shm"))
+    )
+    saved = [100 - 100 * ratio_of_medians(of_host[where], ring) for where, ring in of_nvlink.items()]
+    assert len(saved) == 3
+    assert {each.asked["method"] for each in (*of_nvlink.values(), *of_host.values())} == {"ring"}
+    said = f"by {min(saved):.1f}% to {max(saved):.1f}%"
+    yield f"In all three places the ring took less time over host memory than over NVLink, {said}"
+    yield replicates(*of_nvlink.values(), *of_host.values())
+
+
+def on_four(fabric: str, num_kv_heads: int, **asked: Any) -> list[Place]:
+    """Attention on 4 GPUs, one place of each campaign and length."""
+    asked |= {"fabric": fabric, "num_kv_heads": num_kv_heads}
+    return [each for name in ("h200x4_fabrics", "h200x4_fabrics_2") for each in places(name, **asked)]
 
 
 def slower_on_four(num_kv_heads: int, fabrics: Sequence[str], **asked: Any) -> list[float]:
@@ -399,7 +460,9 @@ def training_step() -> Iterator[str]:
     yield f"and beyond {replicates(alone, *of_long, *on_other).removesuffix(' replicate')}, e0fa77d and 81d41be"
     yield f"Llama-3-8B {replicates(*llama[0], *llama[1]).removesuffix(' replicates')}, 8d4b317"
     fitted = [[cell("h200x2_fit_2", m, seq_len=n) for m in ("ring", "ulysses")] for n in (32768, 65536, 98304, 131072)]
-    yield f"the ring is ahead of Ulysses by {ratio(*reversed(fitted.pop(0)))} at 32,768 tokens, in one step of each"
+    short_fitted = fitted.pop(0)
+    yield f"the ring is ahead of Ulysses by {ratio(*reversed(short_fitted))} at 32,768 tokens, in one step of each"
+    yield f"but for one single step ({ratio(*reversed(short_fitted))})"
     yield f"From 65,536 to 131,072 tokens they are {shared(within(*each) for each in fitted)}, "
     yield f"there at {shared(f'{each.mfu:.2f}' for each in fitted[-1])} MFU"
 
@@ -412,6 +475,11 @@ SLOW_ON_4 = "h200x4_step_methods"  # one of its GPUs was slow
 
 def kept_on_4(seq_len: int, method: str = "ulysses") -> Cell:
     return cell(of_steps_on_4(seq_len), method, seq_len=seq_len, activation_checkpointing="selective")
+
+
+def kept_alone() -> Cell:
+    """At 65,536 tokens in the campaign of one replicate."""
+    return cell(STEPS_ON_4, "ulysses", seq_len=65536, activation_checkpointing="selective")
 
 
 def of_steps_on_4(seq_len: int) -> str:
@@ -496,6 +564,8 @@ def hugging_face_on_4() -> Iterator[str]:
     yield f"Ours, by {ratio(published[0], middle)} at 65,536 tokens over `hf_deepspeed` at its published settings"
     yield f"{ms(middle)} against {ms(published[0])} ms"
     yield f"At 98,304 tokens by {ratio(published[1], long)} ({ms(long)} against {ms(published[1])} ms)"
+    alone = cell(STEPS_ON_4, THEIRS, seq_len=65536, **FA2), kept_alone()
+    yield f"On another machine, in {replicates(*alone)}, it is {ratio(*alone)}"
     best = [best_on_4(each) for each in ON_4]
     yield f"By {ratio(best[1], middle)} over its best at 65,536 tokens ({ms(best[1])} ms)"
     yield f"by {ratio(best[2], long)} at 98,304 ({ms(best[2])} ms)"
@@ -544,6 +614,14 @@ def stacks() -> Iterator[str]:
     yield f"The steps of `trl_sft` took {whole(min(trl))} to {whole(max(trl))} ms"
     yield f"those of `hf_deepspeed` {whole(min(deepspeed))} to {whole(max(deepspeed))}; both rows are flagged"
     assert all("transient" in each.flags for each in theirs[1:3])
+    again, alike_again, (deepspeed_again, fsdp2_again) = stacks_again()
+    over = (f"{ratio(each, again)} over `hf_{name}` ({ms(each)} ms)"
+            for name, each in (("deepspeed", deepspeed_again), ("fsdp2", fsdp2_again)))  # fmt: skip
+    yield f"On a second machine ours takes {ms(again)} ms and leads by {' and '.join(over)}"
+    on_theirs = " and ".join(ratio(each, alike_again) for each in (deepspeed_again, fsdp2_again))
+    yield f"On cuDNN it takes {ms(alike_again)} ms and leads by {on_theirs}"
+    assert not any(each.flags for each in (again, alike_again, deepspeed_again, fsdp2_again))
+    yield f"on the second machine {replicates(again, alike_again, deepspeed_again, fsdp2_again)}, no flags"
     selective = {"engine": "megatron", "activation_checkpointing": "selective"}
     assert [each.statuses for each in campaign("h100x2_engines") if is_asked(each, selective)] == [["oom"], ["oom"]]
     yield "Megatron's own selective recomputation ran out of memory"
@@ -555,6 +633,13 @@ def best_of_stacks() -> tuple[Cell, Cell, list[Cell]]:
     best, alike, theirs = of_stacks("h100x2_engines", {"variant": "p2p"}, "allgather")
     assert {each.options["workload.activation_checkpointing"] for each in theirs} == {"full"}
     return best, alike, theirs
+
+
+def stacks_again() -> tuple[Cell, Cell, list[Cell]]:
+    """Ours, ours on cuDNN, and DeepSpeed's and FSDP2's on that, on the second machine."""
+    name = "h100x2_engines_2"
+    best, alike = (cell(name, "ulysses", **kernel) for kernel in (FA4, CUDNN))
+    return best, alike, [cell(name, THEIRS), cell(name, "torch_context_parallel", variant="allgather")]
 
 
 def of_stacks(name: str, megatron: dict[str, str], variant: str) -> tuple[Cell, Cell, list[Cell]]:
@@ -668,14 +753,38 @@ def test_engines_says_what_stacks_keep_of_their_speed():
         updates[each.asked["engine"] == "hf_deepspeed"] += of_ranks
     others, slow = (f"{min(found):.0f} to {max(found):.0f} ms" for found in updates.values())
     assert f"the update of `hf_deepspeed` takes {slow}, that of the others {others}" in said
+    between_hosts = [100 * max(pair) / min(pair) - 100 for pair in (
+        [e.alone.median_step_ms or 0 for e in deepspeed], [e.cell.median_step_ms or 0 for e in deepspeed])]  # fmt: skip
+    assert "here those of `hf_deepspeed` differ by {:.1f} and {:.1f}%".format(*between_hosts) in said
     first, second = ([step for row in each.cell.measured for step in row["step_ms"]] for each in deepspeed)
     took = [f"{whole(min(each))} to {whole(max(each))}" for each in (first, second)]
     assert f"they took {took[0]} ms on the first host (flagged `transient`) and {took[1]} on the second" in said
 
 
+NOT_SOCKETS = ("channels_1", "channels_2", "shm")
+
+
+def rings_over_chunks() -> tuple[str, str]:
+    """How many times as fast as Ulysses in 4 chunks the ring is on 2 GPUs, at 131,072 and at 32,768 tokens."""
+    found: dict[int, list[float]] = {131072: [], 32768: []}
+    for place in (each for fabric in NOT_SOCKETS for each in places("h200x2_fabrics", fabric=fabric)):
+        ring, ulysses = (place.of_kind(method) or place.leader for method in ("ring", "ulysses"))
+        seq_len = ring.asked["seq_len"]
+        found[seq_len].append(ratio_of_medians(ulysses, ring))
+        assert {"short_window" in each.flags for each in (ring, ulysses)} == {seq_len == 32768}
+    return span(found[131072]), span(found[32768])
+
+
+def over_sockets(length: dict[str, int], num_kv_heads: int, rival: str = "ring") -> float:
+    """How many times as fast as a rival the fastest method over TCP sockets is on 2 GPUs."""
+    (place,) = places("h200x2_fabrics", fabric="socket", num_kv_heads=num_kv_heads, **length)
+    assert (place.leader.asked["method"], place.leader.asked["head_stride"]) == ("all_gather", num_kv_heads // 4)
+    return ratio_of_medians(place.of_kind(rival) or place.leader, place.leader)
+
+
 @line("A slower fabric, 2 GPUs")
 def slower_fabrics() -> Iterator[str]:
-    name, fabrics = "h200x2_fabrics", ("channels_1", "channels_2", "shm")
+    name, fabrics = "h200x2_fabrics", NOT_SOCKETS
     slow = [place for fabric in fabrics for place in places(name, fabric=fabric)]
     rings, ulysses = ([p.of_kind(method) or p.leader for p in slow] for method in ("ring", "ulysses"))
     first = [ring for ring, place in zip(rings, slow, strict=True) if ratio_of_medians(ring, place.leader) < 1.01]
@@ -684,11 +793,53 @@ def slower_fabrics() -> Iterator[str]:
     cells = f"{len(first)} of {len(slow)} cells with {min(rates):.0f} to {max(rates):.0f} GiB/s from point to point"
     yield f"It is the fastest, or within 1% of it, in {cells}"
     assert {each.asked["head_chunks"] for each in ulysses} == {4}
-    yield f"{span(map(ratio_of_medians, ulysses, rings))} as fast as Ulysses in 4 chunks of heads"
-    sockets = [place.leader.series.split()[0] for place in places(name, fabric="socket")]
-    assert shared(sockets) == "all_gather"
+    over_chunks, over_short_chunks = rings_over_chunks()
+    of_short = f"and {over_short_chunks} at 32,768"
+    yield f"{over_chunks} as fast as Ulysses in 4 chunks of heads at 131,072 tokens, {of_short}"
+    long, short = (over_sockets(length, 8) for length in (LONG, SHORT))
     yield "Over TCP sockets the all-gather in groups of heads leads or ties"
+    yield f"it is {long:.2f}x as fast as the ring at 131,072 tokens and {short:.2f}x at 32,768"
+    assert over_sockets(LONG, 32, "ulysses") < 1.02
+    yield "With 32/32 heads it ties with Ulysses in 4 chunks"
     yield replicates(*rings, *ulysses)
+
+
+@line("A slower fabric, 4 GPUs")
+def slower_fabrics_on_4() -> Iterator[str]:
+    channels, of_host = ("channels_1", "channels_2"), ("shm",)
+    yield f"the ring is {span(1 / each for each in slower_on_four(8, channels))} as fast as Ulysses on 1 or 2 NCCL"
+
+    def over(slow: str, fast: str, found: list[Place]) -> list[float]:
+        cells = [(each.of_kind(slow), each.of_kind(fast)) for each in found]
+        return [ratio_of_medians(one, two) for one, two in cells if one and two]
+
+    for place in (each for fabric in channels for each in on_four(fabric, 8)):
+        assert ratio_of_medians(place.of_kind("ring") or place.leader, place.leader) < 1.01
+    yield "and the fastest, or within 1% of it"
+    assert max(max(each, 1 / each) for each in slower_on_four(8, of_host)) < 1.06
+    assert min(slower_on_four(8, of_host, **SHORT)) > 1 > max(slower_on_four(8, of_host, **LONG))
+    yield "Through host memory the two are within 6%: Ulysses leads at 32,768 tokens, the ring at 131,072"
+    short, long = (on_four("socket", 8, **length) for length in (SHORT, LONG))
+    assert {each.leader.asked["method"] for each in short + long} == {"all_gather"}
+    assert {each.leader.asked["head_stride"] for each in short + long} == {None}
+    first, then = (span(over("ulysses", "all_gather", found)) for found in (short, long))
+    yield f"the all-gather is the fastest: {first} as fast as Ulysses at 32,768 tokens and {then} at 131,072"
+    tie, most = over("ring", "all_gather", long)
+    assert tie < 1.02
+    yield f"There it is {most:.2f}x as fast as the ring in one campaign, and ties with it in the other"
+    yield f"At 32,768 tokens Ulysses is {span(over('ring', 'ulysses', short))} as fast as the ring"
+    yield "at 131,072 it is {:.2f}x and {:.2f}x as fast".format(*over("ring", "ulysses", long))
+    many = slower_on_four(32, (*channels, *of_host))
+    yield f"it is {span(many)} as fast as the ring on channels and through host memory"
+    exchanged = on_four("socket", 32)
+    assert [[each.asked["method"] for each in place.own[:2]] for place in exchanged] == [["ulysses", "usp"]] * 2
+    yield f"over TCP sockets {span(over('usp', 'ulysses', exchanged))} as fast as USP, the next"
+    everywhere = [each for fabric in (*channels, *of_host, "socket") for n in (8, 32) for each in on_four(fabric, n)]
+    cells = [each for place in everywhere for each in place.own]
+    assert {each.asked["head_chunks"] for each in cells if each.asked["method"] == "ulysses"} == {1}
+    yield replicates(*cells)
+    for each in (each for each in cells if each.asked["seq_len"] == 32768 and each.asked["fabric"] != "socket"):
+        assert "short_window" in each.flags
 
 
 @line("NVLink, 4 GPUs, 131,072 tokens")
@@ -700,14 +851,33 @@ def four_gpus() -> Iterator[str]:
     yield f"On cuDNN they tie ({span(cudnn.ratios.values(), 3)} in {len(cudnn.ratios)} campaigns)"
 
 
-@line("NVLink, 4 GPUs, 8,192 tokens a GPU")
-def short_shards() -> Iterator[str]:
+def short_shards_on_4() -> tuple[dict[str, Any], list[tuple[str, Place]], list[Difference]]:
+    """What was asked, the places by campaign, and the others of our methods beside the fastest."""
     asked = {"workload": "attention", "pass_kind": "forward_backward", "fabric": "nvlink", "sp_size": 4, **SHORT}
     names = [folder.name for folder in (ROOT / "results").glob("h200x4_*")]
     found = [(name, place) for name in names for place in places(name, **asked)]
     others = [Difference(place.leader, other) for _, place in found for other in place.own[1:]]
     assert {each.fast.asked["method"] for each in others} == {"ulysses"}
-    yield f"It is {span(each.ratio for each in others)} as fast as the others in the zigzag layout"
+    return asked, found, others
+
+
+def over_short_shards() -> tuple[str, str, str]:
+    """How many times as fast as the others Ulysses is: on FlashAttention-4, on FlashAttention-2, and where a row has a
+    short window, as all on cuDNN have."""
+    *_, others = short_shards_on_4()
+    doubtful = [each for each in others if "short_window" in {*each.fast.flags, *each.slow.flags}]
+    kernels = [(each.fast.asked["kernel"], each.ratio) for each in others if each not in doubtful]
+    assert {kernel for kernel, _ in kernels} == {"flash_attn_4", "flash_attn"}
+    on_fa4, on_fa2 = (span(each for name, each in kernels if name == kernel["kernel"]) for kernel in (FA4, FA2))
+    return on_fa4, on_fa2, span(each.ratio for each in doubtful)
+
+
+@line("NVLink, 4 GPUs, 8,192 tokens a GPU")
+def short_shards() -> Iterator[str]:
+    asked, found, others = short_shards_on_4()
+    on_fa4, on_fa2, doubtful = over_short_shards()
+    yield f"it is {on_fa4} as fast as the others in the zigzag layout on FlashAttention-4, and {on_fa2} on"
+    yield f"among them all on cuDNN, it is {doubtful} as fast"
     (place,) = places("h200x4_rivals", **asked, **FA4)
     yield f"over the ring {ratio(place.own[1], place.leader)} on FlashAttention-4"
     yield f"{len({name for name, _ in found})} campaigns of {replicates(*cells_of(others))}"
@@ -1145,6 +1315,17 @@ def replayed() -> Iterator[str]:
 @line("- Checked first.")
 def unsampled() -> Iterator[str]:
     yield f"{sum(each.num_unsampled for each in every_cell())} committed rows are older than the check"
+    timed = [row for each in every_cell() for row in each.rows if row["median_step_ms"] and row["hardware"] in GPUS]
+    in_groups = sum(row["isolation"] == "group" for row in timed) / len(timed)
+    yield f"in {in_groups:.0%} of the timed GPU rows here"
+
+
+@line("Older rows lack newer columns.")
+def renamed() -> Iterator[str]:
+    rows = sp_bench.load([str(folder) for folder in sorted((ROOT / "results").iterdir())])
+    names = zip(rows["campaign"], rows["campaign_as_run"], strict=True)
+    renamed = [folder for folder, name in names if name != folder]
+    yield f"{len(renamed)} rows in {len(set(renamed))} folders were run under another name"
 
 
 # What is said, and whether it is what the rows give.
@@ -1202,6 +1383,43 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
     assert found.keys() == {("H200", 4), ("H200", 2), ("H200", 1), ("H100", 1), ("H100", 2)}
     of_h200 = f"{found['H200', 4]} machines of 4 H200s, {found['H200', 2]} of 2, {found['H200', 1]} of one"
     assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
+
+
+def devices_of(cell: Cell) -> set[str]:
+    return {str(uuid) for row in cell.rows for uuid in row["environment"]["device_uuids"]}
+
+
+def on_two_machines() -> list[tuple[float, Cell, Cell]]:
+    """By how much equal cells differ, where no device is of both."""
+    equal: dict[str, list[Cell]] = {}
+    for each in every_cell():
+        if each.ok and each.asked["hardware"] in GPUS and each.asked["workload"] != "collective":
+            equal.setdefault(each.rows[0]["cell_id"], []).append(each)
+    pairs = [pair for cells in equal.values() for pair in combinations(cells, 2) if all(c.median_step_ms for c in pair)]
+    apart = [ranked(pair) for pair in pairs if not devices_of(pair[0]) & devices_of(pair[1])]
+    return [(100 * ratio_of_medians(slow, fast) - 100, slow, fast) for fast, slow in apart]
+
+
+def test_campaigns_and_projection_say_by_how_much_equal_cells_on_two_machines_differ():
+    pairs = on_two_machines()
+    of_sockets, others = ([p for p in pairs if (p[1].asked["fabric"] == "socket") == on] for on in (True, False))
+    slow_gpu = {"uneven_devices", "thermal_slowdown"}
+    even = [p for p in others if not slow_gpu & {*p[1].flags, *p[2].flags}]
+    *_, (most, *cells) = sorted(even, key=lambda pair: pair[0])
+    assert all("short_window" in c.flags and c.asked["seq_len"] == 32768 for c in cells)
+    long = max(p[0] for p in even if is_asked(p[1], {**LONG, "fabric": "nvlink"}))
+    theirs = max(p[0] for p in even if p[1].asked["engine"] == "hf_deepspeed")
+    within = sum(p[0] <= 3 for p in even)
+    told = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
+    first = f"Of {len(even)} pairs of equal cells on two machines {within} differ by at most 3%"
+    assert f"{first}, and the others by up to {most:.1f}%" in told
+    assert f"The {most:.1f}% are of 32,768 tokens, and flagged" in told
+    at_length = f"At 131,072 tokens over NVLink cells differ by up to {long:.1f}%"
+    assert f"{at_length}, and steps of `hf_deepspeed` by up to {theirs:.1f}%" in told
+    over_sockets = max(p[0] for p in of_sockets)
+    assert f"Over TCP sockets two machines differ by up to {over_sockets:.0f}%" in told
+    projection = (ROOT / "docs/PROJECTION.md").read_text("utf-8")
+    assert f"two machines differ by up to {over_sockets:.0f}% in the same cell there" in projection
 
 
 def test_readme_and_projection_have_how_many_times_as_many_tokens_methods_fit_on_2_gpus():
