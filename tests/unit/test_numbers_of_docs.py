@@ -354,6 +354,7 @@ def summary() -> Iterator[str]:
     over = [Difference(grouped, of_grouped).ratio, Difference(full, of_full).ratio]
     yield "UPipe's attention takes {:.3f}x (32/8 heads) to {:.3f}x (32/32) as long as that of Ulysses".format(*over)
     yield f"on FlashAttention-4 ({replicates(grouped, of_grouped, full, of_full)}), and its peak is half as high"
+    yield f"A whole step of 65,536 tokens takes {ratio(*reversed(steps_of_upipe()))} as long"
     packs, rings = draws(4096) + draws(1024), zigzag_rings()
     assert replicates(*campaign(DRAWS)) == "one replicate"
     behind = f"within {max(behind_fastest(packs)):.1%} of it"
@@ -1032,6 +1033,21 @@ def replicates_of_libraries() -> tuple[str, int]:
     return replicates(*(each for each in cells if each not in few)), len(few[0].step_ms)
 
 
+def steps_of_upipe() -> tuple[Cell, Cell]:
+    of_step = {"seq_len": 65536, "activation_checkpointing": "selective", **FA4}
+    return cell("h200x2_step_upipe", "ulysses", **of_step), cell("h200x2_step_upipe", "upipe", **of_step)
+
+
+def test_the_methods_page_has_the_whole_step_of_upipe() -> None:
+    ulysses, upipe = steps_of_upipe()
+    sent = [f"{(each.communication.counted_bytes or 0) / GIB:.1f}" for each in (upipe, ulysses)]
+    text = " ".join((ROOT / "docs" / "METHODS.md").read_text().split())
+    assert f"{ratio(upipe, ulysses)} as long with UPipe as with Ulysses: {ms(upipe)} against {ms(ulysses)} ms" in text
+    assert f"holds {gib(upipe)} against {gib(ulysses)} GiB a GPU" in text
+    assert f"sends {sent[0]} against {sent[1]} GiB" in text
+    assert (replicates(ulysses, upipe), upipe.flags, ulysses.flags) == ("6 replicates", [], [])
+
+
 @line("Stages of heads (UPipe), 2 H200s")
 def stages_of_heads() -> Iterator[str]:
     more = []
@@ -1047,7 +1063,11 @@ def stages_of_heads() -> Iterator[str]:
     yield f"with 32/8 heads 4 stages take {ratio(four, ulysses)} as long"
     bound = [of_rows("host_bound", upipe_beside_ulysses(num_kv_heads=heads, **SHORT)[-1]) for heads in (8, 32)]
     yield f"waits for the host in {bound[0]} rows, and in {bound[1]} with 32/32 heads"
+    ulysses, upipe = steps_of_upipe()
+    yield f"takes {ratio(upipe, ulysses)} as long as with Ulysses, {ms(upipe)} against {ms(ulysses)} ms"
+    yield f"and holds {gib(upipe)} against {gib(ulysses)} GiB. [The table]"
     yield f"FlashAttention-4, {replicates(*campaign('h200x2_upipe'))}"
+    yield f"the step {replicates(ulysses, upipe)} on another machine"
     long, short = ([each for each in campaign("h200x2_upipe") if is_asked(each, n)] for n in (LONG, SHORT))
     stages = [each for each in long if each.asked["method"] == "upipe"]
     yield f"{of_rows('transient', *stages)} rows of UPipe at 131,072 tokens and all at 32,768 are flagged"
