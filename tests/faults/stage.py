@@ -14,7 +14,7 @@ from expected import Cell
 
 from sp_bench import handover
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import attempt, devices, plan
+from sp_bench.driver import attempt, devices, identity, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver
 from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.driver.progress import Progress
@@ -80,7 +80,7 @@ class Stage:
         with Claims(campaign.work / FOLDER) as claims, Signals() as signals:
             progress = Watched(trials, self._see_phase)
             driver = Driver(campaign, claims, signals, progress, ("cpu",))
-            attempt.run_next([Attempt(trial, "01234567", 0) for trial in trials], driver)
+            attempt.run_next([Attempt(trial, identity.env_id(trial.config), 0) for trial in trials], driver)
         table, problems = store.read(campaign.folder)
         assert problems == []
         rows = {row["trial_id"]: row for row in table.to_pylist()}

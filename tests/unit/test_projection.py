@@ -640,14 +640,17 @@ def test_the_docs_have_the_published_ladder_beside_what_is_predicted_of_ours():
 
 def test_the_docs_have_what_searches_of_the_published_ladder_found():
     searches = sweep.read(overrides.read_arguments(["sweep=h200x1_longest"])).searches
-    folders = {"h200x1_longest", "h200x1_longest_2", "h200x1_longest_3", "h200x2_longest_5"}
-    edges = limits([cell for cell in committed() if cell.rows[0]["folder"] in folders])
+    folders = {"h200x1_longest", "h200x1_longest_2", "h200x1_longest_3", "h200x2_longest_5", "h200x2_longest_7"}
+    ours = ("single", "ulysses")
+    edges = limits([c for c in committed() if c.rows[0]["folder"] in folders and c.asked["method"] in ours])
     found, over = {}, []
     for edge in (each for each in edges if each.largest_ok):
         fits, fails = cast(Cell, edge.largest_ok), edge.smallest_oom
         rung = next(n for n, each in enumerate(searches) if each.probe_of(fits.rows[0]))
         beyond = f"{fails.asked['seq_len']:,}{' (host)' if edge.of_whom else ''}" if fails else "not reached"
-        assert rung not in found
+        if rung in found and not fails:  # a later search went on
+            continue
+        assert rung not in found or found[rung].endswith("not reached")
         found[rung] = f"{fits.asked['seq_len']:,}, {beyond}"
         if fails and not edge.of_whom:
             over.append(fits.asked["seq_len"] / searches[rung].guess(OF_H200, None, None) - 1)
@@ -660,7 +663,7 @@ def test_the_docs_have_what_searches_of_the_published_ladder_found():
 
 def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
     """Of each line the ends, what tensors take at the longest by the model and by the row, and what torch reserves."""
-    on_two = {"h200x2_theirs", "h200x2_longest", *(f"h200x2_longest_{number}" for number in range(2, 7))}
+    on_two = {"h200x2_theirs", "h200x2_longest", *(f"h200x2_longest_{number}" for number in range(2, 8))}
     on_one = {"h100_longest", "h200x1_longest", "h200x1_longest_2", "h200x1_longest_3"}
     of_h100s = {"h100x2_longest", "h100x2_theirs"}  # a table of its own, without what torch reserves
     searches = {*on_one, *on_two, *of_h100s, "h200x4_longest", "h200x4_longest_2"}
@@ -678,6 +681,8 @@ def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
         held = f"{of_model}, {of_row}" if row["folder"] in of_h100s else f"{of_model}, {of_row} | {reserved}"
         lines.append(f"| {longest.asked['seq_len']:,} | {beyond} | {held} |")
     lines.remove("| 38,400 | not reached | 73.4, 73.0 | 76.6 |")  # its search was cut off at its first length
+    again = {line.split("|")[1] for line in lines if "not reached" not in line}
+    lines = [line for line in lines if "not reached" not in line or line.split("|")[1] not in again]  # reached later
     written = PROJECTION.read_text()
     missing = [line for line in lines if line not in written]
     assert not missing, "\n".join(["docs/PROJECTION.md should have", *missing])
