@@ -63,7 +63,7 @@ class MethodConfig:
     ] = None
     merge_dtype: Annotated[
         Literal["input", "float32"] | None,
-        Declared("ring, usp: dtype of outputs and dQ between merges, input | float32", of=ATTENTION),
+        Declared("ring, double_ring, usp: dtype of outputs and dQ between merges, input | float32", of=ATTENTION),
     ] = None
     head_stride: Annotated[
         int | None,
@@ -532,7 +532,9 @@ class HardwareConfig:
     device_memory_gib: Annotated[
         float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
     ] = None
-    threads_per_rank: Annotated[int | None, Declared("cpu: of a rank's process", column=None)] = None
+    threads_per_rank: Annotated[
+        int | None, Declared("processor threads of a rank; null: one, or all of a single rank", column=None)
+    ] = None
     allocator: Annotated[
         Literal["expandable_segments"] | None,
         Declared("cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says"),

@@ -67,7 +67,7 @@ class Pair:
     a: Cell
     b: Cell
     points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
-    paired: PairedRatio | None  # from 6 points on, where both sides ran on one set of devices
+    paired: PairedRatio | None  # from 6 points on, where each side ran on one set of devices
     ratio: float  # median of the points where they have an interval, else of the medians over the same replicates
 
     @property
@@ -274,20 +274,14 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
         if selection.rows.empty:
             raise NotComparable(f"{folder} has no rows to compare")
     every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
-    sets = device_sets.numbered(every["environment"])  # over both: the numbers of one side say nothing of the other's
-    of_a, of_b = sets[: len(selections[0].rows)], sets[len(selections[0].rows) :]
     every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
     ids = _common_ids(selections[0].rows, selections[1].rows, ignore)
     every["cell_id"] = every["cell_id"].replace(ids)
     firsts = known_rows(every.drop_duplicates("cell_id"))
     names = {row["cell_id"]: name for row, name in zip(firsts, name_cells(firsts), strict=True)}
     a, b = (
-        Side(
-            folder,
-            selection,
-            {c.cell_id: c for c in _renamed(cells(selection.rows.assign(device_set=own)), ids, names)},
-        )
-        for folder, selection, own in zip((folder_a, folder_b), selections, (of_a, of_b), strict=True)
+        Side(folder, selection, {c.cell_id: c for c in _renamed(cells(selection.rows), ids, names)})
+        for folder, selection in zip((folder_a, folder_b), selections, strict=True)
     )
     return a, b
 
@@ -312,7 +306,7 @@ def _pair(a: Cell, b: Cell) -> Pair:
     before, after = ({row["replicate"]: row["median_step_ms"] for row in cell.measured} for cell in (a, b))
     both = sorted(key for key in before if key is not None and key in after)
     points = tuple(after[key] / before[key] for key in both)
-    on_several = device_sets.are_several([*a.device_sets.values(), *b.device_sets.values()])
+    on_several = any(device_sets.are_several(cell.device_sets.values()) for cell in (a, b))
     if (paired := None if on_several else median_ratio(points)) is not None:
         ratio = paired.ratio
     elif both:  # over these alone, or it could lie outside its own points

@@ -61,16 +61,6 @@ def on(*uuids, **env):
     return {"environment": environment | {"device_uuids": list(uuids), "env": list(env.items())}}
 
 
-@pytest.mark.parametrize(("uuids", "verdict"), [(("a", "b"), "slower"), (("c", "d"), "no interval")])
-def test_what_two_machines_differ_in_has_no_verdict(compared, uuids, verdict):
-    slower_ms = [ms * 1.1 for ms in BASE_MS]
-    comparison = compared(replicates(BASE_MS, **on("a", "b")), replicates(slower_ms, **on(*uuids)))
-    (pair,) = comparison.pairs
-    assert pair.verdict == verdict
-    assert pair.ratio == pytest.approx(1.1)
-    assert ("separate devices, by their UUIDs" in comparison.differences()) == (verdict == "no interval")
-
-
 def test_variables_that_shape_messages_are_among_the_differences(compared):
     before, after = on("a", NCCL_DEBUG="INFO"), on("a", NCCL_P2P_DISABLE="1")
     differences = compared(replicates(BASE_MS, **before), replicates(BASE_MS, **after)).differences()

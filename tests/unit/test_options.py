@@ -157,7 +157,7 @@ USES = {
         "single_step",  # whose peak may lack the moments
     },
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
-    "report/figures/traffic.py": {"variant"},
+    "report/figures/traffic.py": {"batch_size", "variant"},
     "report/losses.py": {"seed", "warmup_steps"},
     "report/offload.py": {"optimizer_offload", "variable_seq_len"},
     "report/overlap.py": {"head_chunks", "head_stride"},
