@@ -61,7 +61,7 @@ RECORDED_VARIABLES = re.compile(
     r"NCCL_\w+|NVTE_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
     r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 )
-# Of these, what moves messages and holds tensors in another way
+# Of these, what changes how messages travel, or how torch allocates
 OF_TRANSPORT_AND_MEMORY = re.compile(r"NCCL_(?!DEBUG)\w+|PYTORCH_(CUDA_)?ALLOC_CONF")
 
 

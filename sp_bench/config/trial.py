@@ -533,7 +533,7 @@ class HardwareConfig:
         float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
     ] = None
     threads_per_rank: Annotated[
-        int | None, Declared("processor threads of a rank; null: one, or all of a single rank", column=None)
+        int | None, Declared("processor threads of a rank; null: 1 of several ranks, all cores of one", column=None)
     ] = None
     allocator: Annotated[
         Literal["expandable_segments"] | None,

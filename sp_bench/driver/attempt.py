@@ -118,8 +118,8 @@ class EditedCode(ConfigError):
     def __init__(self, planned: Trial, folder: Path) -> None:
         super().__init__(
             f"code of trial {planned.trial_id} ({planned.config.method.name}) was edited while this run went on, so it "
-            f"has no row: that would name the code of before. The rows in {folder} stay; run the same words again, and "
-            "what the edit concerns is measured anew"
+            f"has no row, which would name the older code. The rows in {folder} stay. Run the same words again: what "
+            "the edit concerns is measured anew"
         )
 
 

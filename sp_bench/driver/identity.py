@@ -39,7 +39,7 @@ def env_id(config: TrialConfig, model: str | None = None) -> str:
 def is_edited(config: TrialConfig, planned_with: str) -> bool:
     """Whether this trial's code is no longer that of `planned_with`, its env_id: ranks import what the files are when
     they start, which may be hours after the plan."""
-    for known in (_env_id, core_id, _shared, outside_hash):
+    for known in (_env_id, core_id, _shared, outside_hash):  # else they would say what they said at the plan
         known.cache_clear()
     try:
         return env_id(config) != planned_with

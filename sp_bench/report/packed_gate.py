@@ -200,7 +200,7 @@ def _table(gate: Gate) -> str:
     """A line for each method, layout, variant, kernel and engine, and below it each reason once."""
     lines = []
     for title, found in gate.groups.items():
-        lines.append([f"*{title}*", *[""] * (len(gate.heads) - 1)])
+        lines.append([f"*{escape_markdown(title)}*", *[""] * (len(gate.heads) - 1)])
         lines += [
             [*map(escape_markdown, line.names), *(_strong(v, escape_markdown, "**{}**") for v in line.verdicts)]
             for line in found

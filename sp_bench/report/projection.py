@@ -515,9 +515,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     ring = asked["ring_degree"] or 1
     ulysses, where = asked["sp_size"] // ring, (asked["fabric"], asked["sp_size"])
     shape = AttentionShape(**{field.name: asked[field.name] for field in fields(AttentionShape) if field.name in asked})
-    method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])
-    try:
-        work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
-    except NotProjectable:
+    if asked["sp_size"] > 1 and not speeds.get(where, {}).keys() >= set(METHODS[asked["method"]]):
         return None
+    method = MethodConfig(asked["method"], asked["layout"], dkv_dtype=asked["dkv_dtype"])
+    work = attention_work(method, asked["kernel"], shape, (ulysses, ring), Links(speeds.get(where, {})))
     return Known(cell, work, cell.median_step_ms or 0.0)

@@ -41,7 +41,7 @@ def _attention_ms(config: TrialConfig, device: torch.device) -> float:
     """The kernel alone on whole sequences of a rank's share of the heads, forward and backward."""
     model, ranks = config.model, config.sp_size
     kernel = of_shape(kernels.get(config.kernel.name), config.attention_shape(config.seq_len))
-    share = math.gcd(ranks, model.num_heads, model.num_kv_heads)  # of more, query heads would share KV heads otherwise
+    share = math.gcd(ranks, model.num_heads, model.num_kv_heads)  # so each part has whole groups of heads
     heads, kv_heads = model.num_heads // share, model.num_kv_heads // share
     new = partial(torch.randn, dtype=getattr(torch, config.dtype), device=device)
     q, dout = (new(config.batch_size, config.seq_len, heads, model.head_dim) for _ in range(2))
