@@ -45,6 +45,7 @@ from sp_bench.training.train import Part, StepResult
 # The proof has the trial's heads, widths, ranks and layout, but fewer layers: a whole 8B model with its gradients does
 # not fit on one device beside that device's own shards.
 PROOF_LAYERS = 2
+OFFLOADED_PROOF_LAYERS = 3  # the last layer's checkpoint never leaves the device, and two share the host memory
 STEPS = 3
 MIN_LEARNING_RATE = 1e-4  # of these steps: weight decay and the update of bf16 copies are below rounding at a lower one
 SAMPLE = 2**20  # elements of a rank's part of a parameter that are compared
@@ -152,12 +153,16 @@ def proof_seq_len(config: TrialConfig) -> int:
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:
-    """`config` with PROOF_LAYERS layers, and with as many tiles of the loss as the timed length has."""
-    model = replace(config.model, num_layers=min(PROOF_LAYERS, config.model.num_layers))
-    if (tile := config.workload.loss_tile_tokens) is None:
-        return replace(config, model=model)
-    smaller = max(tile * proof_seq_len(config) // config.seq_len, 1)
-    return replace(config, model=model, workload=replace(config.workload, loss_tile_tokens=smaller))
+    """`config` with PROOF_LAYERS layers, and with as many tiles of the loss and of MLPs as the timed length has."""
+    workload = config.workload
+    layers = OFFLOADED_PROOF_LAYERS if workload.checkpoint_offload else PROOF_LAYERS
+    tiles = {
+        name: max(tile * proof_seq_len(config) // config.seq_len, 1)
+        for name in ("loss_tile_tokens", "mlp_tile_tokens")
+        if (tile := getattr(workload, name)) is not None
+    }
+    model = replace(config.model, num_layers=min(layers, config.model.num_layers))
+    return replace(config, model=model, workload=replace(workload, **tiles))
 
 
 def labelled(config: TrialConfig, sequences: Tensor) -> Tensor:

@@ -68,6 +68,9 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     timed_step.require_new_results(**steps)
     if not config.workload.single_step:
         measurement.limit_ms = limit_ms(config, job.device)
+    recomputes = config.workload.activation_checkpointing != "none"
+    if recomputes and measurement.part_ms is not None and not measurement.part_ms["recompute"]:
+        measurement.part_ms = None  # the engine does not tell it from the backward
     measurement.predicted = engine.traffic(config, padded_len)
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)

@@ -432,10 +432,18 @@ def check_half_precision_is_proven_in_fp32_too() -> None:
 
 
 def test_the_proof_has_as_many_tiles_as_the_timed_length() -> None:
-    config = trial(ULYSSES, 2, seq_len=6144, workload=replace(TRAIN, loss_tile_tokens=512))
+    workload = replace(RECOMPUTED, loss_tile_tokens=512, mlp_tile_tokens=1024)
+    config = trial(ULYSSES, 2, seq_len=6144, workload=workload)
     proof = training_step.proof_config(config)
     assert 48 / proof.workload.loss_tile_tokens == 6144 / 512
+    assert 48 / proof.workload.mlp_tile_tokens == 6144 / 1024
     assert training_step.proof_config(trial(ULYSSES, 2)).workload == TRAIN
+
+
+def test_the_proof_has_two_layers_and_two_that_share_host_memory() -> None:
+    deep = trial(ULYSSES, 2, model=replace(TINY, num_layers=32))
+    offloaded = replace(deep, workload=replace(RECOMPUTED, checkpoint_offload=True))
+    assert [training_step.proof_config(each).model.num_layers for each in (deep, offloaded)] == [2, 3]
 
 
 def test_a_proof_that_is_not_a_number_is_refused() -> None:

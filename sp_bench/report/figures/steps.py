@@ -152,6 +152,8 @@ def _is_step(cell: Cell) -> bool:
 def part_ms(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
     """Of one step: mean over ranks, median over replicates. Empty: not known."""
     known = [ranks for row in cell.measured if (ranks := listed(row[column]))]
+    if column == "part_ms" and cell.options.get("workload.activation_checkpointing") not in (None, "none"):
+        known = [ranks for ranks in known if any(rank["recompute"] for rank in ranks)]  # 0 in old rows: not told apart
     complete = [ranks for ranks in known if all(rank[part] is not None for rank in ranks for part in parts)]
     if not complete:
         return {}
