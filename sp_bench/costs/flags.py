@@ -56,8 +56,8 @@ def is_unsettled(step_ms: Sequence[float]) -> bool:
 
 def is_transient(step_ms: Sequence[float]) -> bool:
     """Whether single steps are over 5% slower or faster than their neighbours, the two before and the two after, or
-    whether they grow or shrink by over 5% over the window, by the medians of its halves. Of more than 20 steps one in
-    20 may be off: the median does not notice."""
+    whether they grow or shrink by over 5% over the window, by the medians of its halves. Of more than 20 steps fewer
+    than one in 20 may be off: the median does not notice."""
     num = len(step_ms)
     if num < 3:
         return False

@@ -15,11 +15,12 @@ from sp_bench.report.losses import sentences as first_losses
 from sp_bench.report.provenance import mixing
 from sp_bench.report.ratios import ranked
 from sp_bench.report.rivals import SAME, counterparts
-from sp_bench.report.settings import AHEAD, QUESTION, TIE, UNPROVEN, Difference, Place, Setting
+from sp_bench.report.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
 from sp_bench.report.signs import counts
 from sp_bench.report.words import listed_words, method, the_method
 
 MAX_COUNTS = 3
+WITHOUT = "by medians, without intervals"
 MAX_ALSO = 5  # further lines of a card; the tables hold all
 
 
@@ -54,10 +55,13 @@ def _of_ladder(ladder: Ladder) -> Card:
         return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
     difference = Difference(ran[0], ran[-1], setting.smallest)
     sure = difference.outcome == AHEAD
-    said = f"{names[0]}: {difference.words} as fast as {names[-1]}{'' if sure else ' (no interval)'}."
-    also = tuple(
-        f"{Difference(ran[0], cell).words} its time: {name}." for cell, name in zip(ran[1:-1], names[1:-1], strict=True)
-    )
+    doubts = {TIE: (TIE, difference.proof), UNPROVEN: (UNPROVEN,)}.get(difference.outcome, ())
+    doubt = f" ({', '.join(filter(None, doubts))})" if doubts else ""
+    said = f"{names[0]}: {difference.words} as fast as {names[-1]}{doubt}."
+    if difference.ratio is None:
+        said = f"{names[0]} and {names[-1]} ran on separate machines: not compared."
+    between = zip([Difference(ran[0], cell) for cell in ran[1:-1]], names[1:-1], strict=True)
+    also = tuple(f"{found.words} its time: {name}." for found, name in between if found.ratio is not None)
     more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
     return Card(
         title,
@@ -147,48 +151,64 @@ def _of_kernels(setting: Setting) -> Card:
     """Kernels alone, at the longest length."""
     known = [cell for cell in setting.cells if cell.ok]
     longest = max(cell.asked["seq_len"] or 0 for cell in known)
-    ranked_cells = ranked([cell for cell in known if (cell.asked["seq_len"] or 0) == longest])
-    differences = [Difference(ranked_cells[0], cell, setting.smallest) for cell in ranked_cells[1:]]
-    ratios = listed_words([f"{d.words} as fast as {method(d.slow)}" for d in differences])
-    told = (
-        f"{_capital(method(ranked_cells[0]))} is {ratios}."
-        if ratios
-        else f"Only {method(ranked_cells[0])} was measured."
-    )
+    found = [cell for cell in known if (cell.asked["seq_len"] or 0) == longest]
+    first = leader(found, setting.smallest)
+    others = [cell for cell in ranked(found) if cell is not first]
+    differences = [Difference(first, cell, setting.smallest) for cell in others]
+    told = _verdict(first, differences, method) if others else f"Only {method(first)} was measured."
     sure = bool(differences) and all(d.outcome == AHEAD for d in differences)
-    where = words.place(ranked_cells[0])
-    return Card(
-        setting.title, where, told, sure, numbers(setting, ranked_cells[:2]), memory_words(setting), (), setting.cells
-    )
+    told_of = numbers(setting, [first, *others[:1]])
+    return Card(setting.title, words.place(first), told, sure, told_of, memory_words(setting), (), setting.cells)
 
 
 def verdict(place: Place) -> str:
     """Ulysses is 1.03x [1.01, 1.04] as fast as the zigzag ring and ties with USP."""
-    of: dict[str, list[Difference]] = {AHEAD: [], TIE: [], UNPROVEN: []}
-    for difference in place.differences:
+    return _verdict(place.leader, place.differences, the_method) + _of_the_others(place)
+
+
+def _verdict(first: Cell, differences: Sequence[Difference], called: Callable[[Cell], str]) -> str:
+    of: dict[str, list[Difference]] = {outcome: [] for outcome in (AHEAD, BEHIND, TIE, UNPROVEN, APART)}
+    for difference in differences:
         of[difference.outcome].append(difference)
-    leader = _capital(the_method(place.leader))
-    ties = listed_words([the_method(d.slow) for d in of[TIE]])
-    if len(of[TIE]) == len(place.differences):
-        sure = "" if any(d.paired for d in place.differences) else " by medians, without intervals"
+    apart = listed_words([called(d.slow) for d in of[APART]])
+    beside = len(differences) - len(of[APART])
+    if not beside:
+        return f"Not compared, since it never ran in one campaign and on one machine with {apart}: {called(first)}."
+    rest = "".join(
+        f" {_capital(called(d.slow))} is {Difference(d.slow, d.fast).words} as fast as it." for d in of[BEHIND]
+    )
+    rest += f" Not compared, since never beside it in one campaign on one machine: {apart}." if apart else ""
+    proven = any(d.paired for d in differences)
+    ties = listed_words([_with_proof(called(d.slow), d) if proven else called(d.slow) for d in of[TIE]])
+    if len(of[TIE]) == beside:
+        sure = "" if proven else f" {WITHOUT}"
         between = " and " if len(of[TIE]) == 1 else ", "
-        return f"A tie{sure}: {the_method(place.leader)}{between}{ties}.{_of_the_others(place)}"
-    ahead = listed_words([f"{d.words} as fast as {the_method(d.slow)}" for d in of[AHEAD]])
-    medians = listed_words([_by_medians(d) for d in of[UNPROVEN]])
-    tied = f" and ties with {ties}" if ties else ""
-    if not ahead:
-        return f"{leader} has the lowest median{tied}: {medians} (no interval)."
-    return f"{leader} is {ahead}{tied}{f'; by medians {medians}' if medians else ''}."
+        return f"A tie{sure}: {called(first)}{between}{ties}.{rest}"
+    tied = f"ties with {ties}" if ties else ""
+    ahead = listed_words([f"{d.words} as fast as {called(d.slow)}" for d in of[AHEAD]])
+    medians = listed_words([_by_medians(d, called) for d in of[UNPROVEN]])
+    if not proven:
+        both = " and ".join(filter(None, [f"is {medians}", tied]))
+        return f"{_capital(WITHOUT)}, {called(first)} {both}.{rest}"
+    sure = " and ".join(filter(None, [ahead and f"is {ahead}", tied]))
+    parts = [f"{_capital(called(first))} {sure}" if sure else "", medians and f"{WITHOUT}, it is {medians}"]
+    return f"{'; '.join(filter(None, parts))}.{rest}"
 
 
-def _by_medians(difference: Difference) -> str:
-    told = f"{difference.words} as fast as {the_method(difference.slow)}"
+def _with_proof(name: str, difference: Difference) -> str:
+    return f"{name} ({difference.proof})" if difference.proof else name
+
+
+def _by_medians(difference: Difference, called: Callable[[Cell], str]) -> str:
+    told = f"{difference.words} as fast as {called(difference.slow)}"
     return f"{told} (their replicates overlap)" if difference.overlaps else told
 
 
 def _of_the_others(place: Place) -> str:
     """Of Ulysses and the ring, where both tie with a third method: that one is proven faster than the other."""
-    asked = [cell for cell in place.contenders[1:] if cell.asked["method"] in QUESTION]
+    if any(d.outcome != TIE for d in place.differences):
+        return ""
+    asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]
     if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest)).outcome != AHEAD:
         return ""
     return f" {_capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
@@ -249,33 +269,34 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
     # What is equal at several places is said once.
     lines = [f"{outcome}: {'; '.join(wheres[:3])}{f' and {len(wheres) - 3} more' if len(wheres) > 3 else ''}."
              for outcome, wheres in told.items()]  # fmt: skip
-    libraries = [_library(their, ours) for their, ours in _libraries(setting)]
+    libraries = [_library(their, ours, setting.smallest) for their, ours in _libraries(setting)]
     lines = [*libraries[:3], *lines]
     more = len(lines) - MAX_ALSO
     return (*lines[:MAX_ALSO], *((f"{counted(more, 'further finding')} in the table.",) if more > 0 else ()))
 
 
 def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
-    """Libraries and our method of their kind on their kernel, at the longest length that both ran."""
+    """Libraries and our method of their kind on their kernel, at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
     cells = [c for c in setting.cells if c.ok and c.asked["fabric"] == setting.fabrics[0]]
     for their in sorted(
         (c for c in cells if c.is_library), key=lambda c: (-(c.asked["sp_size"]), -(c.asked["seq_len"]))
     ):
         ours = dict(counterparts(their, cells)).get(SAME)
-        if ours is not None:
+        if ours is not None and Difference(ours, their).ratio is not None:
             found.setdefault(f"{method(their)} {their.asked['kernel']}", (their, ours))
     return list(found.values())
 
 
-def _library(their: Cell, ours: Cell) -> str:
-    slow, fast = (their, ours) if (their.median_step_ms or 0) >= (ours.median_step_ms or 0) else (ours, their)
-    difference = Difference(fast, slow)
+def _library(their: Cell, ours: Cell, smallest: float) -> str:
+    difference = Difference(ours, their, smallest)
+    if difference.ratio is not None and difference.ratio < 1:
+        difference = Difference(their, ours, smallest)
+    sure = f" ({difference.proof})" if difference.proof else ""
     where = f"on {words.kernel(their)}, {words.place(their)}"
     if difference.outcome == TIE:
-        return f"{the_method(their)} ties with our {method(ours)} {where}."
-    sure = "" if difference.outcome == AHEAD else " (no interval)"
-    if fast is their:
+        return f"{the_method(their)} ties with our {method(ours)} {where}{sure}."
+    if difference.fast is their:
         return f"{method(their)} is {difference.words} as fast as our {method(ours)} {where}{sure}."
     return f"Our {method(ours)} is {difference.words} as fast as {method(their)} {where}{sure}."
 
@@ -283,10 +304,12 @@ def _library(their: Cell, ours: Cell) -> str:
 def _outcome(place: Place) -> str:
     """The answer of a further place in a few words; lengths with one answer share a line."""
     difference = place.difference
-    if difference is None or difference.outcome == TIE:
-        names = listed_words([method(cell) for cell in (place.leader, place.rival) if cell])
-        return f"{_capital(names)} tie"
-    sure = "" if difference.outcome == AHEAD else ", no interval"
+    names = _capital(listed_words([method(cell) for cell in (place.leader, place.rival) if cell]))
+    if difference is None or difference.ratio is None:
+        return f"{names}, never side by side"
+    sure = f", {difference.proof}" if difference.proof else ""
+    if difference.outcome == TIE:
+        return f"{names} tie{sure}"
     return f"{_capital(method(place.leader))} ahead of {the_method(difference.slow)}{sure}"
 
 
@@ -305,7 +328,7 @@ def _apart(place: Place, main: Place) -> str:
     if place.first.name.pack != main.first.name.pack:
         parts.append(words.pack(place.first))
     difference = place.difference
-    ratio = f" {difference.words}" if difference and difference.outcome != TIE else ""
+    ratio = f" {difference.words}" if difference and difference.outcome not in (TIE, APART) else ""
     return f"{', '.join(parts)}{ratio}"
 
 
@@ -348,23 +371,32 @@ def _machines(cells: Sequence[Cell]) -> list[str]:
     told = several(number for cell in cells for number in cell.ran_on)
     if not told:
         return []
-    spread = machine_spread(cells)
+    spread, num_cells, num_alike = machine_spread(cells)
     apart = (
-        f"; equal cells differ by {spread:.1%} between them (the median of their largest differences)" if spread else ""
+        ""
+        if spread is None
+        else (
+            f"; {counted(num_cells, 'equal cell')} differ by {spread:.1%} between them (the median of their largest "
+            f"differences), {num_alike} of them with the same code and libraries"
+        )
     )
     return [f"Ran on {told}{apart}. Compare within one machine."]
 
 
-def machine_spread(cells: Sequence[Cell]) -> float | None:
-    """How far medians of equal cells on separate devices are apart, relative to the smallest; the median over cells."""
+def machine_spread(cells: Sequence[Cell]) -> tuple[float | None, int, int]:
+    """How far medians of equal cells on separate devices are apart, relative to the smallest: the median over cells.
+    Their number, and that of those of which one code and one set of libraries ran on separate devices."""
     found: dict[object, dict[int, list[float]]] = {}
+    alike = 0
     for cell in cells:
         if cell.is_of_a_length:
+            alike += len({where for where in cell.device_sets.values() if where is not None}) > 1
             for key, ms in cell.step_ms.items():
                 if (where := cell.device_sets[key]) is not None:
                     found.setdefault(cell.but(), {}).setdefault(where, []).append(ms)
     middles = [[median(ms) for ms in sets.values()] for sets in found.values() if len(sets) > 1]
-    return median(max(each) / min(each) - 1 for each in middles) if middles else None
+    spread = median(max(each) / min(each) - 1 for each in middles) if middles else None
+    return spread, len(middles), alike
 
 
 def _replicates(measured: Sequence[Cell]) -> list[str]:
@@ -374,7 +406,8 @@ def _replicates(measured: Sequence[Cell]) -> list[str]:
         return []
     have = "has" if len(few) == 1 else "have"
     return [
-        f"{len(few)} of {counted(total, 'cell')} {have} no interval: fewer than 6 replicates, or on several machines."
+        f"{len(few)} of {counted(total, 'cell')} {have} no interval: fewer than 6 replicates, or of "
+        "several campaigns or machines."
     ]
 
 

@@ -46,7 +46,7 @@ class Cell:
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
     step_ms: Mapping[str, float]  # "campaign folder/core_id/replicate" -> median step time of that process launch
     median_step_ms: float | None
-    interval_ms: Interval | None
+    interval_ms: Interval | None  # None where replicates are of several campaigns or machines, too
     tokens_per_step: float | None
     attention_flops_per_step: float | None  # over all ranks
     mfu: float | None
@@ -303,11 +303,16 @@ def _launch(row: Mapping[str, Any]) -> str:
     return f"{row['folder']}/{row['core_id']}/{row['replicate']}"
 
 
+def campaign_of(launch: str) -> str:
+    """The folder in a key of `step_ms`."""
+    return launch.rsplit("/", 2)[0]
+
+
 def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
     measured = _measured(rows)
     step_ms = {_launch(row): row["median_step_ms"] for row in measured}
     middle = median(step_ms.values()) if step_ms else None
-    on_several = are_several(row["device_set"] for row in measured)
+    on_several = are_several(row["device_set"] for row in measured) or len({row["folder"] for row in measured}) > 1
     ran = [row for row in rows if row["status"] == "ok"]  # those of `workload.fit` too, which have no time
     memory_column = next(
         (c for c in ("max_peak_allocated_bytes", "max_peak_host_bytes") if any(row[c] is not None for row in ran)),

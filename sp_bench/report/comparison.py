@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -68,6 +69,7 @@ class Pair:
     b: Cell
     points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
     paired: PairedRatio | None  # from 6 points on, where each side ran on one set of devices
+    on_separate_devices: bool  # each side's are known, and none is in both: the ratio is also that of machines
     ratio: float  # median of the points where they have an interval, else of the medians over the same replicates
 
     @property
@@ -128,7 +130,7 @@ class Comparison:
         unread = [f"{file}: cannot be read" for file in self.b.selection.unread]
         failed = [f"{name(change.b)}: {change.words}" for change in self.changes if change.kind == REGRESSION]
         slower = [p for p in self.pairs if p.ratio > 1 + bound and p.verdict in (SLOWER, NO_INTERVAL)]
-        lines = [f"{name(p.b)}: {p.words}{', no interval' if p.paired is None else ''}" for p in slower]
+        lines = [f"{name(p.b)}: {', '.join(filter(None, [p.words, *_doubts(p)]))}" for p in slower]
         return unread + failed + lines
 
     def as_json(self) -> dict[str, Any]:
@@ -152,6 +154,7 @@ class Comparison:
                     "interval": None if pair.paired is None else [pair.paired.interval.low, pair.paired.interval.high],
                     "points": list(pair.points),
                     "verdict": pair.verdict,
+                    "separate_devices": pair.on_separate_devices,
                 }
                 for pair in self.pairs
             ],
@@ -179,13 +182,9 @@ class Comparison:
                 found.append(f"the code of the method, kernel or engine of {', '.join(edited)}")
         elif not found:
             found.append("the code that measures")
-        return found + (["separate devices, by their UUIDs"] if self._on_separate_devices() else [])
-
-    def _on_separate_devices(self) -> bool:
-        before, after = (list(side.selection.rows["environment"]) for side in (self.a, self.b))
-        numbers = device_sets.numbered([*before, *after])
-        sets = [set(each.dropna()) for each in (numbers[: len(before)], numbers[len(before) :])]
-        return all(sets) and not sets[0] & sets[1]
+        apart = sum(pair.on_separate_devices for pair in self.pairs)
+        of_all = "" if apart == len(self.pairs) else f", of {apart} of {counted(len(self.pairs), 'cell')}"
+        return found + ([f"separate devices, by their UUIDs{of_all}"] if apart else [])
 
 
 def fail_bound(text: str) -> float:
@@ -273,6 +272,7 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
     for folder, selection in zip((folder_a, folder_b), selections, strict=True):
         if selection.rows.empty:
             raise NotComparable(f"{folder} has no rows to compare")
+    selections = _numbered_alike(selections)
     every = pd.concat([selection.rows for selection in selections], ignore_index=True).assign(pool=MIXED)
     every["cell_id"] = every["cell_id"].fillna(every["trial_id"])
     ids = _common_ids(selections[0].rows, selections[1].rows, ignore)
@@ -284,6 +284,16 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
         for folder, selection in zip((folder_a, folder_b), selections, strict=True)
     )
     return a, b
+
+
+def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
+    """One number for one set of devices on both sides."""
+    numbers = device_sets.numbered([each for s in selections for each in s.rows["environment"]])
+    ends = list(accumulate((len(s.rows) for s in selections), initial=0))
+    return [
+        replace(selection, rows=selection.rows.assign(device_set=numbers[start:end]))
+        for selection, start, end in zip(selections, ends, ends[1:], strict=False)
+    ]
 
 
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
@@ -306,14 +316,22 @@ def _pair(a: Cell, b: Cell) -> Pair:
     before, after = ({row["replicate"]: row["median_step_ms"] for row in cell.measured} for cell in (a, b))
     both = sorted(key for key in before if key is not None and key in after)
     points = tuple(after[key] / before[key] for key in both)
-    on_several = any(device_sets.are_several(cell.device_sets.values()) for cell in (a, b))
+    sets = [set(cell.device_sets.values()) - {None} for cell in (a, b)]
+    on_several = any(map(device_sets.are_several, sets))
     if (paired := None if on_several else median_ratio(points)) is not None:
         ratio = paired.ratio
     elif both:  # over these alone, or it could lie outside its own points
         ratio = median(after[key] for key in both) / median(before[key] for key in both)
     else:
         ratio = ratio_of_medians(b, a)
-    return Pair(a, b, points, paired, ratio)
+    return Pair(a, b, points, paired, all(sets) and not sets[0] & sets[1], ratio)
+
+
+def _doubts(pair: Pair) -> Iterator[str]:
+    if pair.paired is None:
+        yield NO_INTERVAL
+    if pair.on_separate_devices:
+        yield "on separate devices"
 
 
 def _failed_share(cell: Cell) -> float:

@@ -35,6 +35,7 @@ from sp_bench.report.statistics import CONFIDENCE
 REASON_WIDTH = 300  # characters of a row's reason
 LONGEST = 2000  # characters of a line
 LOOKS = {SLOWER: "red", FASTER: "green", NOT_TOLD_APART: "dim", NO_INTERVAL: "yellow"}
+SEPARATE = ", on separate devices"
 STATUS_LOOKS = {REGRESSION: "red", BETTER: "green", CHANGED: ""}
 
 
@@ -92,7 +93,7 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
         asked = pair.a.asked
         sizes = [whole(asked["sp_size"]), whole(asked["seq_len"])]
         times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms), number(p95_ms(pair.b))]
-        verdict = Text(pair.verdict, style=LOOKS[pair.verdict])
+        verdict = Text(f"{pair.verdict}{SEPARATE if pair.on_separate_devices else ''}", style=LOOKS[pair.verdict])
         table.add_row(Text(shown(pair.a.series)), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
     return table
 

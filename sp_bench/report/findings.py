@@ -15,7 +15,7 @@ from sp_bench.report.published import beside
 from sp_bench.report.ratios import times
 from sp_bench.report.rivals import SAME, counterparts
 from sp_bench.report.scaling import scalings
-from sp_bench.report.settings import TIE, UNPROVEN, Difference, Place, Setting, is_baseline
+from sp_bench.report.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
 from sp_bench.report.signs import RIVALS, Count, counts
 from sp_bench.report.table import tables, with_bounds
 
@@ -27,8 +27,10 @@ INTRODUCTION = """# Results
 where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
 GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the interval holds 1, or the
 difference is below {smallest:.0%}. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
-Compare within one campaign: machines and code differ between them. `code` is the commit that the rows name; where rows
-come from a copy of the tree, CAMPAIGNS.md has the commit whose files were measured.
+Each ratio is of replicates of one campaign on one machine; where two methods have none, they are not compared. Times
+and other numbers are medians over all replicates: compare them within one campaign, since machines and code differ.
+`code` is the commit that the rows name; where rows come from a copy of the tree, CAMPAIGNS.md has the commit whose
+files were measured.
 """
 
 
@@ -207,7 +209,7 @@ def _libraries(setting: Setting) -> list[tuple[str, ...]]:
         if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None:
             ratio = Difference(ours, their, setting.smallest)
             where = ", ".join([words.place(their), words.kernel(their), *(["CUDA graph"] if their.launch_note else [])])
-            outcome = f"{ratio.words} ({_outcome(ratio)})"
+            outcome = APART if ratio.ratio is None else f"{ratio.words} ({_outcome(ratio, ratio.ratio)})"
             made.append(
                 (
                     f"{words.method(their)} / {words.method(ours)}",
@@ -220,13 +222,11 @@ def _libraries(setting: Setting) -> list[tuple[str, ...]]:
     return made
 
 
-def _outcome(ratio: Difference) -> str:
+def _outcome(found: Difference, ratio: float) -> str:
     """Either side may be the faster one."""
-    if abs(ratio.ratio - 1) < ratio.smallest:
-        return TIE
-    if ratio.paired is None:
-        return UNPROVEN
-    return TIE if not ratio.paired.excludes_1 else "slower" if ratio.ratio > 1 else "faster"
+    if found.outcome == TIE:
+        return ", ".join(filter(None, (TIE, found.proof)))
+    return UNPROVEN if found.outcome == UNPROVEN else "slower" if ratio > 1 else "faster"
 
 
 def _evidence(cells: Sequence[Cell]) -> str:

@@ -79,7 +79,7 @@ def _estimator(cells: Sequence[Cell]) -> str:
 def _none_where(without: Sequence[Cell]) -> str:
     """Why cells have no interval."""
     enough = [len(cell.step_ms) >= MIN_REPLICATES for cell in without]
-    below, apart = f"below {MIN_REPLICATES} replicates", "of replicates on separate sets of devices"
+    below, apart = f"below {MIN_REPLICATES} replicates", "of replicates of several campaigns or machines"
     return f"{below} and {apart}" if any(enough) and not all(enough) else apart if any(enough) else below
 
 

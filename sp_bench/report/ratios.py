@@ -1,11 +1,11 @@
 """Two cells compared: the ratio of their step times, and what may be claimed of it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.report.cells import Cell
-from sp_bench.report.device_sets import are_several
+from sp_bench.report.cells import Cell, campaign_of
+from sp_bench.report.formats import MISSING
 from sp_bench.report.statistics import Interval, median_interval
 
 MAX_DIGITS = 6
@@ -47,18 +47,27 @@ def times(ratio: float) -> str:
     return f"{ratio:.{decimals(ratio)}f}x"
 
 
-def shared_replicates(over: Cell, under: Cell) -> list[str]:
-    """Keys of those that both cells have. Two that ran on separate devices are no pair: what machines differ in would
-    count as the methods' difference."""
+def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> list[str]:
+    """Keys of those that both cells have, of one campaign or of any. Two that ran on separate devices are no pair: what
+    machines differ in would count as the methods' difference."""
     both = sorted(over.step_ms.keys() & under.step_ms.keys())
+    both = [key for key in both if campaign in (None, campaign_of(key))]
     return [key for key in both if len({cell.device_sets.get(key) for cell in (over, under)} - {None}) < 2]
 
 
-def paired_ratio(over: Cell, under: Cell) -> PairedRatio | None:
-    """None with fewer than 6 replicates that pair, and where they are of several machines: an interval is of one."""
-    shared = shared_replicates(over, under)
-    if are_several(cell.device_sets.get(key) for key in shared for cell in (over, under)):
-        return None
+def of_one_machine(keys: Iterable[str], *cells: Cell) -> list[str]:
+    """Of these replicates those of one campaign on one machine, the most that there are: an interval is of no others.
+    Of equally many those of the first campaign by name."""
+    groups: dict[tuple[str, int], list[str]] = {}
+    for key in keys:
+        machine = next((found for cell in cells if (found := cell.device_sets.get(key)) is not None), 0)
+        groups.setdefault((campaign_of(key), machine), []).append(key)
+    return groups[min(groups, key=lambda group: (-len(groups[group]), group))] if groups else []
+
+
+def paired_ratio(over: Cell, under: Cell, campaign: str | None = None) -> PairedRatio | None:
+    """None with fewer than 6 replicates of one campaign and machine that pair."""
+    shared = of_one_machine(shared_replicates(over, under, campaign), over, under)
     return median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared])
 
 
@@ -69,14 +78,27 @@ def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
 
 
 def ratio_of_medians(over: Cell, under: Cell) -> float:
-    """Of two cells that were measured."""
+    """Of two cells that were measured, whether or not their replicates pair."""
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
 
 
+def ratio_of_pairs(over: Cell, under: Cell, campaign: str | None = None) -> float | None:
+    """The paired ratio; below 6 pairs of one campaign and machine the ratio of the medians over all replicates that
+    pair. None: no two do, so that campaigns and machines would be compared as well."""
+    if (paired := paired_ratio(over, under, campaign)) is not None:
+        return paired.ratio
+    shared = shared_replicates(over, under, campaign)
+    if not shared:
+        return None
+    return median(over.step_ms[key] for key in shared) / median(under.step_ms[key] for key in shared)
+
+
 def rounded_ratio(over: Cell, under: Cell) -> tuple[str, str]:
-    """The paired ratio and its interval in brackets; without one the ratio of the medians and nothing."""
-    paired = paired_ratio(over, under)
-    return (f"{ratio_of_medians(over, under):.3f}", "") if paired is None else paired.rounded(3)
+    """The ratio of pairs, and its interval in brackets or nothing."""
+    if (paired := paired_ratio(over, under)) is not None:
+        return paired.rounded(3)
+    ratio = ratio_of_pairs(over, under)
+    return (MISSING if ratio is None else f"{ratio:.3f}"), ""
 
 
 def by_speed(cell: Cell) -> tuple[float, str]:

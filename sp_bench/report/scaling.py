@@ -9,6 +9,7 @@ mix that in. Where one rank cannot hold the sequence, there is no baseline, and 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
@@ -17,8 +18,9 @@ from sp_bench.report.ratios import (
     PairedRatio,
     by_speed,
     median_ratio,
+    of_one_machine,
     paired_ratio,
-    ratio_of_medians,
+    ratio_of_pairs,
     shared_replicates,
 )
 from sp_bench.report.settings import Setting
@@ -37,6 +39,7 @@ class Scaling:
 
     cell: Cell
     alone: Cell
+    campaign: str
 
     @property
     def baseline(self) -> str:
@@ -47,12 +50,14 @@ class Scaling:
     @property
     def times(self) -> PairedRatio | None:
         """T(P) / T(1), by replicates; None: no interval."""
-        return paired_ratio(self.cell, self.alone)
+        return paired_ratio(self.cell, self.alone, self.campaign)
 
-    @property
+    @cached_property
     def time_ratio(self) -> float:
-        """T(P) / T(1)."""
-        return self.times.ratio if self.times else ratio_of_medians(self.cell, self.alone)
+        """T(P) / T(1). Some of their replicates pair."""
+        ratio = ratio_of_pairs(self.cell, self.alone, self.campaign)
+        assert ratio is not None
+        return ratio
 
     @property
     def efficiency(self) -> float:
@@ -81,10 +86,9 @@ class Scalings:
         fast on one rank. With its interval where replicates allow one."""
         first = self.lines[0]
         pairs = ((first.cell, first.alone), (line.cell, line.alone), (line.cell, first.cell))
-        keys = set.intersection(*(set(shared_replicates(*pair)) for pair in pairs))
-        ratios = [_time_ratio(line, key) / _time_ratio(first, key) for key in sorted(keys)]
-        of_one_machine = all(paired_ratio(*pair) is not None for pair in pairs)
-        paired = median_ratio(ratios) if of_one_machine else None
+        keys = set.intersection(*(set(shared_replicates(*pair, line.campaign)) for pair in pairs))
+        of_one = of_one_machine(sorted(keys), *pairs[0], *pairs[1])
+        paired = median_ratio([_time_ratio(line, key) / _time_ratio(first, key) for key in of_one])
         return (paired.ratio if paired else first.efficiency / line.efficiency), paired
 
 
@@ -105,9 +109,9 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
     for cell in steps:
         if cell.asked["sp_size"] > 1:
             for folder in folders(cell):
-                if baseline := _baseline(cell, alone.get(_alike(cell, folder), ())):
+                if baseline := _baseline(cell, alone.get(_alike(cell, folder), ()), folder):
                     place = (folder, str(cell.asked["kernel"]), *of_place(cell))
-                    places.setdefault(place, []).append(Scaling(cell, baseline))
+                    places.setdefault(place, []).append(Scaling(cell, baseline, folder))
     made = []
     for (folder, *_), lines in places.items():
         ranked = sorted(lines, key=lambda line: (-line.efficiency, by_speed(line.cell)))
@@ -116,11 +120,12 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
     return sorted(made, key=lambda each: -(each.lines[0].cell.asked["seq_len"] or 0))
 
 
-def _baseline(cell: Cell, alone: Sequence[Cell]) -> Cell | None:
-    """Of the steps with a sequence a rank, that over as many GPUs, which share parameters and optimizer alike, or else
-    that of one GPU."""
+def _baseline(cell: Cell, alone: Sequence[Cell], folder: str) -> Cell | None:
+    """Of the steps with a sequence a rank that ran beside it, that over as many GPUs, which share parameters and
+    optimizer alike, or else that of one GPU."""
     gpus = cell.asked["sp_size"] * cell.asked["dp_shard_size"]
-    found = [each for each in alone if each.asked["dp_shard_size"] in (1, gpus)]
+    beside = [each for each in alone if shared_replicates(cell, each, folder)]
+    found = [each for each in beside if each.asked["dp_shard_size"] in (1, gpus)]
     return min(
         found,
         key=lambda c: (c.asked["dp_shard_size"] != gpus, c.asked["method"] != "single", by_speed(c)),

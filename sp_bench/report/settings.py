@@ -13,21 +13,32 @@ from typing import Any
 from sp_bench.report import words
 from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
+from sp_bench.report.formats import MISSING
 from sp_bench.report.limits import Limit, limits
 from sp_bench.report.pattern_bytes import kind
-from sp_bench.report.ratios import PairedRatio, by_speed, fastest, paired_ratio, ranked, ratio_of_medians, times
+from sp_bench.report.ratios import (
+    PairedRatio,
+    by_speed,
+    fastest,
+    paired_ratio,
+    ranked,
+    ratio_of_pairs,
+    shared_replicates,
+    times,
+)
 from sp_bench.report.series import shared_values
 from sp_bench.report.time_parts import kernel_alone
 
 SMALLEST = 0.02  # the smallest effect of interest: equal machines differ by as much
-AHEAD, TIE, UNPROVEN = "ahead", "a tie", "no interval"
+AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "never in one campaign on one machine"
 QUESTION = ("ulysses", "ring")  # what this benchmark asks about
 NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Step time of `slow` over that of `fast`, which has the smaller median."""
+    """Step time of `slow` over that of `fast`, by replicates of one campaign and machine. Which one is named the faster
+    follows from other replicates as well, so that the ratio may be below 1."""
 
     fast: Cell
     slow: Cell
@@ -37,28 +48,37 @@ class Difference:
     def paired(self) -> PairedRatio | None:
         return paired_ratio(self.slow, self.fast)
 
-    @property
-    def ratio(self) -> float:
-        return self.paired.ratio if self.paired else ratio_of_medians(self.slow, self.fast)
+    @cached_property
+    def ratio(self) -> float | None:
+        """None: no replicate of one pairs with one of the other."""
+        return ratio_of_pairs(self.slow, self.fast)
 
     @property
     def outcome(self) -> str:
         """A tie: the interval holds 1, or the ratio is within the smallest effect. Not proven: no interval."""
+        if self.ratio is None:
+            return APART
         if abs(self.ratio - 1) < self.smallest:
             return TIE
         if self.paired is None:
             return UNPROVEN
-        return AHEAD if self.paired.interval.low > 1 else TIE
+        return AHEAD if self.paired.interval.low > 1 else BEHIND if self.paired.interval.high < 1 else TIE
+
+    @property
+    def proof(self) -> str:
+        """What to say behind an outcome: nothing where it has an interval."""
+        return "" if self.paired or self.ratio is None else UNPROVEN
 
     @property
     def overlaps(self) -> bool:
-        """Whether a replicate of `slow` was no slower than one of `fast`."""
-        return min(self.slow.step_ms.values()) <= max(self.fast.step_ms.values())
+        """Whether a replicate of `slow` was no slower than one of `fast`, of those that pair."""
+        shared = shared_replicates(self.slow, self.fast)
+        return min(self.slow.step_ms[key] for key in shared) <= max(self.fast.step_ms[key] for key in shared)
 
     @property
     def words(self) -> str:
         """1.03x [1.01, 1.04]."""
-        return self.paired.words if self.paired else times(self.ratio)
+        return self.paired.words if self.paired else MISSING if self.ratio is None else times(self.ratio)
 
 
 @dataclass(frozen=True)
@@ -93,21 +113,27 @@ class Place:
     def contenders(self) -> tuple[Cell, ...]:
         return self.own if len(self.own) > 1 else self.best
 
-    @property
+    @cached_property
     def leader(self) -> Cell:
-        return self.contenders[0]
+        return leader(self.contenders, self.smallest)
+
+    @property
+    def others(self) -> tuple[Cell, ...]:
+        """The contenders but the leader, the fastest first."""
+        return tuple(cell for cell in self.contenders if cell is not self.leader)
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """Of the leader to each other contender."""
-        return tuple(Difference(self.leader, other, self.smallest) for other in self.contenders[1:])
+        return tuple(Difference(self.leader, other, self.smallest) for other in self.others)
 
     @property
     def rival(self) -> Cell | None:
-        """Whom the leader's numbers stand beside: the other side of the question, else the next by time."""
-        others = self.contenders[1:]
-        asked = [c for c in others if kind(c) in QUESTION and kind(c) != kind(self.leader)]
-        return next(iter(asked or others), None)
+        """Whom the leader's numbers stand beside: the other side of the question, else the next by time; of these one
+        that ran beside it."""
+        beside = [d.slow for d in self.differences if d.ratio is not None] or self.others
+        asked = [c for c in beside if kind(c) in QUESTION and kind(c) != kind(self.leader)]
+        return next(iter(asked or beside), None)
 
     @property
     def difference(self) -> Difference | None:
@@ -181,6 +207,18 @@ class Setting:
         """Of the kernel alone: its step time over the cell's is the share of its speed that is left."""
         alone = self.alone.get(cell.cell_id)
         return None if alone is None else Difference(cell, alone, self.smallest)
+
+
+def leader(cells: Sequence[Cell], smallest: float) -> Cell:
+    """The fastest of those that most others ran beside, or whoever is faster than it by more than a tie."""
+    pairs = {c.cell_id: sum(bool(shared_replicates(c, other)) for other in cells if other is not c) for c in cells}
+    first, *others = sorted(cells, key=lambda cell: (-pairs[cell.cell_id], *by_speed(cell)))
+    for other in others:
+        found = Difference(first, other, smallest)
+        equal = pairs[other.cell_id] == pairs[first.cell_id]
+        if found.ratio is not None and found.ratio < 1 and (equal or found.outcome != TIE):
+            first = other
+    return first
 
 
 def place_key(cell: Cell) -> tuple[Any, ...]:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_medians
+from sp_bench.report.cells import Cell, campaign_of
+from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_pairs
 from sp_bench.report.settings import Place, Setting
 from sp_bench.report.words import is_packed
 
@@ -28,16 +28,16 @@ class Sign:
         return paired_ratio(self.rival, self.ulysses)
 
     @property
-    def ratio(self) -> float:
-        return self.paired.ratio if self.paired else ratio_of_medians(self.rival, self.ulysses)
+    def ratio(self) -> float | None:
+        """None: they never ran in one campaign on one machine."""
+        return ratio_of_pairs(self.rival, self.ulysses)
 
     @property
     def by_campaign(self) -> dict[str, float]:
-        """Of each campaign that has both, by its own fastest variants; of a single campaign the paired ratio."""
-        over, under = (_medians(self.place, str(cell.asked["method"])) for cell in (self.rival, self.ulysses))
-        if len(over.keys() | under.keys()) == 1:
-            return dict.fromkeys(over, self.ratio)
-        return {name: over[name] / under[name] for name in sorted(over.keys() & under.keys())}
+        """Of each campaign that has both on one machine, by its own fastest variants."""
+        over, under = (_fastest(self.place, str(cell.asked["method"])) for cell in (self.rival, self.ulysses))
+        both = {name: ratio_of_pairs(over[name], under[name], name) for name in sorted(over.keys() & under.keys())}
+        return {name: ratio for name, ratio in both.items() if ratio is not None}
 
 
 @dataclass(frozen=True)
@@ -112,13 +112,12 @@ def _place(cell: Cell) -> Hashable:
     return (*heads, *cell.but("method", "isolation", "fabric", *model))
 
 
-def _medians(place: Place, method: str) -> dict[str, float]:
-    """Campaign -> the smallest median of a cell of this method."""
-    found: dict[str, float] = {}
+def _fastest(place: Place, method: str) -> dict[str, Cell]:
+    """Campaign -> the cell of this method that has the smallest median there."""
+    found: dict[str, tuple[float, Cell]] = {}
     for cell in place.cells:
-        of_campaign: dict[str, list[float]] = {}
-        for row in cell.measured if cell.asked["method"] == method else ():
-            of_campaign.setdefault(str(row["folder"]), []).append(row["median_step_ms"])
-        for name, each in of_campaign.items():
-            found[name] = min(found.get(name, median(each)), median(each))
-    return found
+        if cell.asked["method"] == method:
+            for name in {campaign_of(key) for key in cell.step_ms}:
+                ms = median(each for key, each in cell.step_ms.items() if campaign_of(key) == name)
+                found[name] = min(found.get(name, (ms, cell)), (ms, cell), key=lambda each: each[0])
+    return {name: cell for name, (_, cell) in found.items()}

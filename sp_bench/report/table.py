@@ -21,7 +21,7 @@ from sp_bench.report.limits import capacity_gib
 from sp_bench.report.longest import Longest, ends, is_fit_only, longest, tries
 from sp_bench.report.ratios import PairedRatio, by_speed, times
 from sp_bench.report.scaling import Scaling, Scalings, scalings
-from sp_bench.report.settings import Difference, Setting, is_baseline, place_key
+from sp_bench.report.settings import Difference, Setting, is_baseline, leader, place_key
 from sp_bench.rows.names import short_name
 
 HEADS = (
@@ -37,8 +37,8 @@ HEADS = (
     "ratio to the first",
 )
 CAPTION = (
-    "Medians over replicates. Ratio: step time over that of the first line of its group, with an interval from 6 "
-    "replicates on."
+    "Medians over replicates. Ratio: step time over that of the first line of its group, by the replicates of one "
+    "campaign and machine, with an interval from 6 of them on; a dash where there are none."
 )
 LONGEST_CAPTION = (
     "Where memory runs out, as a bracket. At least, not reached: nothing longer has a row that says whether it fits. "
@@ -259,13 +259,13 @@ def _without_empty(setting: Setting, groups: list[Group], heads: Sequence[str] =
 
 
 def _group(setting: Setting, cells: Sequence[Cell]) -> Group:
-    """The fastest first, the kernel alone and what failed last."""
+    """What the others are compared with first, then by speed, the kernel alone and what failed last."""
     own = [
         c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
     ]
     alone = [c for c in cells if c.ok and c not in own]
-    ranked = sorted(own, key=by_speed)
-    first = next(iter(ranked), None)
+    first = leader(own, setting.smallest) if own else None
+    ranked = sorted(own, key=lambda cell: (cell is not first, *by_speed(cell)))
     lines = []
     for cell in [*ranked, *sorted(alone, key=by_speed)]:
         ratio = (
@@ -297,7 +297,7 @@ def _line(setting: Setting, cell: Cell, ratio: Difference | None) -> Line:
         MISSING if rate is None else f"{rate:,.0f}" if rate >= 1000 else number(rate),
         number(flops),
         MISSING if cell.mfu is None else f"{cell.mfu:.1%}",
-        MISSING if share is None else f"{share.ratio:.3f}",
+        MISSING if share is None or share.ratio is None else f"{share.ratio:.3f}",
         MISSING if (limit := cell.middle("share_of_limit")) is None else f"{limit:.2f}",
         MISSING if peak is None else gib(peak),
         MISSING if sent is None else gib(sent),

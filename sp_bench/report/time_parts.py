@@ -10,9 +10,8 @@ from statistics import median
 
 from sp_bench.costs.flags import is_unsettled
 from sp_bench.report.cells import Cell, listed
-from sp_bench.report.device_sets import are_several
 from sp_bench.report.formats import MISSING, number
-from sp_bench.report.ratios import rounded_ratio, shared_replicates
+from sp_bench.report.ratios import of_one_machine, rounded_ratio, shared_replicates
 from sp_bench.report.statistics import Interval, median_interval
 
 # The options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.
@@ -41,7 +40,7 @@ class Attribution:
     compute_only_ms: float | None
     comm_only_ms: float | None
     exposed: Part | None
-    beyond_kernel: Part | None  # compute only - kernel alone, of equal replicates where both have them
+    beyond_kernel: Part | None  # compute only - kernel alone, of replicates that pair
     imbalance: Part | None  # of that, what the slowest rank computes longer than the mean rank
     overlap_efficiency: float | None
     unsettled_arms: tuple[str, ...]  # whose steps became shorter or longer while they were timed
@@ -107,22 +106,18 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
 
 
 def _part(of_launches: Mapping[str, float], cell: Cell) -> Part | None:
-    """No interval where the launches are of several machines."""
+    """No interval where the launches are of several campaigns or machines."""
     if not of_launches:
         return None
-    values, sets = [*of_launches.values()], [cell.device_sets[key] for key in of_launches]
-    return Part(median(values), None if are_several(sets) else median_interval(values))
+    values, are_of_one = [*of_launches.values()], len(of_one_machine(of_launches, cell)) == len(of_launches)
+    return Part(median(values), median_interval(values) if are_of_one else None)
 
 
 def _beyond_kernel(cell: Cell, alone: Cell) -> Part | None:
-    """Replicates of separate machines, or of cells with other numbers of them, give a difference of medians."""
+    """The median of the differences, so that medians of parts need not add up to that of the step."""
     compute_ms = cell.of_launches("compute_only_step_ms")
     pairs = [key for key in shared_replicates(cell, alone) if key in compute_ms]
-    if pairs and len(pairs) == len(compute_ms):
-        return _part({key: compute_ms[key] - alone.step_ms[key] for key in pairs}, cell)
-    if not compute_ms or alone.median_step_ms is None:
-        return None
-    return Part(median(compute_ms.values()) - alone.median_step_ms, None)
+    return _part({key: compute_ms[key] - alone.step_ms[key] for key in pairs}, cell)
 
 
 def largest(group: Sequence[Attribution]) -> list[Attribution]:

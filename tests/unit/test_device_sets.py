@@ -83,7 +83,7 @@ def test_pairs_and_intervals_are_of_one_machine(
     assert len(shared_replicates(over, under)) == pairs
     assert (paired_ratio(over, under) is not None) == is_claimed
     assert (over.interval_ms is not None) == (ring is ONE)
-    why = "no interval of replicates on separate sets of devices"
+    why = "no interval of replicates of several campaigns or machines"
     assert (why in words([over])) == (ring is TWO)
 
 

@@ -30,7 +30,7 @@ from sp_bench.report.cells import Cell
 from sp_bench.report.fabric_model import bandwidths
 from sp_bench.report.formats import GIB, number, whole
 from sp_bench.report.limits import limits
-from sp_bench.report.ratios import ranked, ratio_of_medians, times
+from sp_bench.report.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
 from sp_bench.report.scaling import Scaling, scalings
 from sp_bench.report.settings import SMALLEST, TIE, Difference, Place
 from sp_bench.report.signs import Count, counts
@@ -97,6 +97,12 @@ def cell(name: str, method: str, **asked: Any) -> Cell:
 def pair(name: str, slow: str, fast: str, **asked: Any) -> Difference:
     """Of two methods of one campaign."""
     return Difference(cell(name, fast, **asked), cell(name, slow, **asked))
+
+
+def time_over(over: Cell, under: Cell) -> float:
+    """By the replicates that pair; by the medians of cells that ran on two machines, which the text then says."""
+    found = ratio_of_pairs(over, under)
+    return ratio_of_medians(over, under) if found is None else found
 
 
 def cells_of(pairs: Iterable[Difference]) -> list[Cell]:
@@ -170,7 +176,7 @@ class Draw:
         return [each for each in self.cells if is_asked(each, {"method": method, **asked})]
 
     def over_chunks(self, method: str, **asked: Any) -> list[float]:
-        return [ratio_of_medians(each, self.chunks) for each in self.of(method, **asked)]
+        return [time_over(each, self.chunks) for each in self.of(method, **asked)]
 
 
 @cache
@@ -186,7 +192,7 @@ def zigzag_rings() -> list[float]:
 
 def behind_fastest(packs: Iterable[Draw]) -> list[float]:
     """Of Ulysses in 4 chunks, by pack: by how much it is slower than the fastest."""
-    return [ratio_of_medians(pack.chunks, pack.cells[0]) - 1 for pack in packs]
+    return [time_over(pack.chunks, pack.cells[0]) - 1 for pack in packs]
 
 
 @cache
@@ -208,7 +214,7 @@ def share_as_even(ranks: int, median_len: int, sigma: float, imbalance: float) -
 def of_one(pack: Cell, one: Cell) -> tuple[float, float]:
     """Model FLOPs and step time of a pack, of those of one document."""
     work = (pack.middle("model_flops") or 0) / (one.middle("model_flops") or 1)
-    return work, ratio_of_medians(pack, one)
+    return work, time_over(pack, one)
 
 
 # Numbers as the pages write them.
@@ -216,7 +222,8 @@ def of_one(pack: Cell, one: Cell) -> tuple[float, float]:
 
 def ratio(slow: Cell, fast: Cell) -> str:
     """1.15x [1.14, 1.16]; without brackets where fewer than 6 replicates pair."""
-    return Difference(fast, slow).words
+    found = Difference(fast, slow)
+    return times(time_over(slow, fast)) if found.ratio is None else found.words
 
 
 def span(values: Iterable[float], digits: int = 2) -> str:
@@ -280,8 +287,8 @@ def attention_alone() -> Iterator[str]:
     yield f"and {whole(LONG['seq_len'])} tokens, Ulysses and the ring tie on 2 GPUs on FlashAttention-4"
     yield f"on cuDNN the ring is {ring_on_cudnn()[0]} as fast"
     on_fa4, on_cudnn = (ring_over_ulysses(sp_size=4, **LONG, **kernel) for kernel in (FA4, CUDNN))
-    assert all(max(each, 1 / each) < 1 + SMALLEST for each in on_cudnn.ratios.values())
-    yield f"On 4, Ulysses is {lead(on_fa4)} faster on FlashAttention-4, and they tie on cuDNN"
+    rings = span(on_cudnn.ratios.values(), 3)
+    yield f"On 4, Ulysses is {lead(on_fa4)} faster on FlashAttention-4, and on cuDNN the ring takes {rings} as long"
     asked, *_ = short_shards_on_4()
     yield f"({whole(asked['seq_len'] // asked['sp_size'])} tokens a GPU, {asked['sp_size']} GPUs)"
     yield f"On FlashAttention-4 it is {over_short_shards()[0]} as fast as the others, in rows that are not flagged"
@@ -339,18 +346,14 @@ def whole_steps() -> Iterator[str]:
     again, alike_again, others_again = stacks_again()
     yield f"at their best, 2 H100s, {shared(whole(each.asked['seq_len']) for each in (best, again))} tokens: ours leads"
     over_best, over_alike = (
-        span(
-            ratio_of_medians(each, than)
-            for of_one, than in ((others, first), (others_again, second))
-            for each in of_one
-        )
+        span(time_over(each, than) for of_one, than in ((others, first), (others_again, second)) for each in of_one)
         for first, second in ((best, again), (alike, alike_again))
     )
     yield f"by {ratio(megatron, best)} over Megatron's and by {over_best} over Hugging Face's"
     yield f"on cuDNN, which they ran on, by {ratio(megatron, alike)} and {over_alike}"
     yield f"({replicates(best, alike, megatron, *others, again, alike_again, *others_again)})"
     _, alike, (megatron, *_) = stacks_with_room()
-    assert 1 < ratio_of_medians(megatron, alike) < 1.01
+    assert 1 < time_over(megatron, alike) < 1.01
     yield f"Where Megatron recomputes less, too ({whole(alike.asked['seq_len'])} tokens, 2 H200s), its step ties with"
     yield f"ours on cuDNN, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
 
@@ -389,7 +392,7 @@ def figure_by_fabric() -> Iterator[str]:
         {(p.first.asked["seq_len"], p.first.asked["num_kv_heads"]): p.of_kind("ring") or p.leader for p in found}
         for found in (places("h200x2_fabrics", fabric=name) for name in ("nvlink", "shm"))
     )
-    saved = [100 - 100 * ratio_of_medians(of_host[where], ring) for where, ring in of_nvlink.items()]
+    saved = [100 - 100 * time_over(of_host[where], ring) for where, ring in of_nvlink.items()]
     assert len(saved) == 3
     assert {each.asked["method"] for each in (*of_nvlink.values(), *of_host.values())} == {"ring"}
     said = f"by {min(saved):.1f}% to {max(saved):.1f}%"
@@ -504,7 +507,7 @@ def of_steps_on_4(seq_len: int) -> str:
 
 def ring_over_ulysses_of(name: str, seq_len: int, **asked: Any) -> float:
     """How many times as long the ring takes in a campaign."""
-    return ratio_of_medians(*(cell(name, each, seq_len=seq_len, **asked) for each in ("ring", "ulysses")))
+    return time_over(*(cell(name, each, seq_len=seq_len, **asked) for each in ("ring", "ulysses")))
 
 
 def rings_on_4() -> list[float]:
@@ -611,7 +614,7 @@ def engines() -> Iterator[str]:
     yield "Megatron without that runs out of memory"
     recomputed = {"model_code": "compiled", "activation_checkpointing": "full", "seq_len": 16384}
     last = cell("h200x1_step_options", "single", **recomputed)
-    yield f"by {ratio_of_medians(megatron, last):.2f}x with as much"
+    yield f"by {time_over(megatron, last):.2f}x with as much"
     yield f"Compiled and with whole layers recomputed ours takes {ms(last)} ms"
     yield f"{replicates(ours, megatron, theirs)}, f34d27a; the last {len(last.step_ms)}"
 
@@ -785,7 +788,7 @@ def rings_over_chunks() -> tuple[str, str]:
     for place in (each for fabric in NOT_SOCKETS for each in places("h200x2_fabrics", fabric=fabric)):
         ring, ulysses = (place.of_kind(method) or place.leader for method in ("ring", "ulysses"))
         seq_len = ring.asked["seq_len"]
-        found[seq_len].append(ratio_of_medians(ulysses, ring))
+        found[seq_len].append(time_over(ulysses, ring))
         assert {"short_window" in each.flags for each in (ring, ulysses)} == {seq_len == 32768}
     return span(found[131072]), span(found[32768])
 
@@ -800,7 +803,7 @@ def over_sockets(length: dict[str, int], num_kv_heads: int, rival: str = "ring")
     """How many times as fast as a rival the fastest method over TCP sockets is on 2 GPUs."""
     (place,) = places("h200x2_fabrics", fabric="socket", num_kv_heads=num_kv_heads, **length)
     assert (place.leader.asked["method"], place.leader.asked["head_stride"]) == ("all_gather", num_kv_heads // 4)
-    return ratio_of_medians(place.of_kind(rival) or place.leader, place.leader)
+    return time_over(place.of_kind(rival) or place.leader, place.leader)
 
 
 @line("A slower fabric, 2 GPUs")
@@ -808,7 +811,7 @@ def slower_fabrics() -> Iterator[str]:
     name = "h200x2_fabrics"
     slow = [place for fabric in NOT_SOCKETS for place in places(name, fabric=fabric)]
     rings, ulysses = ([p.of_kind(method) or p.leader for p in slow] for method in ("ring", "ulysses"))
-    first = [ring for ring, place in zip(rings, slow, strict=True) if ratio_of_medians(ring, place.leader) < 1.01]
+    first = [ring for ring, place in zip(rings, slow, strict=True) if time_over(ring, place.leader) < 1.01]
     cells = f"{len(first)} of {len(slow)} cells with {rates_of_slower_fabrics()} from point to point"
     yield f"It is the fastest, or within 1% of it, in {cells}"
     assert {each.asked["head_chunks"] for each in ulysses} == {4}
@@ -817,7 +820,7 @@ def slower_fabrics() -> Iterator[str]:
     yield f"{over_chunks} as fast as Ulysses in 4 chunks of heads at 131,072 tokens, {of_short}"
     both = [(each.of_kind("ulysses"), each.of_kind("ring"), each.first.asked) for each in places(name)]
     slower = [(asked["fabric"], asked["num_kv_heads"]) for ulysses, ring, asked in both
-              if ulysses and ring and asked["fabric"] != "nvlink" and ratio_of_medians(ulysses, ring) < 1]  # fmt: skip
+              if ulysses and ring and asked["fabric"] != "nvlink" and time_over(ulysses, ring) < 1]  # fmt: skip
     assert slower == [("socket", 32)]
     yield "it is faster than Ulysses, except with 32/32 heads over TCP sockets"
     long, short = (over_sockets(length, 8) for length in (LONG, SHORT))
@@ -835,10 +838,10 @@ def slower_fabrics_on_4() -> Iterator[str]:
 
     def over(slow: str, fast: str, found: list[Place]) -> list[float]:
         cells = [(each.of_kind(slow), each.of_kind(fast)) for each in found]
-        return [ratio_of_medians(one, two) for one, two in cells if one and two]
+        return [time_over(one, two) for one, two in cells if one and two]
 
     for place in (each for fabric in channels for each in on_four(fabric, 8)):
-        assert ratio_of_medians(place.of_kind("ring") or place.leader, place.leader) < 1.01
+        assert time_over(place.of_kind("ring") or place.leader, place.leader) < 1.01
     yield "and the fastest, or within 1% of it"
     assert max(max(each, 1 / each) for each in slower_on_four(8, of_host)) < 1.06
     assert min(slower_on_four(8, of_host, **SHORT)) > 1 > max(slower_on_four(8, of_host, **LONG))
@@ -872,7 +875,7 @@ def four_gpus() -> Iterator[str]:
     yield f"Ulysses, by {lead(fastest)} over the ring"
     campaigns, numbers = fastest.tally.rsplit(", ", 1)
     yield f"in {campaigns} ({numbers}), on FlashAttention-4"
-    yield f"On cuDNN they tie ({span(cudnn.ratios.values(), 3)} in {len(cudnn.ratios)} campaigns)"
+    yield f"On cuDNN the ring takes {span(cudnn.ratios.values(), 3)} as long, in {len(cudnn.ratios)} campaigns"
 
 
 def short_shards_on_4() -> tuple[dict[str, Any], list[tuple[str, Place]], list[Difference]]:
@@ -916,7 +919,7 @@ def two_rings() -> Iterator[str]:
         return [cell(name, method, **asked, **n) for n in (SHORT, LONG)]
 
     double, ring, usp = of("double_ring"), of("ring"), of("usp")
-    over = [f"{ratio_of_medians(*pair):.3f}x" for each in (double, usp) for pair in zip(each, ring, strict=True)]
+    over = [f"{time_over(*pair):.3f}x" for each in (double, usp) for pair in zip(each, ring, strict=True)]
     yield f"Double ring takes {over[0]} as long as our ring at 32,768 tokens and {over[1]} at 131,072"
     yield f"USP {over[2]} and {over[3]}"
     assert len(short) == len(long) == 7
@@ -924,7 +927,7 @@ def two_rings() -> Iterator[str]:
     (ulysses, _) = of("ulysses")
     assert ranked(list(short.values()))[0] == ulysses
     theirs = [each for each in short.values() if each.asked["method"] == "transformer_engine"]
-    yield f"TransformerEngine's three take {span([ratio_of_medians(each, ulysses) for each in theirs], 3)} as long"
+    yield f"TransformerEngine's three take {span([time_over(each, ulysses) for each in theirs], 3)} as long"
     assert all("thermal_slowdown" in each.flags for each in long.values())
     assert all("short_window" in each.flags for each in short.values())
     yield replicates(*short.values(), *long.values())
@@ -938,7 +941,7 @@ def layouts() -> Iterator[str]:
             [cell("h200x4_attention", method, layout=layout, **asked) for layout in ("contiguous", "zigzag")]
             for method in ("ring", "all_gather")
         ]
-        return span((ratio_of_medians(*each) for each in cells), 1)
+        return span((time_over(*each) for each in cells), 1)
 
     yield f"With contiguous shards the ring and the all-gather take {longer(2)} as long on 2 GPUs and {longer(4)} on 4"
 
@@ -1028,12 +1031,12 @@ def every_library() -> Iterator[str]:
     (llama,) = (each for each in found if each.asked["method"] == "ring_flash_attn_llama3")
     first = {kernel["kernel"]: ranked([c for c in found if is_asked(c, kernel)])[0] for kernel in KERNELS}
     others = [each for each in found if each not in (gather, llama)]
-    most = max(ratio_of_medians(each, first[each.asked["kernel"]]) for each in others)
+    most = max(time_over(each, first[each.asked["kernel"]]) for each in others)
     yield f"all but two are within {math.ceil(100 * (most - 1))}% of the fastest on their kernel"
     yield f"TransformerEngine's all-gather on its own cuDNN attention takes {ratio(gather, first['cudnn'])} as long"
     yield f"ring-flash-attn's `llama3`, whose shards are contiguous, {ratio(llama, first['flash_attn'])}"
     on_fa4, on_cudnn, on_fa2 = (first[kernel["kernel"]] for kernel in KERNELS)
-    beside = " and ".join(f"{ratio_of_medians(each, on_fa4):.2f}x" for each in (on_cudnn, on_fa2))
+    beside = " and ".join(f"{time_over(each, on_fa4):.2f}x" for each in (on_cudnn, on_fa2))
     yield f"The fastest on cuDNN and on FlashAttention-2 take {beside} as long as that on FlashAttention-4"
     packages = (dict(each.asked["environment"]["packages"]) for *_, cells, _ in of_each_column() for each in cells)
     version = shared(each["flash-attn-4"] for each in packages)
@@ -1329,7 +1332,7 @@ def libraries_on_packs() -> Iterator[str]:
 def packed_step() -> Iterator[str]:
     steps = [cell("h200x2_packed_step", method, layout=layout) for method, layout in STEPS]
     ulysses, *others = steps
-    cut, ring, gather = (f"{ratio_of_medians(each, ulysses):.3f}x" for each in others)
+    cut, ring, gather = (f"{time_over(each, ulysses):.3f}x" for each in others)
     yield f"Methods lie {within(*steps)}"
     yield f"Ulysses takes {ms(ulysses)} ms and {gib(ulysses)} GiB, the others {shared(map(gib, others))} GiB"
     yield f"The ring that cuts each document takes {cut} as long"
@@ -1444,7 +1447,7 @@ def on_two_machines() -> list[tuple[float, Cell, Cell]]:
             equal.setdefault(each.rows[0]["cell_id"], []).append(each)
     pairs = [pair for cells in equal.values() for pair in combinations(cells, 2) if all(c.median_step_ms for c in pair)]
     apart = [ranked(pair) for pair in pairs if not devices_of(pair[0]) & devices_of(pair[1])]
-    return [(100 * ratio_of_medians(slow, fast) - 100, slow, fast) for fast, slow in apart]
+    return [(100 * time_over(slow, fast) - 100, slow, fast) for fast, slow in apart]
 
 
 def test_campaigns_and_projection_say_by_how_much_equal_cells_on_two_machines_differ():
@@ -1530,7 +1533,7 @@ def full_steps(campaign_and_asked: tuple[str, dict[str, Any]]) -> list[Cell]:
 
 def most_behind(steps: Iterable[Sequence[Cell]]) -> str:
     """By how much the slowest method is behind the fastest, at most."""
-    return f"{100 * max(ratio_of_medians(each[-1], each[0]) for each in steps) - 100:.1f}%"
+    return f"{100 * max(time_over(each[-1], each[0]) for each in steps) - 100:.1f}%"
 
 
 def profiles(cell: Cell) -> list[Any]:
@@ -1632,12 +1635,12 @@ def engines_rings() -> Iterator[float]:
     """TransformerEngine's ring over the fastest of ours, by column."""
     for *_, cells, ours in of_each_column():
         (ring,) = (each for each in cells if each.asked["variant"] == "p2p")
-        yield ratio_of_medians(ring, ours)
+        yield time_over(ring, ours)
 
 
 def within_fastest() -> str:
     """The fastest of ours, in the worst column."""
-    most = max(ratio_of_medians(ours, cells[0]) for *_, cells, ours in of_each_column())
+    most = max(time_over(ours, cells[0]) for *_, cells, ours in of_each_column())
     return f"or within {100 * most - 100:.1f}% of it"
 
 
@@ -1673,7 +1676,7 @@ def far_behind() -> dict[tuple[str, str | None, str], dict[str, float]]:
     far: dict[tuple[str, str | None, str], dict[str, float]] = {}
     for title, kernel, cells, ours in of_each_column():
         for each in cells:
-            if (over := ratio_of_medians(each, ours)) > 1.1:
+            if (over := time_over(each, ours)) > 1.1:
                 key = (each.asked["method"], each.asked["variant"], kernel["kernel"])
                 far.setdefault(key, {})[title] = over
     return far
@@ -1760,7 +1763,7 @@ def test_methods_says_that_it_is_the_same_on_h100s():
 
     def over_ours(method: str, kernel: dict[str, str], **asked: Any) -> float:
         ours = ranked([each for each in found if is_asked(each, kernel) and not each.is_library])[0]
-        return ratio_of_medians(cell("h100x2_libraries", method, **kernel, **asked), ours)
+        return time_over(cell("h100x2_libraries", method, **kernel, **asked), ours)
 
     engine = "transformer_engine"
     behind = max(over_ours(engine, kernel, variant="p2p") for kernel in KERNELS)
@@ -1945,7 +1948,7 @@ def test_packing_says_what_the_rows_give_of_other_packs():
 def said_of_draws() -> Iterator[str]:
     packs = draws(4096) + draws(1024)
     behind = behind_fastest(packs)
-    led = [ratio_of_medians(p.cells[1], p.chunks) for p in packs if p.cells[0] is p.chunks]
+    led = [time_over(p.cells[1], p.chunks) for p in packs if p.cells[0] is p.chunks]
     first, most = sum(each == 0 for each in behind), f"within {max(behind):.1%} of the fastest"
     yield f"or {most}, on all sixteen packs"
     by_more = sum(each >= 1.02 for each in led)
@@ -1980,7 +1983,7 @@ def said_of_draws() -> Iterator[str]:
 
     cut = [ratio for p in packs for ratio in p.over_chunks("ring", **CUT)]
     yield f"It takes {min(cut):.2f}x to {max(cut):.2f}x as long as Ulysses in 4 chunks"
-    both = [(p.imbalance, ratio_of_medians(*p.of("ring", **ZIGZAG), *p.of("ring", **CUT)))
+    both = [(p.imbalance, time_over(*p.of("ring", **ZIGZAG), *p.of("ring", **CUT)))
             for p in packs if p.of("ring", **ZIGZAG)]  # fmt: skip
     ahead = [imbalance for imbalance, ratio in both if ratio > 1]
     yield f"beats the zigzag ring on {len(ahead)} of {len(both)} packs, all with an imbalance of {min(ahead):.2f} or"
@@ -2018,7 +2021,7 @@ def test_packing_says_what_the_rows_give_of_a_training_step():
         [
             NAMES[step.asked["method"], step.asked["layout"]],
             ms(step),
-            "1" if step is steps[0] else f"{ratio_of_medians(step, steps[0]):.3f}x",
+            "1" if step is steps[0] else f"{time_over(step, steps[0]):.3f}x",
             f"{step.asked['flops_imbalance']:.2f}",
             f"{step.mfu:.3f}",
             of_ranks(step, "attention"),
@@ -2170,7 +2173,7 @@ def test_methods_says_what_torch_reserves_for_messages():
     tables = [found.splitlines()[2:] for found in re.findall(r"(?:^\|.*\n)+", section(title), re.MULTILINE)]
     assert tables == [list(lines_of_shifts()), lines_of_reserved_memory()]
     attention = [each for _, *both in shifts() for each in both if each.asked["workload"] == "attention"]
-    most = max(abs(ratio_of_medians(after, before) - 1) for _, before, after in shifts())
+    most = max(abs(time_over(after, before) - 1) for _, before, after in shifts())
     said = " ".join(section(title).split())
     within = max(spread(each) for each in attention)
     assert f"medians differ by at most {most:.1%}, and replicates of one cell by up to {within:.1%}" in said

@@ -90,7 +90,7 @@ def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:
     """Of GPUs only: on a CPU the parts of a step are noise."""
     grouped: dict[str, list[Attribution]] = {}
     for each in attributions([c for c in cells if c.processor == "GPU"]):
-        known = None not in (each.alone_ms, each.compute_only_ms, each.exposed)
+        known = None not in (each.alone_ms, each.beyond_kernel, each.exposed)
         if known and "host_bound" not in each.cell.flags:
             grouped.setdefault(each.cell.setting, []).append(each)
     rows = [each for group in list(grouped.values())[:MOST_SETTINGS] for each in _of_fastest_kernel(largest(group))]
@@ -101,7 +101,7 @@ def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:
     data: list[dict[str, object]] = []
     for place, each in enumerate(reversed(rows)):
         exposed = each.exposed.ms if each.exposed else 0.0
-        beyond = (each.compute_only_ms or 0.0) - (each.alone_ms or 0.0)
+        beyond = each.beyond_kernel.ms if each.beyond_kernel else 0.0
         left = 0.0
         for (what, face, hatch), ms in zip(GREYS, (each.alone_ms or 0.0, beyond, exposed), strict=True):
             if ms > 0:

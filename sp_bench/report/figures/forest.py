@@ -20,11 +20,12 @@ MOST_LINES = 44  # of one figure: those with intervals and of large places go fi
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    places: dict[int, tuple[str, dict[str, Sign]]] = {}
+    places: dict[int, tuple[str, dict[str, tuple[Sign, float]]]] = {}
     for rival in RIVALS:
         for sign in signs(settings, rival):
-            places.setdefault(id(sign.place), (_label(sign, settings), {}))[1][rival] = sign
-    ordered = sorted(places.values(), key=lambda each: not any(s.paired for s in each[1].values()))[:MOST_LINES]
+            if (ratio := sign.ratio) is not None:
+                places.setdefault(id(sign.place), (_label(sign, settings), {}))[1][rival] = sign, ratio
+    ordered = sorted(places.values(), key=lambda each: not any(s.paired for s, _ in each[1].values()))[:MOST_LINES]
     if not ordered:
         return []
     smallest = settings[0].smallest
@@ -38,18 +39,18 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     axis.axvspan(1 - smallest, 1 + smallest, color="#ececec", lw=0)
     axis.axvline(1, color="#555555", lw=0.8)
     for place, (label, rivals) in enumerate(reversed(ordered)):
-        for i, (rival, sign) in enumerate(rivals.items()):
+        for i, (rival, (sign, ratio)) in enumerate(rivals.items()):
             y = place + 0.22 * ((len(rivals) - 1) / 2 - i)
             paired = sign.paired
             style = mark(sign.rival, hollow=paired is None)
             if paired is not None:
                 axis.plot([paired.interval.low, paired.interval.high], [y, y], color=style["color"], lw=1.3)
-            axis.plot([sign.ratio], [y], **{**style, "ms": 4})
+            axis.plot([ratio], [y], **{**style, "ms": 4})
             handles.setdefault(f"{words.METHODS[rival]} / Ulysses", Line2D([], [], **mark(sign.rival)))
             low, high = (paired.interval.low, paired.interval.high) if paired else (None, None)
             data.append({"place": label, "method": words.method(sign.rival), "over": words.method(sign.ulysses),
-                         "ratio": sign.ratio, "low": low, "high": high})  # fmt: skip
-    numbers = [[sign.ratio for sign in rivals.values()] for _, rivals in reversed(ordered)]
+                         "ratio": ratio, "low": low, "high": high})  # fmt: skip
+    numbers = [[ratio for _, ratio in rivals.values()] for _, rivals in reversed(ordered)]
     shown = [v for line in data for v in (line["ratio"], line["low"], line["high"]) if v is not None]
     low, high = min(*shown, 1 - smallest), max(*shown, 1 + smallest)
     _ratio_axis(axis, low, high, max(map(len, numbers)), look)
