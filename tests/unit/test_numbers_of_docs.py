@@ -1129,6 +1129,25 @@ def offloaded_checkpoints() -> Iterator[str]:
     yield replicates(here, on_host)
 
 
+@line("What that costs with whole layers recomputed, 2 GPUs, 65,536 tokens")
+def tiles_and_offload() -> Iterator[str]:
+    def step(method: str, tile: int | None, **asked: Any) -> Cell:
+        return cell("h200x2_step_tiles", method, mlp_tile_tokens=tile, **asked)
+
+    plain, on_host, tiles, both = (
+        step("ulysses", tile, checkpoint_offload=offload) for tile in (None, 4096) for offload in (False, True)
+    )
+    yield f"A step takes {ms(plain)} ms. With checkpoints in host memory it takes {ratio(on_host, plain)} as long"
+    yield f"in tiles of {whole(4096)} tokens {ratio(tiles, plain)}, and with both {ratio(both, plain)}"
+    assert gib(plain) == gib(on_host)
+    yield f"Its peak is {gib(plain)} GiB a GPU, and {gib(tiles)} GiB in tiles"
+    theirs, in_tiles = (step(THEIRS, tile) for tile in (None, 4096))
+    yield f"takes {ratio(in_tiles, theirs)} as long with such tiles ({ms(in_tiles)} against {ms(theirs)} ms)"
+    yield f"and holds {gib(in_tiles)} against {gib(theirs)} GiB"
+    yield f"loss in tiles, {replicates(plain, on_host, tiles, both)}, no intervals"
+    yield f"Liger's kernels, {replicates(theirs, in_tiles)}"
+
+
 @line("Where memory runs out, 2 H100s of 80 GB")
 def longest_on_h100s() -> Iterator[str]:
     def ours(method: str, recomputed: str) -> tuple[int, int]:
@@ -1175,6 +1194,8 @@ def longest_elsewhere() -> Iterator[str]:
     others = [ends("h200x2_longest_6", each, SEGMENTS, checkpoint_offload=True) for each in ("ring", "all_gather")]
     yield f"with the checkpoints there Ulysses fits {written(kept_there)}"
     yield f"the ring {written(others[0])}, and the all-gather {written(others[1])}. "
+    best = written(ends("h200x2_theirs_ends", THEIRS, SEGMENTS))
+    yield f"`trl_sft` at its best, without tiles of the MLP, fits {best}. "
     yield f"The {whole(kept_there[0])} are {over[0]} as many as `trl_sft` and {over[1]} as many as `hf_deepspeed`"
 
 

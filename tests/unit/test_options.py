@@ -156,6 +156,7 @@ USES = {
         *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
         "single_step",  # whose peak may lack the moments
     },
+    "report/figures/steps.py": {"activation_checkpointing"},  # what cannot be told apart where a step recomputes
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"batch_size", "variant"},
     "report/losses.py": {"seed", "warmup_steps"},
