@@ -1139,6 +1139,8 @@ def tiles_and_offload() -> Iterator[str]:
     )
     yield f"A step takes {ms(plain)} ms. With checkpoints in host memory it takes {ratio(on_host, plain)} as long"
     yield f"in tiles of {whole(4096)} tokens {ratio(tiles, plain)}, and with both {ratio(both, plain)}"
+    yield f"Less than {100 * max(time_over(each, plain) - 1 for each in (on_host, tiles, both)):.0f}% of the time"
+    assert max(time_over(each, plain) for each in (on_host, tiles, both)) < 1.02
     assert gib(plain) == gib(on_host)
     yield f"Its peak is {gib(plain)} GiB a GPU, and {gib(tiles)} GiB in tiles"
     theirs, in_tiles = (step(THEIRS, tile) for tile in (None, 4096))
