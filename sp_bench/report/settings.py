@@ -29,7 +29,7 @@ from sp_bench.report.ratios import (
 from sp_bench.report.series import shared_values
 from sp_bench.report.time_parts import kernel_alone
 
-SMALLEST = 0.02  # the smallest effect of interest: equal machines differ by as much
+SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
 AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "never in one campaign on one machine"
 QUESTION = ("ulysses", "ring")  # what this benchmark asks about
 NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method

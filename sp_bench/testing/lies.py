@@ -368,6 +368,21 @@ def _checkpoints_lost() -> None:
     Offload.unpack = unpack
 
 
+def _checkpoints_in_one_place() -> None:
+    """In host memory each layer's checkpoint overwrites the one before."""
+    from sp_bench.training import offload
+
+    honest = offload._place
+    offload._place = lambda _, tensor: honest(offload.memory.slab[: tensor.nbytes], tensor)
+
+
+def _tiles_not_added() -> None:
+    """Of an MLP in tiles, the gradient of each tile replaces that of the tiles before."""
+    from sp_bench.training import tiled_mlp
+
+    tiled_mlp._added = lambda sums, gradients: [each.float() for each in gradients]
+
+
 def _last_tile_left_out() -> None:
     """Of an MLP in tiles, the last tile is not computed."""
     import torch
@@ -568,6 +583,8 @@ LIES: Mapping[str, Callable[[], None]] = {
     "step_repeated": _step_repeated,
     "attention_recomputed": _attention_recomputed,
     "kept_output_is_zero": _kept_output_is_zero,
+    "checkpoints_in_one_place": _checkpoints_in_one_place,
+    "tiles_not_added": _tiles_not_added,
     "last_tile_left_out": _last_tile_left_out,
     "checkpoints_stay": _checkpoints_stay,
     "checkpoints_lost": _checkpoints_lost,

@@ -5,21 +5,18 @@ import functools
 import itertools
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from ranks import run
-from test_train_step import check_counted_bytes, check_parameters_after_a_step, check_refused
+from test_train_step import check_counted_bytes, check_parameters_after_a_step
 from trials import TINY, TRAIN, assembled, trial
 
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.derived import TIMES
-from sp_bench.training import offload, tiled_mlp
 from sp_bench.training.model_code import compiling
 from sp_bench.training.offload import ALIGNMENT
 
@@ -75,37 +72,6 @@ def check_tiles(rank: int, world_size: int) -> None:
 @pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.faults)])
 def test_tiles_of_an_mlp_change_no_step(world_size: int) -> None:
     run(world_size, check_tiles, world_size)
-
-
-@contextmanager
-def gradients_of_the_last_tile() -> Iterator[None]:
-    """A mistake: of an MLP's matrices the gradient of each tile replaces the one before."""
-    with mock.patch.object(tiled_mlp, "_added", lambda sums, gradients: [each.float() for each in gradients]):
-        yield
-
-
-@contextmanager
-def checkpoints_in_one_place() -> Iterator[None]:
-    """A mistake: each layer's checkpoint overwrites the one before in host memory."""
-    real = offload._place
-    with mock.patch.object(offload, "_place", lambda _, tensor: real(offload.memory.slab[: tensor.nbytes], tensor)):
-        yield
-
-
-def check_mistakes_of_long_and_deep_steps(rank: int) -> None:
-    """The timed step has a tile longer than the proof's sequence, and 4 layers."""
-    long = trial(MethodConfig("ulysses"), 2, seq_len=768, model=replace(TINY, num_layers=4))
-    for options, mistake in (
-        ({"mlp_tile_tokens": 48}, gradients_of_the_last_tile),
-        ({"checkpoint_offload": True}, checkpoints_in_one_place),
-    ):
-        workload = replace(TRAIN, activation_checkpointing="full", **options)
-        refused = {mistake: "the gradient of .* in step 1, before clipping, differs"}
-        check_refused(replace(long, workload=workload), refused)
-
-
-def test_mistakes_that_only_long_and_deep_steps_can_make_are_refused() -> None:
-    run(2, check_mistakes_of_long_and_deep_steps)
 
 
 def check_checkpointing(rank: int, world_size: int) -> None:

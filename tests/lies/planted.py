@@ -8,6 +8,16 @@ ATTENTION = ("workload=attention", "method=ulysses", "sp_size=2", "seq_len=96", 
 TRAIN_STEP = ("workload=train_step", "method=ulysses", "sp_size=2", "seq_len=96", "kernel=math")
 
 
+LONG_AND_DEEP = (
+    "workload=train_step",
+    "method=ulysses",
+    "sp_size=2",
+    "seq_len=768",
+    "kernel=math",
+    "model.num_layers=4",
+)
+
+
 SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2")
 
 MASKED = (*TRAIN_STEP, "workload.masked_label_share=0.5")  # rank 0 has no label
@@ -236,6 +246,28 @@ LIES = [
             ),
         )
         for engine in engines
+    ),
+    *(
+        Lie(
+            name,
+            "Options of a training step",
+            f"{what}; the timed step has 4 layers, and tiles as long as the proof's sequence",
+            (*LONG_AND_DEEP, "workload.activation_checkpointing=full", option),
+            r"the gradient of \S+ in step 1, before clipping, differs from one process",
+            quick=True,
+        )
+        for name, what, option in (
+            (
+                "checkpoints_in_one_place",
+                "in host memory each layer's checkpoint overwrites the one before",
+                "workload.checkpoint_offload=true",
+            ),
+            (
+                "tiles_not_added",
+                "of an MLP in tiles each tile's gradient replaces that of the tiles before",
+                "workload.mlp_tile_tokens=48",
+            ),
+        )
     ),
     *(
         Lie(
