@@ -13,7 +13,7 @@ from sp_bench.report.formats import GIB, MISSING, counted, number, whole
 from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.losses import sentences as first_losses
 from sp_bench.report.provenance import mixing
-from sp_bench.report.ratios import ranked
+from sp_bench.report.ratios import ranked, ratio_of_pairs
 from sp_bench.report.rivals import SAME, counterparts
 from sp_bench.report.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
 from sp_bench.report.signs import counts
@@ -53,22 +53,24 @@ def _of_ladder(ladder: Ladder) -> Card:
         return _of_cpus(setting)
     if not ran:
         return Card(title, "", "Nothing was measured.", False, "", memory_words(setting), (), setting.cells)
-    difference = Difference(ran[0], ran[-1], setting.smallest)
+    beside = [cell for cell in ran[1:] if ratio_of_pairs(cell, ran[0]) is not None]
+    last = next(reversed(beside), ran[-1])
+    difference = Difference(ran[0], last, setting.smallest)
     sure = difference.outcome == AHEAD
     doubts = {TIE: (TIE, difference.proof), UNPROVEN: (UNPROVEN,)}.get(difference.outcome, ())
     doubt = f" ({', '.join(filter(None, doubts))})" if doubts else ""
-    said = f"{names[0]}: {difference.words} as fast as {names[-1]}{doubt}."
+    said = f"{names[0]}: {difference.words} as fast as {ladder.names[last.cell_id]}{doubt}."
     if difference.ratio is None:
-        said = f"{names[0]} and {names[-1]} ran on separate machines: not compared."
-    between = zip([Difference(ran[0], cell) for cell in ran[1:-1]], names[1:-1], strict=True)
-    also = tuple(f"{found.words} its time: {name}." for found, name in between if found.ratio is not None)
+        said = f"{names[0]}: {APART}."
+    between = [(Difference(ran[0], cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
+    also = tuple(f"{found.words} its time: {name}." for found, name in between)
     more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
     return Card(
         title,
         "",
         said,
         sure,
-        numbers(setting, [ran[0], ran[-1]]),
+        numbers(setting, [ran[0], last]),
         memory_words(setting),
         also[:MAX_ALSO] + more,
         setting.cells,
@@ -100,7 +102,7 @@ def card(setting: Setting) -> Card:
         return Card(
             setting.title, ", ".join(filter(None, where)), lone, False, told, memory_words(setting), also, place.cells
         )
-    proven = any(d.outcome == AHEAD for d in place.differences)
+    proven = any(d.outcome == AHEAD for d in place.differences) and not any(d.is_behind for d in place.differences)
     told = compared(setting, place)
     also = _also(setting, place)
     return Card(
@@ -169,30 +171,30 @@ def verdict(place: Place) -> str:
 def _verdict(first: Cell, differences: Sequence[Difference], called: Callable[[Cell], str]) -> str:
     of: dict[str, list[Difference]] = {outcome: [] for outcome in (AHEAD, BEHIND, TIE, UNPROVEN, APART)}
     for difference in differences:
-        of[difference.outcome].append(difference)
+        of[BEHIND if difference.is_behind else difference.outcome].append(difference)
+    name = called(first)
     apart = listed_words([called(d.slow) for d in of[APART]])
-    beside = len(differences) - len(of[APART])
-    if not beside:
-        return f"Not compared, since it never ran in one campaign and on one machine with {apart}: {called(first)}."
-    rest = "".join(
-        f" {_capital(called(d.slow))} is {Difference(d.slow, d.fast).words} as fast as it." for d in of[BEHIND]
-    )
-    rest += f" Not compared, since never beside it in one campaign on one machine: {apart}." if apart else ""
+    if len(of[APART]) == len(differences):
+        return f"Not compared, since no replicates pair: {name} and {apart}."
     proven = any(d.paired for d in differences)
     ties = listed_words([_with_proof(called(d.slow), d) if proven else called(d.slow) for d in of[TIE]])
-    if len(of[TIE]) == beside:
-        sure = "" if proven else f" {WITHOUT}"
-        between = " and " if len(of[TIE]) == 1 else ", "
-        return f"A tie{sure}: {called(first)}{between}{ties}.{rest}"
-    tied = f"ties with {ties}" if ties else ""
     ahead = listed_words([f"{d.words} as fast as {called(d.slow)}" for d in of[AHEAD]])
     medians = listed_words([_by_medians(d, called) for d in of[UNPROVEN]])
-    if not proven:
-        both = " and ".join(filter(None, [f"is {medians}", tied]))
-        return f"{_capital(WITHOUT)}, {called(first)} {both}.{rest}"
-    sure = " and ".join(filter(None, [ahead and f"is {ahead}", tied]))
-    parts = [f"{_capital(called(first))} {sure}" if sure else "", medians and f"{WITHOUT}, it is {medians}"]
-    return f"{'; '.join(filter(None, parts))}.{rest}"
+    told = []
+    if ties and not (ahead or medians):
+        between = " and " if len(of[TIE]) == 1 else ", "
+        told.append(f"A tie{'' if proven else f' {WITHOUT}'}: {name}{between}{ties}")
+    elif not proven and medians:
+        told.append(f"{_capital(WITHOUT)}, {name} is {medians}{f' and ties with {ties}' if ties else ''}")
+    elif ahead or medians:
+        sure = " and ".join(filter(None, [ahead and f"is {ahead}", ties and f"ties with {ties}"]))
+        clauses = [sure and f"{name} {sure}", medians and f"{WITHOUT}, {'it' if sure else name} is {medians}"]
+        told.append(_capital("; ".join(filter(None, clauses))))
+    for each in (d.turned for d in of[BEHIND]):
+        told.append(f"{_capital(called(each.fast))} is {_with_proof(f'{each.words} as fast as {name}', each)}")
+    if apart:
+        told.append(f"Not compared with it, since no replicates pair: {apart}")
+    return " ".join(f"{sentence}." for sentence in told)
 
 
 def _with_proof(name: str, difference: Difference) -> str:
@@ -209,7 +211,7 @@ def _of_the_others(place: Place) -> str:
     if any(d.outcome != TIE for d in place.differences):
         return ""
     asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]
-    if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest)).outcome != AHEAD:
+    if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest).turned).outcome != AHEAD:
         return ""
     return f" {_capital(the_method(difference.fast))} is {difference.words} as fast as {the_method(difference.slow)}."
 
@@ -289,9 +291,7 @@ def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
 
 
 def _library(their: Cell, ours: Cell, smallest: float) -> str:
-    difference = Difference(ours, their, smallest)
-    if difference.ratio is not None and difference.ratio < 1:
-        difference = Difference(their, ours, smallest)
+    difference = Difference(ours, their, smallest).turned
     sure = f" ({difference.proof})" if difference.proof else ""
     where = f"on {words.kernel(their)}, {words.place(their)}"
     if difference.outcome == TIE:
@@ -310,7 +310,7 @@ def _outcome(place: Place) -> str:
     sure = f", {difference.proof}" if difference.proof else ""
     if difference.outcome == TIE:
         return f"{names} tie{sure}"
-    return f"{_capital(method(place.leader))} ahead of {the_method(difference.slow)}{sure}"
+    return f"{_capital(method(difference.fast))} ahead of {the_method(difference.slow)}{sure}"
 
 
 def _apart(place: Place, main: Place) -> str:
@@ -371,32 +371,34 @@ def _machines(cells: Sequence[Cell]) -> list[str]:
     told = several(number for cell in cells for number in cell.ran_on)
     if not told:
         return []
-    spread, num_cells, num_alike = machine_spread(cells)
-    apart = (
-        ""
-        if spread is None
-        else (
-            f"; {counted(num_cells, 'equal cell')} differ by {spread:.1%} between them (the median of their largest "
-            f"differences), {num_alike} of them with the same code and libraries"
-        )
-    )
-    return [f"Ran on {told}{apart}. Compare within one machine."]
+    spread = machine_spread(cells)
+    if spread is None:
+        return [f"Ran on {told}. Compare within one machine."]
+    apart, num_cells, num_alike = spread
+    differ = "differs" if num_cells == 1 else "differ"
+    return [
+        f"Ran on {told}; {counted(num_cells, 'equal cell')} {differ} by {apart:.1%} between them (the median of their "
+        f"largest differences), and {num_alike} of them had the same code and libraries on several. Compare within one "
+        "machine."
+    ]
 
 
-def machine_spread(cells: Sequence[Cell]) -> tuple[float | None, int, int]:
+def machine_spread(cells: Sequence[Cell]) -> tuple[float, int, int] | None:
     """How far medians of equal cells on separate devices are apart, relative to the smallest: the median over cells.
-    Their number, and that of those of which one code and one set of libraries ran on separate devices."""
+    Their number, and that of those which one core_id has on separate devices. None: there are no such cells."""
     found: dict[object, dict[int, list[float]]] = {}
-    alike = 0
-    for cell in cells:
-        if cell.is_of_a_length:
-            alike += len({where for where in cell.device_sets.values() if where is not None}) > 1
-            for key, ms in cell.step_ms.items():
-                if (where := cell.device_sets[key]) is not None:
-                    found.setdefault(cell.but(), {}).setdefault(where, []).append(ms)
-    middles = [[median(ms) for ms in sets.values()] for sets in found.values() if len(sets) > 1]
-    spread = median(max(each) / min(each) - 1 for each in middles) if middles else None
-    return spread, len(middles), alike
+    of_code: dict[object, dict[str, set[int]]] = {}
+    for cell in (each for each in cells if each.is_of_a_length):
+        options = cell.but()
+        for key, row in cell.launches.items():
+            if (where := row["device_set"]) is not None:
+                found.setdefault(options, {}).setdefault(where, []).append(cell.step_ms[key])
+                of_code.setdefault(options, {}).setdefault(str(row["core_id"]), set()).add(where)
+    middles = {options: [median(ms) for ms in sets.values()] for options, sets in found.items() if len(sets) > 1}
+    if not middles:
+        return None
+    alike = sum(any(len(sets) > 1 for sets in of_code[options].values()) for options in middles)
+    return median(max(each) / min(each) - 1 for each in middles.values()), len(middles), alike
 
 
 def _replicates(measured: Sequence[Cell]) -> list[str]:

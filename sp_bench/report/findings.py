@@ -27,10 +27,10 @@ INTRODUCTION = """# Results
 where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
 GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the interval holds 1, or the
 difference is below {smallest:.0%}. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
-Each ratio is of replicates of one campaign on one machine; where two methods have none, they are not compared. Times
-and other numbers are medians over all replicates: compare them within one campaign, since machines and code differ.
-`code` is the commit that the rows name; where rows come from a copy of the tree, CAMPAIGNS.md has the commit whose
-files were measured.
+Each ratio of two step times is of replicates that pair: of one campaign, on one machine, with one code. Without such
+replicates two methods are not compared. Times and other numbers are medians over all replicates: compare them within
+one campaign, since machines and code differ. `code` is the commit that the rows name; where rows come from a copy of
+the tree, CAMPAIGNS.md has the commit whose files were measured.
 """
 
 
@@ -109,7 +109,7 @@ def _net(settings: Sequence[Setting]) -> list[str]:
     heads = ("stack", "where", "baseline", "of its speed a GPU", "net ratio to the first", "evidence", "campaigns")
     about = (
         "Tokens/s a GPU over those of the same stack's baseline, where each GPU has a sequence of the same length, and "
-        "the ratio of the best such share over this one."
+        "the ratio of the best such share over this one. Each share is of one machine, two shares maybe of two."
     )
     return _section("Stacks net of their baseline", heads, rows, about)
 

@@ -57,18 +57,27 @@ def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> l
 
 def of_one_machine(keys: Iterable[str], *cells: Cell) -> list[str]:
     """Of these replicates those of one campaign on one machine, the most that there are: an interval is of no others.
-    Of equally many those of the first campaign by name."""
+    Of equally many those of the first campaign by name. An unknown machine is the known one, if there is one."""
+    machines = {key: {cell.device_sets.get(key) for cell in cells} - {None} for key in keys}
+    known: dict[str, set[int | None]] = {}
+    for key, found in machines.items():
+        known.setdefault(campaign_of(key), set()).update(found)
     groups: dict[tuple[str, int], list[str]] = {}
-    for key in keys:
-        machine = next((found for cell in cells if (found := cell.device_sets.get(key)) is not None), 0)
-        groups.setdefault((campaign_of(key), machine), []).append(key)
+    for key, found in machines.items():
+        campaign = campaign_of(key)
+        of = found or (known[campaign] if len(known[campaign]) == 1 else set())
+        groups.setdefault((campaign, next(iter(of), None) or 0), []).append(key)
     return groups[min(groups, key=lambda group: (-len(groups[group]), group))] if groups else []
+
+
+def pairs(over: Cell, under: Cell, campaign: str | None = None) -> list[str]:
+    """Keys of the replicates by which the two are compared."""
+    return of_one_machine(shared_replicates(over, under, campaign), over, under)
 
 
 def paired_ratio(over: Cell, under: Cell, campaign: str | None = None) -> PairedRatio | None:
     """None with fewer than 6 replicates of one campaign and machine that pair."""
-    shared = of_one_machine(shared_replicates(over, under, campaign), over, under)
-    return median_ratio([over.step_ms[key] / under.step_ms[key] for key in shared])
+    return median_ratio([over.step_ms[key] / under.step_ms[key] for key in pairs(over, under, campaign)])
 
 
 def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
@@ -83,14 +92,13 @@ def ratio_of_medians(over: Cell, under: Cell) -> float:
 
 
 def ratio_of_pairs(over: Cell, under: Cell, campaign: str | None = None) -> float | None:
-    """The paired ratio; below 6 pairs of one campaign and machine the ratio of the medians over all replicates that
-    pair. None: no two do, so that campaigns and machines would be compared as well."""
+    """The paired ratio; below 6 pairs the ratio of the medians over them. None: no replicates pair, so that campaigns,
+    machines or code would be compared as well."""
     if (paired := paired_ratio(over, under, campaign)) is not None:
         return paired.ratio
-    shared = shared_replicates(over, under, campaign)
-    if not shared:
+    if not (keys := pairs(over, under, campaign)):
         return None
-    return median(over.step_ms[key] for key in shared) / median(under.step_ms[key] for key in shared)
+    return median(over.step_ms[key] for key in keys) / median(under.step_ms[key] for key in keys)
 
 
 def rounded_ratio(over: Cell, under: Cell) -> tuple[str, str]:

@@ -21,16 +21,16 @@ from sp_bench.report.ratios import (
     by_speed,
     fastest,
     paired_ratio,
+    pairs,
     ranked,
     ratio_of_pairs,
-    shared_replicates,
     times,
 )
 from sp_bench.report.series import shared_values
 from sp_bench.report.time_parts import kernel_alone
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
-AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "never in one campaign on one machine"
+AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "not compared: no replicates pair"
 QUESTION = ("ulysses", "ring")  # what this benchmark asks about
 NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method
 
@@ -72,8 +72,19 @@ class Difference:
     @property
     def overlaps(self) -> bool:
         """Whether a replicate of `slow` was no slower than one of `fast`, of those that pair."""
-        shared = shared_replicates(self.slow, self.fast)
-        return min(self.slow.step_ms[key] for key in shared) <= max(self.fast.step_ms[key] for key in shared)
+        keys = pairs(self.slow, self.fast)
+        return min(self.slow.step_ms[key] for key in keys) <= max(self.fast.step_ms[key] for key in keys)
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether `slow` is the faster one, by more than a tie."""
+        return self.ratio is not None and self.ratio < 1 and self.outcome != TIE
+
+    @property
+    def turned(self) -> "Difference":
+        """With the faster one as `fast`, by the replicates that pair."""
+        is_slower = self.ratio is not None and self.ratio < 1
+        return Difference(self.slow, self.fast, self.smallest) if is_slower else self
 
     @property
     def words(self) -> str:
@@ -137,7 +148,8 @@ class Place:
 
     @property
     def difference(self) -> Difference | None:
-        return None if self.rival is None else Difference(self.leader, self.rival, self.smallest)
+        """Of these two, the faster one first."""
+        return None if self.rival is None else Difference(self.leader, self.rival, self.smallest).turned
 
     def of_kind(self, name: str) -> Cell | None:
         """Our fastest cell of a method."""
@@ -210,15 +222,18 @@ class Setting:
 
 
 def leader(cells: Sequence[Cell], smallest: float) -> Cell:
-    """The fastest of those that most others ran beside, or whoever is faster than it by more than a tie."""
-    pairs = {c.cell_id: sum(bool(shared_replicates(c, other)) for other in cells if other is not c) for c in cells}
-    first, *others = sorted(cells, key=lambda cell: (-pairs[cell.cell_id], *by_speed(cell)))
-    for other in others:
-        found = Difference(first, other, smallest)
-        equal = pairs[other.cell_id] == pairs[first.cell_id]
-        if found.ratio is not None and found.ratio < 1 and (equal or found.outcome != TIE):
-            first = other
-    return first
+    """Whom no other is ahead of by more than a tie, or the fewest; of several the one beside which most others ran, and
+    then the fastest by its median over all replicates."""
+    found = {
+        cell.cell_id: [Difference(cell, other, smallest) for other in cells if other is not cell] for cell in cells
+    }
+
+    def order(cell: Cell) -> tuple[Any, ...]:
+        of_others = found[cell.cell_id]
+        num_beside = sum(each.ratio is not None for each in of_others)
+        return (sum(each.is_behind for each in of_others), -num_beside, *by_speed(cell))
+
+    return min(cells, key=order)
 
 
 def place_key(cell: Cell) -> tuple[Any, ...]:

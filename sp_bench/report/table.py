@@ -37,8 +37,8 @@ HEADS = (
     "ratio to the first",
 )
 CAPTION = (
-    "Medians over replicates. Ratio: step time over that of the first line of its group, by the replicates of one "
-    "campaign and machine, with an interval from 6 of them on; a dash where there are none."
+    "Medians over replicates. Ratio: step time over that of the first line of its group, by replicates that pair (of "
+    "one campaign and machine), with an interval from 6 pairs on; a dash where there are none."
 )
 LONGEST_CAPTION = (
     "Where memory runs out, as a bracket. At least, not reached: nothing longer has a row that says whether it fits. "

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sp_bench.report.cards import card, verdict
+from sp_bench.report.cards import card, machine_spread, verdict
 from sp_bench.report.cells import Cell, cells
 from sp_bench.report.comparison import compare
 from sp_bench.report.formats import MISSING
@@ -81,12 +81,14 @@ def test_what_never_ran_side_by_side_is_not_compared(tmp_path: Path) -> None:
     assert (place.leader, place.rival, place.best[0]) == (ulysses, ring, gather)
     told = card(settings(found)[0])
     assert told.verdict.endswith(
-        "is 1.20x as fast as the contiguous ring. Not compared, since never beside it in one campaign on one machine: "
-        "the contiguous all-gather."
+        "is 1.20x as fast as the contiguous ring. Not compared with it, since no replicates pair: the contiguous "
+        "all-gather."
     )
     ((*_, (group,)),) = [(t.setting, t.groups) for t in tables(settings(found))]
     assert [line.texts[-1] for line in group.lines] == ["", MISSING, "1.20x"]
-    assert verdict(place_of([gather, ring])).startswith("Not compared, since it never ran in one campaign")
+    assert verdict(place_of([gather, ring])) == (
+        "Not compared, since no replicates pair: the contiguous all-gather and the contiguous ring."
+    )
 
 
 def test_separate_machines_of_one_campaign_are_no_pair_either(tmp_path: Path) -> None:
@@ -117,6 +119,49 @@ def test_the_interval_is_of_the_campaign_and_machine_with_the_most_pairs(tmp_pat
     assert (len(shared), len(of_one_machine(shared, ring, ulysses)), paired.pairs, paired.ratio) == (14, 6, 6, 1.1)
     assert ring.interval_ms is None
     assert paired_ratio(ring, ulysses, "a") is None
+
+
+def test_pairs_of_several_campaigns_give_no_ratio_together(tmp_path: Path) -> None:
+    """By the medians over all of them Ulysses would be 1.58x as fast."""
+    campaigns = {
+        "a": on("x", {"ulysses": 10, "ring": 9.5}) + on("y", {"ulysses": 20, "ring": 19}, first=1),
+        "b": on("x", {"ulysses": 12, "ring": 20}),
+    }
+    place = place_of(cells_in(tmp_path, campaigns))
+    assert verdict(place) == "By medians, without intervals, the contiguous ring is 1.05x as fast as Ulysses."
+    assert not place.differences[0].overlaps
+
+
+def test_a_machine_that_some_rows_do_not_name_is_the_one_that_the_others_name(tmp_path: Path) -> None:
+    rows = on("x", {"ulysses": 10, "ring": 11}, 6)
+    for each in rows[::2]:
+        each["environment"] = {**each["environment"], "device_uuids": None}
+    found = cells_in(tmp_path, {"a": rows})
+    paired = paired_ratio(*sorted(found, key=lambda c: c.asked["method"]))
+    assert paired is not None
+    assert paired.pairs == 6
+
+
+def test_whoever_is_ahead_of_the_leader_is_named_as_the_faster_one(tmp_path: Path) -> None:
+    """Each is ahead of another in a campaign of its own, so that none leads."""
+    campaigns = {
+        "a": on("x", {"ulysses": 10, "ring": 9}, 6),
+        "b": on("y", {"ring": 10, "all_gather": 9}, 6),
+        "c": on("z", {"all_gather": 10, "ulysses": 9}),
+    }
+    told = card(settings(cells_in(tmp_path, campaigns))[0])
+    assert not told.proven
+    assert "0.9" not in told.verdict
+    assert told.verdict[0].isupper()
+    assert "1.11x [1.11, 1.11] as fast as" in told.verdict
+
+
+def test_equal_cells_on_separate_machines_are_counted_by_their_code(tmp_path: Path) -> None:
+    campaigns = {"a": on("x", {"ulysses": 10}), "b": on("y", {"ulysses": 11})}
+    assert machine_spread(cells_in(tmp_path / "1", campaigns)) == (pytest.approx(0.1), 1, 1)
+    campaigns["b"] = [each | {"env_id": "f" * 8, "core_id": "f" * 8} for each in campaigns["b"]]
+    assert machine_spread(cells_in(tmp_path / "2", campaigns)) == (pytest.approx(0.1), 1, 0)
+    assert machine_spread(cells_in(tmp_path / "3", {"a": campaigns["a"]})) is None
 
 
 def test_replicates_of_two_campaigns_have_no_interval_together(tmp_path: Path) -> None:
