@@ -153,7 +153,8 @@ def proof_seq_len(config: TrialConfig) -> int:
 
 
 def proof_config(config: TrialConfig) -> TrialConfig:
-    """`config` with PROOF_LAYERS layers, and with as many tiles of the loss and of MLPs as the timed length has."""
+    """`config` with fewer layers, and with as many tiles of the loss and of MLPs as the timed length has, or more, or
+    one a token."""
     workload = config.workload
     layers = OFFLOADED_PROOF_LAYERS if workload.checkpoint_offload else PROOF_LAYERS
     tiles = {
