@@ -69,9 +69,8 @@ def run(
     ):
         accelerator = _accelerator(config)
         model = _build(config, seq_len, device)
-        model, optimizer, loader = accelerator.prepare(
-            model, train.make_optimizer(model, config.workload), _loader(config, texts)
-        )
+        optimizer = train.make_optimizer(model.parameters(), config.workload)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, _loader(config, texts))
         num_labelled = config.num_sequences * config.num_labels(texts[0].shape[1] - 1) / size / config.world_size
         training = Training(accelerator, model, optimizer, config, num_labelled, token_losses, watch)
         model.loss_function = training.recorded(model.loss_function)

@@ -179,7 +179,7 @@ def _trainer(
         def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
             # The optimizer of all engines: the Trainer's own decays neither norms nor biases. For host memory
             # Accelerate makes DeepSpeed's Adam of it, and without AdamW's decay unless it is torch's AdamW.
-            self.optimizer = train.make_optimizer(self.model, config.workload)
+            self.optimizer = train.make_optimizer(self.model.parameters(), config.workload)
             return self.optimizer
 
     class Ticking(TrainerCallback):

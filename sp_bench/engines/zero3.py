@@ -111,7 +111,7 @@ def make_optimizer(model: nn.Module, config: TrialConfig) -> torch.optim.Optimiz
     """The optimizer of `train.make_optimizer`, which steps wherever DeepSpeed puts its fp32 parameters, or DeepSpeed's
     own Adam for host memory."""
     if config.engine.optimizer_offload != "deepspeed_cpu_adam":
-        return train.make_optimizer(model, config.workload)
+        return train.make_optimizer(model.parameters(), config.workload)
     from deepspeed.ops.adam import DeepSpeedCPUAdam  # pyright: ignore[reportMissingImports]
 
     options = {"betas": train.BETAS, "eps": train.EPS, "weight_decay": train.WEIGHT_DECAY, "adamw_mode": True}

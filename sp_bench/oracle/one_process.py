@@ -66,7 +66,7 @@ def run_steps(
     compute_dtype: of activations and gradients; parameters are kept and updated in `train.stored_dtype`.
     """
     decoder = _initialised(config, device)
-    optimizer = train.make_optimizer(decoder, config.workload)
+    optimizer = train.make_optimizer(decoder.parameters(), config.workload)
     return [step(config, decoder, optimizer, sequences.to(device), compute_dtype) for sequences in batches]
 
 
@@ -90,7 +90,8 @@ def step(
     """One optimizer step on `sequences` [m*D*B,S+1]."""
     token_losses = _accumulate(config, decoder, sequences, compute_dtype)
     loss = token_losses.sum() / num_labels(config, sequences)
-    return train.StepResult(loss, train.update(decoder, optimizer, config.workload.max_grad_norm), token_losses)
+    norm = train.update([*decoder.parameters()], optimizer, config.workload.max_grad_norm)
+    return train.StepResult(loss, norm, token_losses)
 
 
 def num_labels(config: TrialConfig, sequences: Tensor) -> int:

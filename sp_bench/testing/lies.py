@@ -155,8 +155,8 @@ def _sgd() -> None:
 
     from sp_bench.training import train
 
-    def sgd(decoder: Any, workload: Any) -> Any:
-        return SGD(decoder.parameters(), lr=workload.learning_rate, momentum=0.9)
+    def sgd(parameters: Any, workload: Any) -> Any:
+        return SGD(parameters, lr=workload.learning_rate, momentum=0.9)
 
     train.make_optimizer = sgd
 
@@ -167,8 +167,8 @@ def _tenfold_learning_rate() -> None:
 
     honest = train.make_optimizer
 
-    def make(decoder: Any, workload: Any) -> Any:
-        return honest(decoder, replace(workload, learning_rate=10 * workload.learning_rate))
+    def make(parameters: Any, workload: Any) -> Any:
+        return honest(parameters, replace(workload, learning_rate=10 * workload.learning_rate))
 
     train.make_optimizer = make
 
@@ -178,7 +178,9 @@ def _not_clipped() -> None:
     from sp_bench.training import train
 
     honest = train.update
-    train.update = lambda decoder, optimizer, max_grad_norm: honest(decoder, optimizer, None)
+    train.update = lambda parameters, optimizer, max_grad_norm, **options: honest(
+        parameters, optimizer, None, **options
+    )
 
 
 def _loss_times(factor: float) -> Callable[[], None]:
@@ -445,16 +447,16 @@ def _half_the_text() -> None:
 
 def _last_layer_not_updated() -> None:
     """The optimizer gets no gradient of the last layer."""
-    from sp_bench.training import train
+    from sp_bench.engines.fsdp2 import Training
 
-    honest = train.update
+    honest = Training._hand_over_gradients
 
-    def update(decoder: Any, *args: Any, **options: Any) -> Any:
-        for parameter in decoder.blocks[-1].parameters():
+    def hand_over(self: Any) -> None:
+        for parameter in self.decoder.blocks[-1].parameters():
             parameter.grad = None
-        return honest(decoder, *args, **options)
+        honest(self)
 
-    train.update = update
+    Training._hand_over_gradients = hand_over
 
 
 def _fallback_kernel_in_every_second_layer() -> None:

@@ -5,7 +5,7 @@ tokens of a sequence; P ranks share a sequence; s = S'/P local tokens. Every ran
 one loss, so gradients are summed over all of them and never averaged.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.nn import Parameter
 from torch.nn import functional as F
 
 from sp_bench import kernels, methods
@@ -190,12 +191,12 @@ def stored_dtype(dtype: str) -> torch.dtype:
     return torch.float64 if dtype == "float64" else torch.float32
 
 
-def make_optimizer(decoder: torch.nn.Module, workload: WorkloadConfig) -> torch.optim.Optimizer:
+def make_optimizer(parameters: Iterable[Parameter], workload: WorkloadConfig) -> torch.optim.Optimizer:
     assert workload.learning_rate is not None
     if workload.optimizer == "adamw":
         options = {"betas": BETAS, "eps": EPS, "weight_decay": WEIGHT_DECAY}
-        return torch.optim.AdamW(decoder.parameters(), lr=workload.learning_rate, fused=True, **options)
-    return torch.optim.SGD(decoder.parameters(), lr=workload.learning_rate, momentum=MOMENTUM)
+        return torch.optim.AdamW(parameters, lr=workload.learning_rate, fused=True, **options)
+    return torch.optim.SGD(parameters, lr=workload.learning_rate, momentum=MOMENTUM)
 
 
 def make_moments(optimizer: torch.optim.Optimizer) -> None:
@@ -259,32 +260,34 @@ def _host_norm(shards: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(rows, dtype=torch.float64).to(rows.dtype)
 
 
-def _total_norm(gradients: list[Tensor], *, on_host: bool) -> Tensor:
-    """The norm of all gradients over all ranks, on the device on which they are computed. on_host: they are in host
-    memory."""
-    shards = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
-    if not shards or not on_host:
-        norm = torch.nn.utils.get_total_norm(gradients)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
-    # One number of each rank goes to the device, because NCCL sends from there.
-    mesh, own = shards[0].device_mesh, _host_norm([shard.to_local() for shard in shards])
-    squares = own.square().to(mesh.device_type)
+def _total_norm(gradients: list[Tensor], mesh: DeviceMesh | None, *, on_host: bool) -> Tensor:
+    """As `update` has it, on the device on which gradients are computed."""
+    own = _host_norm(gradients) if on_host else torch.nn.utils.get_total_norm(gradients)
+    if mesh is None:
+        return own
+    squares = own.square().to(mesh.device_type)  # NCCL sends from devices
     dist.all_reduce(squares, group=mesh.get_group(mesh.ndim - 1))  # replicas have the same gradients
     return squares.sqrt()
 
 
 def update(
-    decoder: Decoder, optimizer: torch.optim.Optimizer, max_grad_norm: float | None, *, on_host: bool = False
+    parameters: Collection[Parameter],
+    optimizer: torch.optim.Optimizer,
+    max_grad_norm: float | None,
+    *,
+    mesh: DeviceMesh | None = None,
+    on_host: bool = False,
 ) -> Tensor:
     """Clip the gradient if `max_grad_norm` is given, and take the optimizer step. Returns the norm before clipping.
 
+    mesh: over its last axis the gradient is sharded, and these are this rank's parts; None: they are whole.
     on_host: parameters, gradients and moments are in host memory.
     """
-    gradients = [p.grad for p in decoder.parameters() if p.grad is not None]
+    gradients = [p.grad for p in parameters if p.grad is not None]
     with ledger.phase("other"):
-        norm = _total_norm(gradients, on_host=on_host)
+        norm = _total_norm(gradients, mesh, on_host=on_host)
         if max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(decoder.parameters(), max_grad_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
     with ledger.phase("optimizer"):
         optimizer.step()
         optimizer.zero_grad()

@@ -255,7 +255,9 @@ def check_adam(rank: int, engine: str) -> None:
 
     with (
         mock.patch.object(zero3, "settings", settings),
-        mock.patch.object(zero3, "make_optimizer", lambda model, config: train.make_optimizer(model, config.workload)),
+        mock.patch.object(
+            zero3, "make_optimizer", lambda model, config: train.make_optimizer(model.parameters(), config.workload)
+        ),
     ):
         refused(config, "DeepSpeedCPUAdam on cpu was to update the parameters, and AdamW on cpu did")
 

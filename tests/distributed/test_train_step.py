@@ -122,9 +122,9 @@ def check_parameters_after_a_step(config: TrialConfig) -> None:
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
     alone: list[torch.Tensor] = []
 
-    def keep(decoder, optimizer, max_grad_norm):
-        norm = real_update(decoder, optimizer, max_grad_norm)
-        alone.extend(p.detach().clone() for p in decoder.parameters())
+    def keep(parameters, optimizer, max_grad_norm):
+        norm = real_update(parameters, optimizer, max_grad_norm)
+        alone.extend(p.detach().clone() for p in parameters)
         return norm
 
     real_update = train.update
@@ -233,7 +233,7 @@ def gradients_of_the_last_micro_batch() -> Iterator[None]:
     real = fsdp2.Training._accumulate
 
     def forgetful(self, batch: train.Batch, num_valid_tokens: int) -> torch.Tensor:
-        self.optimizer.zero_grad()
+        self.decoder.zero_grad()
         return real(self, batch, num_valid_tokens)
 
     with mock.patch.object(fsdp2.Training, "_accumulate", forgetful):
@@ -317,15 +317,15 @@ def check_wrong_training_is_refused() -> None:
 
 @contextmanager
 def updating(change: Callable[..., None], *, before: bool = False) -> Iterator[None]:
-    """A mistake: beside each update, `change(decoder, optimizer)` is called, before it or after it."""
+    """A mistake: beside each update, `change(parameters, optimizer)` is called, before it or after it."""
     real = train.update
 
-    def changed(decoder, optimizer, max_grad_norm):
+    def changed(parameters, optimizer, max_grad_norm, **options):
         if before:
-            change(decoder, optimizer)
-        norm = real(decoder, optimizer, max_grad_norm)
+            change(parameters, optimizer)
+        norm = real(parameters, optimizer, max_grad_norm, **options)
         if not before:
-            change(decoder, optimizer)
+            change(parameters, optimizer)
         return norm
 
     with mock.patch.object(train, "update", changed):
@@ -333,23 +333,23 @@ def updating(change: Callable[..., None], *, before: bool = False) -> Iterator[N
 
 
 @torch.no_grad()
-def negate_gradients(decoder, optimizer) -> None:
-    for parameter in decoder.parameters():
+def negate_gradients(parameters, optimizer) -> None:
+    for parameter in parameters:
         parameter.grad.neg_()
 
 
 @torch.no_grad()
-def scale_parameters(decoder, optimizer) -> None:
-    for parameter in decoder.parameters():
+def scale_parameters(parameters, optimizer) -> None:
+    for parameter in parameters:
         parameter *= 1 + 1e-4
 
 
-def forget_moments(decoder, optimizer) -> None:
+def forget_moments(parameters, optimizer) -> None:
     optimizer.state.clear()
 
 
-def update_again(decoder, optimizer) -> None:
-    for parameter in decoder.parameters():
+def update_again(parameters, optimizer) -> None:
+    for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
     optimizer.zero_grad()
@@ -360,8 +360,8 @@ def optimizer_without_the_head() -> Iterator[None]:
     """A mistake: the optimizer does not know the last parameter."""
     real = train.make_optimizer
 
-    def some(decoder, workload):
-        optimizer = real(decoder, workload)
+    def some(parameters, workload):
+        optimizer = real(parameters, workload)
         optimizer.param_groups[0]["params"].pop()
         return optimizer
 

@@ -1,14 +1,13 @@
 """The update that all training steps end with."""
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 
 from sp_bench import kernels
 from sp_bench.training import limit, train
-from sp_bench.training.model import Decoder
 
 LEARNING_RATE = 0.5
 
@@ -21,7 +20,7 @@ def test_a_gradient_is_clipped_if_asked_and_its_norm_is_that_of_before(max_grad_
     before = layer.weight.detach().clone()
     layer.weight.grad = torch.tensor([[6.0, 8.0]])
     optimizer = torch.optim.SGD(layer.parameters(), lr=LEARNING_RATE)
-    norm = train.update(cast(Decoder, layer), optimizer, max_grad_norm)
+    norm = train.update([*layer.parameters()], optimizer, max_grad_norm)
     assert float(norm) == pytest.approx(10.0)
     moved = before - layer.weight.detach()
     assert float(moved.norm()) == pytest.approx(LEARNING_RATE * step_length, rel=1e-4)
@@ -34,7 +33,7 @@ def test_an_optimizer_that_has_its_moments_takes_the_same_first_step(optimizer: 
     workload = replace(make_config(workload="train_step").workload, optimizer=optimizer, learning_rate=0.1)
     plain, early = (torch.nn.Linear(3, 2) for _ in range(2))
     early.load_state_dict(plain.state_dict())
-    optimizers = [train.make_optimizer(module, workload) for module in (plain, early)]
+    optimizers = [train.make_optimizer(module.parameters(), workload) for module in (plain, early)]
     gradients = []  # of each step that makes moments
     watched = optimizers[1].register_step_pre_hook(
         lambda *_: gradients.append(sum(p.grad is not None for p in early.parameters()))
