@@ -38,7 +38,7 @@ ONE_LAYER = replace(TINY, num_layers=1)
 TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
 SENT_AGAIN = {  # ops of the attention, by what is recomputed and method
     "full": {"ulysses": {"all_to_all"}, "ring": {"send"}, "all_gather": {"all_gather"}, "usp": {"all_to_all", "send"}}
-    | {"upipe": {"all_to_all"}, "double_ring": {"send"}},
+    | {"upipe": {"all_to_all"}, "double_ring": {"send"}, "deepspeed_ulysses_hf": {"all_to_all", "all_gather"}},
     "selective_output": {"ulysses": {"all_to_all"}, "usp": {"all_to_all"}},
 }
 TILES = {"loss_tile_tokens": 7}
