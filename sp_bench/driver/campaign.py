@@ -298,7 +298,8 @@ def _device_time(
     """How long what is left would keep GPUs busy. Without GPUs here, as on a login node, what any machine could run
     counts."""
     left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
-    refused = {cell_id: machine.refusal(config) for cell_id, config in {t.cell_id: t.config for t in left}.items()}
+    cells = {trial.cell_id: trial.config for trial in left}  # of which replicates are many
+    refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
     asked = [trial.config for trial in left if refused[trial.cell_id] is None]
     listed = [seconds for config in asked if (seconds := trial_s(config, machine.device_name)) is not None]
     searched = [seconds for each in begun if (seconds := each.left_s)]

@@ -126,7 +126,7 @@ def local_shards(decoder: Decoder) -> dict[str, Parameter]:
     """This rank's part of each parameter, in the memory that FSDP trains on, by the parameter's name.
 
     The optimizer updates these plain tensors. Of 400 DTensors, a norm, clipping and an update take the host 40 ms more
-    in each step, and 7 s more in the first, which asks how each operation is sharded (one core of a server).
+    in each step, and 7 s more in the first, which asks how each operation is sharded (torch 2.13, one core).
     """
     return {
         name: Parameter(cast(DTensor, parameter.detach()).to_local()) for name, parameter in decoder.named_parameters()
@@ -185,7 +185,7 @@ class Training:
         norm = train.update(
             self.shards.values(), self.optimizer, self.max_grad_norm, mesh=self.mesh, on_host=self.on_host is not None
         )
-        return StepResult(loss, norm, losses, self.on_host and self.on_host.ms)
+        return StepResult(loss, norm, losses, None if self.on_host is None else self.on_host.ms)
 
     def _parts(self) -> Iterator[Part]:
         return (part._replace(updated=self.shards[part.name]) for part in train.parts(self.decoder))

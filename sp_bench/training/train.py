@@ -52,7 +52,7 @@ class Part(NamedTuple):
     name: str  # of the parameter in our decoder
     whole: Tensor  # summed over all ranks and micro-batches, and gathered
     local: Tensor  # of `whole`, what this rank updates
-    updated: Tensor  # the tensor that the optimizer updates: the parameter, or a buffer that holds several
+    updated: Tensor  # the tensor that the optimizer updates: a parameter, a shard, or a buffer of several
     offset: int | Tensor  # where in `updated`, flat, this rank's part begins; or where each of its elements is
 
 
@@ -261,7 +261,7 @@ def _host_norm(shards: list[Tensor]) -> Tensor:
 
 
 def _total_norm(gradients: list[Tensor], mesh: DeviceMesh | None, *, on_host: bool) -> Tensor:
-    """As `update` has it, on the device on which gradients are computed."""
+    """The norm of all gradients over all ranks, on the device that computes them. mesh, on_host: as in `update`."""
     own = _host_norm(gradients) if on_host else torch.nn.utils.get_total_norm(gradients)
     if mesh is None:
         return own

@@ -137,7 +137,7 @@ def test_offloaded_checkpoints_change_no_step(world_size: int) -> None:
 
 def check_compiled(rank: int, world_size: int, backend: str | None = None) -> None:
     """Of one model and two lengths, so that all methods share what is compiled. The single step comes first: on two
-    ranks or more its length is compiled in its warm-up. One rank takes it alone: g++ takes a second for each file."""
+    ranks or more its length is compiled in its warm-up. One rank has one length: g++ takes a second for each file."""
     if backend is not None:
         torch.compile = functools.partial(torch.compile, backend=backend)
     single = replace(TRAIN, model_code="compiled", single_step=True, timed_steps=1)
@@ -147,7 +147,7 @@ def check_compiled(rank: int, world_size: int, backend: str | None = None) -> No
     method = MethodConfig("ring", dkv_dtype="input") if world_size > 1 else METHODS[1][0][0]
     config = trial(method, world_size, seq_len=48, workload=single, model=model)
     assert check_counted_bytes(config).columns["compile_s"] > 0
-    configs = trials(world_size, model_code="compiled", warmup_steps=1) if world_size > 1 else ()
+    configs = trials(world_size, model_code="compiled", warmup_steps=1)
     configs = (config for config in configs if not config.method.head_chunks)
     several = ("selective_output", "full", "selective") if world_size == 3 else ("selective_output",)
     for config, checkpointing in zip(configs, several, strict=False):
@@ -253,8 +253,7 @@ def check_sharding_options(rank: int, world_size: int) -> None:
     kept = EngineConfig(reshard_after_forward=False, reduce_gradients="last_micro_batch", forward_prefetch=1)
     ahead = EngineConfig(forward_prefetch=2, backward_prefetch=3)
     all_trials = trials(world_size, micro_batches=2, activation_checkpointing="selective")
-    apart = (config for config in all_trials if config.method.name in ("ulysses", "ring"))  # sharding knows no method
-    for number, several in enumerate(config for config in apart if not config.method.head_chunks):
+    for number, several in enumerate(config for config in all_trials if not config.method.head_chunks):
         once, prefetched = (replace(several, engine=engine) for engine in (kept, ahead))
         found, expected = (check_counted_bytes(each).counts for each in (once, prefetched))
         if number == 0:  # bytes are those predicted with each; here calls too are
