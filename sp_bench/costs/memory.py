@@ -179,8 +179,6 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
         return _unmodelled_option(config)
     if config.dtype != "bfloat16" or workload.optimizer != "adamw":
         return f"committed rows of engine {engine} have AdamW in bfloat16"
-    if engine == "megatron" and workload.activation_checkpointing == "none":
-        return "what TransformerEngine's layers keep in all is in no committed row that ran"
     return None
 
 
@@ -373,10 +371,10 @@ def _megatron_peak(config: TrialConfig) -> Peak:
 
 
 def _megatron_kept_bytes(config: TrialConfig) -> int:
-    """What a layer keeps of a token: its input, and where only its MLP runs again (`selective`) all that its
-    attention's half keeps, and the MLP's input."""
-    model = config.model
-    if config.workload.activation_checkpointing == "full":
+    """What a layer keeps of a token: its input. Where only its MLP runs again (`selective`), also all that its
+    attention's half keeps, and the MLP's input. Where nothing does, also what the MLP's norm and products read."""
+    model, checkpointing = config.model, config.workload.activation_checkpointing
+    if checkpointing == "full":
         return model.hidden_size * BF16
     q_and_k = (model.num_heads + model.num_kv_heads) * model.head_dim
     attended = q_and_k + (model.num_kv_heads + model.num_heads) * model.head_dim  # q, k, v and the output
@@ -385,6 +383,9 @@ def _megatron_kept_bytes(config: TrialConfig) -> int:
     normed = q_and_k if model.qk_norm else 0  # what the norms of q and k read
     elements = 3 * model.hidden_size + normed + attended + returned
     norms = 1 + (model.num_heads + model.num_kv_heads if model.qk_norm else 0)  # one fp32 each, and the log-sum-exp's
+    if checkpointing == "none":
+        elements += model.hidden_size + 3 * model.intermediate_size  # normed; gate, up and their product
+        norms += 1
     return elements * BF16 + (norms + model.num_heads) * FP32
 
 
