@@ -343,22 +343,26 @@ def whole_steps() -> Iterator[str]:
     yield f"At 32,768 and 65,536 tokens our step is {over_published} as fast as that of `hf_deepspeed`"
     yield f"at its published settings ({replicates(*ours, *published)} each)"
     (of_best,) = {len(each.step_ms) for each in best}
-    yield f"and {over_best} as fast as that at its best ({len(ours[0].step_ms)} of ours, {of_best} of theirs)"
+    yield f"and {over_best} as fast as that on cuDNN with Liger's kernels ({len(ours[0].step_ms)} of ours, "
+    yield f"{of_best} of theirs). "
+    (none, megatron_none), _, theirs = stacks_on_one_kernel()
+    assert Difference(none, megatron_none).outcome == TIE
+    yield f"step takes {times(time_over(megatron_none, none))} as long as ours and holds {gib(megatron_none)} against"
+    yield f"{gib(none)} GiB a GPU ({replicates(none, megatron_none)})"
     best, alike, (megatron, *others) = best_of_stacks()
-    assert len(others) == 3
-    again, alike_again, others_again = stacks_again()
-    yield f"at their best, 2 H100s, {shared(whole(each.asked['seq_len']) for each in (best, again))} tokens: ours leads"
-    over_best, over_alike = (
-        span(time_over(each, than) for of_one, than in ((others, first), (others_again, second)) for each in of_one)
-        for first, second in ((best, again), (alike, alike_again))
-    )
-    yield f"by {ratio(megatron, best)} over Megatron's and by {over_best} over Hugging Face's"
-    yield f"on cuDNN, which they ran on, by {ratio(megatron, alike)} and {over_alike}"
-    yield f"({replicates(best, alike, megatron, *others, again, alike_again, *others_again)})"
-    _, alike, (megatron, *_) = stacks_with_room()
-    assert 1 < time_over(megatron, alike) < 1.01
-    yield f"Where Megatron recomputes less, too ({whole(alike.asked['seq_len'])} tokens, 2 H200s), its step ties with"
-    yield f"ours on cuDNN, and takes {float(gib(megatron)) / float(gib(alike)):.2f}x the memory"
+    _, alike_again, others_again = stacks_again()
+    on_each = f"{ratio(megatron, alike)} as fast, and {ratio(megatron, best)} on FlashAttention-4"
+    yield f"ours is {on_each} ({replicates(best, alike, megatron)})"
+    yield f"With nothing recomputed it is {span(time_over(each, none) for each in theirs)} as fast"
+    yield f"on 2 H200s ({replicates(none, *theirs)})"
+    assert {each.asked["engine"] for each in others} == {"trl_sft", "hf_deepspeed", "hf_fsdp2"}
+    on_h100s = span(time_over(e, own) for own, found in ((alike, others), (alike_again, others_again)) for e in found)
+    yield f"with attention kept {on_h100s} on 2 H100s ({replicates(alike, alike_again, *others, *others_again)})"
+    net, *others = ([each.cell for each in found] for found in net_of_baselines())
+    hugging_face = [each for found in others for each in found if each.asked["engine"] != "megatron"]
+    as_much = {r: each for each in hugging_face for own in net if (r := ratio_of_pairs(each, own)) is not None}
+    assert len(as_much) == 3  # on the second machine theirs ran on another pair of GPUs
+    yield f"With as much recomputed it leads by {span(as_much)} (2 H200s, {replicates(*net, *as_much.values())})"
 
 
 @line("- Longest sequence of Qwen3-4B in 79.6 GiB a GPU", every_number=True)
@@ -589,6 +593,8 @@ def hugging_face_on_4() -> Iterator[str]:
     yield f"At 32,768 tokens by {ratio(published[0], short)} ({ms(short)} against {ms(published[0])} ms)"
     yield f"at 98,304 by {ratio(published[2], long)} ({ms(long)} against {ms(published[2])} ms)"
     assert {*published[0].flags} == {"transient", "unsettled"}
+    without = [f"{memory.peak(not_recomputed(best_on_4(each))).bytes / GIB:.0f}" for each in ON_4[:3]]
+    yield f"Its best should fit without recomputation, too, up to {whole(ON_4[2])} tokens ({', '.join(without)} GiB by"
     alone = cell(STEPS_ON_4, THEIRS, seq_len=65536, **FA2), kept_alone()
     yield f"On another machine, in {replicates(*alone)}, it is {ratio(*alone)}"
     best = [best_on_4(each) for each in ON_4]
@@ -680,6 +686,44 @@ def of_stacks(name: str, megatron: dict[str, str], variant: str) -> tuple[Cell, 
 def stacks_with_room() -> tuple[Cell, Cell, list[Cell]]:
     """As `best_of_stacks`, where Megatron has the memory to keep attention."""
     return of_stacks("h200x2_engines", {"variant": "a2a", "activation_checkpointing": "selective"}, "alltoall")
+
+
+def stacks_on_one_kernel() -> tuple[tuple[Cell, Cell], tuple[Cell, Cell], list[Cell]]:
+    """All on cuDNN: ours and Megatron's with nothing recomputed; ours with attention kept and Megatron's without its
+    MLPs; and Hugging Face's two, which recompute whole layers."""
+    name = "h200x2_engines_3"
+    none, selective = (
+        (cell(name, "ulysses", **asked), cell(name, "transformer_engine", **asked))
+        for asked in ({"activation_checkpointing": each} for each in ("none", "selective"))
+    )
+    return none, selective, [cell(name, method) for method in (THEIRS, "torch_context_parallel")]
+
+
+@line("Whole steps of four stacks on cuDNN, 2 H200s, 32,768 tokens")
+def stacks_at_32768() -> Iterator[str]:
+    (none, megatron_none), (kept, megatron_kept), theirs = stacks_on_one_kernel()
+    assert Difference(none, megatron_none).outcome == Difference(kept, megatron_kept).outcome == TIE
+    yield f"where nothing is recomputed: {ms(megatron_none)} against {ms(none)} ms"
+    yield f"It holds {gib(megatron_none)} GiB a GPU, ours {gib(none)}"
+    yield f"Where its MLPs are recomputed, and ours recomputes all but attention, it takes {ms(megatron_kept)} ms and"
+    yield f"{gib(megatron_kept)} GiB, and ours {ms(kept)} ms and {gib(kept)} GiB"
+    deepspeed, fsdp2 = theirs
+    yield f"by {ratio(deepspeed, none)} over `hf_deepspeed` and {ratio(fsdp2, none)} over `hf_fsdp2`"
+    yield f"({' and '.join(map(ms, theirs))} ms), which recomputed whole layers"
+    yield f"with attention kept it leads by {ratio(deepspeed, kept)} and {ratio(fsdp2, kept)}"
+    gib_without = [memory.peak(not_recomputed(each)).bytes / GIB for each in theirs]
+    assert gib_without[0] < 139 < gib_without[1]
+    yield f"`hf_deepspeed` should fit without recomputation ({gib_without[0]:.0f} GiB by the memory model)"
+    yield f"`hf_fsdp2` should not ({gib_without[1]:.0f} GiB)"
+    assert not any(each.flags for each in (none, kept, megatron_none, megatron_kept, *theirs))
+    yield f"ours {len(none.step_ms)} replicates"
+    assert {len(each.step_ms) for each in (megatron_none, *theirs)} == {3}
+    assert (len(kept.step_ms), len(megatron_kept.step_ms)) == (4, 1)
+
+
+def not_recomputed(measured: Cell) -> TrialConfig:
+    config = parse(TrialConfig, json.loads(measured.rows[0]["config"]))
+    return replace(config, workload=replace(config.workload, activation_checkpointing="none"))
 
 
 @line("The same at 65,536 tokens, 2 H200s")
