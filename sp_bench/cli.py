@@ -120,6 +120,10 @@ def run(
 
         sp-bench run sweep=smoke seq_len=1024
 
+    A part of it: the trials that have one of the values of each `only.` field:
+
+        sp-bench run sweep=smoke only.method=ulysses,ring only.sp_size=4
+
     A full training step, six replicates of each combination, with rows in results/night:
 
         sp-bench run workload=train_step method=ring,usp sp_size=4 replicates=6 campaign=night

@@ -59,6 +59,7 @@ def is_cell_key(key: str) -> bool:
 # Methods, kernels and engines from outside
 
 METHOD_PATH = "method.path"
+ONLY = "only."  # only.KEY=VALUE,...: of the trials that were asked for, those that have one of these values
 
 
 def take_files(arguments: Sequence[str]) -> list[str]:
@@ -256,6 +257,7 @@ class Request:
     campaign: list[str]  # overrides of CAMPAIGN_KEYS
     cells: list[str]  # overrides of CELL_KEYS, sweeps not expanded
     show_config: bool  # --cfg job
+    only: tuple[str, ...] = ()  # which of the points run: lines of CELL_KEYS, without the `only.`
 
 
 def read_arguments(arguments: Sequence[str]) -> Request:
@@ -280,7 +282,9 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             )
         else:
             overrides.append(argument)
-    parsed = parse_overrides(overrides)
+    only = [line.removeprefix(ONLY) for line in overrides if line.startswith(ONLY)]
+    _check_only(only, show_config)
+    parsed = parse_overrides(line for line in overrides if not line.startswith(ONLY))
     _refuse_repeated(parsed)
     for override in parsed:
         key, line = override.key_or_group, shown(override.input_line)
@@ -290,14 +294,25 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             raise ConfigError(f"{line}: --cfg job shows one configuration and takes no sweeps")
     campaign = [str(override.input_line) for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
     cells = [str(override.input_line) for override in parsed if is_cell_key(override.key_or_group)]
-    return Request(campaign, cells, show_config)
+    return Request(campaign, cells, show_config, tuple(only))
 
 
-def _refuse_repeated(overrides: Sequence[Override]) -> None:
-    """Refuse a key that is given twice. If its plain values can be swept over, say how."""
+def _check_only(lines: Sequence[str], show_config: bool) -> None:
+    parsed = parse_overrides(lines)
+    _refuse_repeated(parsed, ONLY)
+    for override in parsed:
+        line = shown(f"{ONLY}{override.input_line}")
+        if not is_cell_key(override.key_or_group):
+            raise ConfigError(f"{line}: {override.key_or_group} holds for the whole run; give a field of a trial")
+        if show_config:
+            raise ConfigError(f"{line}: --cfg job shows one configuration, of which there is nothing to leave out")
+
+
+def _refuse_repeated(overrides: Sequence[Override], before: str = "") -> None:
+    """Refuse a key that is given twice. If its plain values can be swept, say how. before: what keys begin with."""
     lines: dict[str, list[str]] = {}
     for override in overrides:
-        lines.setdefault(override.key_or_group, []).append(str(override.input_line))
+        lines.setdefault(override.key_or_group, []).append(f"{before}{override.input_line}")
     for key, given in lines.items():
         if len(given) == 1:
             continue
@@ -305,8 +320,8 @@ def _refuse_repeated(overrides: Sequence[Override]) -> None:
         items = dict.fromkeys(together.split(","))
         plain = not set("([{'\"") & set(together)  # range(1,3) cannot stand in a list
         can_sweep = is_cell_key(key) and len(items) > 1 and plain
-        use = f"use {key}={','.join(items)}" if can_sweep else "give it once"
-        raise ConfigError(f"{shown(' '.join(given))}: {key} is given {len(given)} times; {shown(use)}")
+        use = f"use {before}{key}={','.join(items)}" if can_sweep else "give it once"
+        raise ConfigError(f"{shown(' '.join(given))}: {before}{key} is given {len(given)} times; {shown(use)}")
 
 
 def replaced(lines: Iterable[str], above: Sequence[str]) -> list[str]:

@@ -117,6 +117,7 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
                         chosen[group, file] = found or dict(overrides.conf_file(f"{group}/{file}"))
                 options = {key: value for key, value in point.items() if key not in files}
                 trials.append(with_options(default | {each[0]: chosen[each] for each in files.items()}, options))
+            trials = with_only(trials, request.only)
     except (HydraException, OmegaConfBaseException) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(shown(reason)) from error
@@ -223,6 +224,36 @@ def expand(blocks: Sequence[Sequence[Override]], max_points: int) -> list[Point]
         keys = [override.key_or_group for override in block]
         points += [dict(zip(keys, point, strict=True)) for point in itertools.product(*map(overrides.values, block))]
     return points
+
+
+def with_only(trials: list[dict[str, Any]], lines: Sequence[str]) -> list[dict[str, Any]]:
+    """Those of the composed trials that have one of the values of each of these lines, as overrides write them. What a
+    trial's file does not have is null.
+
+    Raises:
+        ConfigError: no trial has a value of one of the lines, or none has one of each.
+    """
+    kept = trials
+    for override in overrides.parse_overrides(lines):
+        line, key = f"{overrides.ONLY}{override.input_line}", override.key_or_group
+        overrides.count_values(override)  # refuses what does not end
+        wanted = overrides.values(override)
+        if not any(_value(trial, key) in wanted for trial in trials):
+            there = ", ".join(dict.fromkeys(_literal(_value(trial, key)) for trial in trials))
+            raise ConfigError(f"{shown(line)} leaves nothing: of these {len(trials):,} trials {key} is {shown(there)}")
+        kept = [trial for trial in kept if _value(trial, key) in wanted]
+    if not kept:
+        words = " ".join(f"{overrides.ONLY}{line}" for line in lines)
+        raise ConfigError(f"{shown(words)} leaves nothing: none of these {len(trials):,} trials has one of each")
+    return kept
+
+
+def _value(trial: Mapping[str, Any], key: str) -> Any:
+    """What a composed trial has of a key of the command line; the name, of a group."""
+    if key in overrides.GROUPS:
+        return trial[key]["name"]
+    group, _, name = key.rpartition(".")
+    return trial[group].get(name) if group else trial[key]
 
 
 def with_options(composed: Mapping[str, Any], options: Point) -> dict[str, Any]:

@@ -48,6 +48,59 @@ def test_a_gpu_of_the_command_line_leaves_the_blocks_allocator_and_cap_as_they_a
     }
 
 
+def asked(*words: str) -> list[TrialConfig]:
+    return sweep.read(overrides.read_arguments(words)).configs
+
+
+@pytest.mark.parametrize(
+    ("only", "kept"),
+    [
+        (["method=ring"], lambda trial: trial.method.name == "ring"),
+        (["method=ring,ulysses", "sp_size=4"], lambda t: t.method.name in ("ring", "ulysses") and t.sp_size == 4),
+        (["seq_len=range(512,1025,512)"], lambda trial: trial.seq_len in (512, 1024)),
+        (["method=glob(*_gather)"], lambda trial: trial.method.name == "all_gather"),
+        (["method.layout=zigzag,contiguous"], lambda trial: trial.method.layout != "striped"),
+        (["method.ulysses_degree=null"], lambda trial: trial.method.ulysses_degree is None),
+        (["workload.optimizer=adamw"], lambda trial: trial.workload.name == "train_step"),  # its file's own value
+    ],
+)
+def test_only_the_part_of_a_sweep_that_has_the_values_runs(only, kept):
+    everything = asked("sweep=smoke")
+    part = asked("sweep=smoke", *(f"only.{line}" for line in only))
+    assert part == list(filter(kept, everything))
+    assert 0 < len(part) < len(everything)
+
+
+def test_only_sees_what_the_command_line_replaced():
+    assert {trial.seq_len for trial in asked("sweep=smoke", "seq_len=512,4096", "only.seq_len=4096")} == {4096}
+    searched = sweep.read(overrides.read_arguments(["seq_len=64,max", "search.longest=4096", "only.seq_len=max"]))
+    assert (len(searched.configs), len(searched.searches)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["only.method=upsp"], "did you mean usp"),
+        (["only.sq_len=1"], "sq_len is not a field; did you mean seq_len"),
+        (["only.seq_len"], "expected key=value"),
+        (["only.seq_len=7"], r"^only.seq_len=7 leaves nothing: of these 45 trials seq_len is 1024, 2048, 1536, 512$"),
+        (["only.method=usp", "only.sp_size=1"], r"^only.method=usp only.sp_size=1 leaves nothing: none of these 45"),
+        (["only.campaign=smoke"], "only.campaign=smoke: campaign holds for the whole run"),
+        (["only.sp_size=2", "only.sp_size=4"], r"only.sp_size is given 2 times; use only.sp_size=2,4$"),
+        (["only.seq_len=interval(1,2)"], "an interval has no points"),
+        (["only.seq_len=${oc.env:HOME}"], "no interpolation"),
+    ],
+)
+def test_a_part_that_cannot_be_is_refused_by_name(words, message):
+    with pytest.raises(ConfigError, match=message):
+        asked("sweep=smoke", *words)
+
+
+def test_one_configuration_has_no_part():
+    with pytest.raises(ConfigError, match=r"^only.seq_len=64: --cfg job shows one configuration"):
+        overrides.read_arguments(["--cfg", "job", "only.seq_len=64"])
+
+
 @pytest.mark.parametrize(
     ("line", "count"),
     [
