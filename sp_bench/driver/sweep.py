@@ -238,14 +238,20 @@ def with_only(trials: list[dict[str, Any]], lines: Sequence[str]) -> list[dict[s
         line, key = f"{overrides.ONLY}{override.input_line}", override.key_or_group
         overrides.count_values(override)  # refuses what does not end
         wanted = overrides.values(override)
-        if not any(_value(trial, key) in wanted for trial in trials):
+        if not any(_has(trial, key, wanted) for trial in trials):
             there = ", ".join(dict.fromkeys(_literal(_value(trial, key)) for trial in trials))
             raise ConfigError(f"{shown(line)} leaves nothing: of these {len(trials):,} trials {key} is {shown(there)}")
-        kept = [trial for trial in kept if _value(trial, key) in wanted]
+        kept = [trial for trial in kept if _has(trial, key, wanted)]
     if not kept:
         words = " ".join(f"{overrides.ONLY}{line}" for line in lines)
         raise ConfigError(f"{shown(words)} leaves nothing: none of these {len(trials):,} trials has one of each")
     return kept
+
+
+def _has(trial: Mapping[str, Any], key: str, values: Sequence[Any]) -> bool:
+    """Whether a composed trial has one of the values; true is not 1, as 80 is 80.0."""
+    found = _value(trial, key)
+    return any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values)
 
 
 def _value(trial: Mapping[str, Any], key: str) -> Any:

@@ -85,6 +85,7 @@ def test_only_sees_what_the_command_line_replaced():
         (["only.seq_len"], "expected key=value"),
         (["only.seq_len=7"], r"^only.seq_len=7 leaves nothing: of these 45 trials seq_len is 1024, 2048, 1536, 512$"),
         (["only.method=usp", "only.sp_size=1"], r"^only.method=usp only.sp_size=1 leaves nothing: none of these 45"),
+        (["only.sp_size=true"], "only.sp_size=true leaves nothing"),
         (["only.campaign=smoke"], "only.campaign=smoke: campaign holds for the whole run"),
         (["only.sp_size=2", "only.sp_size=4"], r"only.sp_size is given 2 times; use only.sp_size=2,4$"),
         (["only.seq_len=interval(1,2)"], "an interval has no points"),
