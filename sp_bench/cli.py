@@ -76,6 +76,7 @@ def _keys() -> Iterator[str]:
     for option in OPTIONS:
         if option.name != "name" and option.type in SCALARS:
             yield f"  {option.path:34} {option.doc}{f' ({option.unit})' if option.unit else ''}"
+    yield "A part of the trials: only.FIELD=VALUES keeps those that have one of the values, such as only.sp_size=2,4"
     yield "How the campaign runs, one value each (conf/config.yaml says what they mean):"
     yield f"  {', '.join([*settings, *(f'deadlines.{field.name}' for field in fields(DeadlinesConfig))])}"
 

@@ -298,7 +298,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
 
 
 def _check_only(lines: Sequence[str], show_config: bool) -> None:
-    parsed = parse_overrides(lines)
+    parsed = parse_overrides(lines, ONLY)
     _refuse_repeated(parsed, ONLY)
     for override in parsed:
         line = shown(f"{ONLY}{override.input_line}")
@@ -330,8 +330,9 @@ def replaced(lines: Iterable[str], above: Sequence[str]) -> list[str]:
     return [*(line for line in lines if line.partition("=")[0] not in keys), *above]
 
 
-def parse_overrides(lines: Iterable[str]) -> list[Override]:
-    """Parse `key=value` lines by Hydra's grammar, after a check of their names.
+def parse_overrides(lines: Iterable[str], before: str = "") -> list[Override]:
+    """Parse `key=value` lines by Hydra's grammar, after a check of their names. before: what the user's words have
+    in front, which are those that errors name.
 
     Raises:
         ConfigError: not key=value, an unknown key or choice of a group, or a value that Hydra's grammar refuses.
@@ -339,24 +340,25 @@ def parse_overrides(lines: Iterable[str]) -> list[Override]:
     parser = OverridesParser.create()
     parsed = []
     for line in lines:
-        _check_key(line)
+        _check_key(line, before)
+        text = shown(f"{before}{line}")
         try:
             override = parser.parse_override(line)
         except HydraException as error:
-            raise ConfigError(f"{shown(line)}: {shown(_why_unreadable(line, error))}") from error
+            raise ConfigError(f"{text}: {shown(_why_unreadable(line, error))}") from error
         if isinstance(override.value(), list):
             items = line.partition("=")[2].strip("[] ").replace(" ", "")
-            use = f"{override.key_or_group}={items}"
-            raise ConfigError(f"{shown(line)}: values to sweep over have no brackets here; use {shown(use)}")
+            use = f"{before}{override.key_or_group}={items}"
+            raise ConfigError(f"{text}: values to sweep over have no brackets here; use {shown(use)}")
         if override.key_or_group in (*GROUPS, "sweep"):
             _check_choice(override)
         parsed.append(override)
     return parsed
 
 
-def _check_key(line: str) -> None:
+def _check_key(line: str, before: str) -> None:
     """Refuse a line that is not `key=value` with a key of ours and a plain value."""
-    text = shown(line)
+    text = shown(f"{before}{line}")
     if line.startswith(("+", "~")):
         raise ConfigError(f"{text}: keys cannot be added or deleted; set one with key=value")
     if line.startswith("hydra/"):
@@ -380,7 +382,7 @@ def _check_key(line: str) -> None:
         return
     group, _, field = key.rpartition(".")
     if group in GROUPS and field == "name":
-        raise ConfigError(f"{text}: choose it with {group}={shown(value)}")
+        raise ConfigError(f"{text}: choose it with {before}{group}={shown(value)}")
     raise ConfigError(
         f"{shown(key)} is not a field; {nearest(key, known)}"
         "sp-bench run --cfg job shows the fields of a run, and with method=NAME the options of that method"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import hydra
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -117,7 +117,7 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
                         chosen[group, file] = found or dict(overrides.conf_file(f"{group}/{file}"))
                 options = {key: value for key, value in point.items() if key not in files}
                 trials.append(with_options(default | {each[0]: chosen[each] for each in files.items()}, options))
-            trials = with_only(trials, request.only)
+            trials = with_only(trials, request.only, settings.max_points)
     except (HydraException, OmegaConfBaseException) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(shown(reason)) from error
@@ -226,32 +226,42 @@ def expand(blocks: Sequence[Sequence[Override]], max_points: int) -> list[Point]
     return points
 
 
-def with_only(trials: list[dict[str, Any]], lines: Sequence[str]) -> list[dict[str, Any]]:
+def with_only(trials: list[dict[str, Any]], lines: Sequence[str], max_values: int) -> list[dict[str, Any]]:
     """Those of the composed trials that have one of the values of each of these lines, as overrides write them. What a
     trial's file does not have is null.
 
     Raises:
-        ConfigError: no trial has a value of one of the lines, or none has one of each.
+        ConfigError: a listed value, or all values of a range, that no trial has; no trial that has one of each line;
+            more than max_values values; or an option that no trial's method has.
     """
     kept = trials
-    for override in overrides.parse_overrides(lines):
-        line, key = f"{overrides.ONLY}{override.input_line}", override.key_or_group
-        overrides.count_values(override)  # refuses what does not end
+    for override in overrides.parse_overrides(lines, overrides.ONLY):
+        line, key = shown(f"{overrides.ONLY}{override.input_line}"), override.key_or_group
+        if (count := overrides.count_values(override)) > max_values:
+            raise ConfigError(f"{line} has {count:,} values, more than max_points={max_values}")
+        if count == 0:
+            raise ConfigError(f"{line} has no value; a glob chooses names of a group, such as {overrides.ONLY}method")
+        group, _, option = key.rpartition(".")
+        if key not in overrides.CELL_KEYS and not any(option in trial[group] for trial in trials):
+            raise ConfigError(f"{line}: no {group} of these {len(trials):,} trials has an option {option}")
+        there = [_value(trial, key) for trial in trials]
         wanted = overrides.values(override)
-        if not any(_has(trial, key, wanted) for trial in trials):
-            there = ", ".join(dict.fromkeys(_literal(_value(trial, key)) for trial in trials))
-            raise ConfigError(f"{shown(line)} leaves nothing: of these {len(trials):,} trials {key} is {shown(there)}")
-        kept = [trial for trial in kept if _has(trial, key, wanted)]
+        unknown = [value for value in wanted if not any(_same(value, each) for each in there)]
+        if len(unknown) == count or (unknown and isinstance(override.value(), ChoiceSweep)):
+            missing, found = (", ".join(dict.fromkeys(map(_literal, each))) for each in (unknown, there))
+            raise ConfigError(
+                f"{line}: of these {len(trials):,} trials {key} is {shown(found)}, never {shown(missing)}"
+            )
+        kept = [trial for trial in kept if any(_same(_value(trial, key), each) for each in wanted)]
     if not kept:
         words = " ".join(f"{overrides.ONLY}{line}" for line in lines)
         raise ConfigError(f"{shown(words)} leaves nothing: none of these {len(trials):,} trials has one of each")
     return kept
 
 
-def _has(trial: Mapping[str, Any], key: str, values: Sequence[Any]) -> bool:
-    """Whether a composed trial has one of the values; true is not 1, as 80 is 80.0."""
-    found = _value(trial, key)
-    return any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values)
+def _same(one: Any, other: Any) -> bool:
+    """80 is 80.0, but true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 def _value(trial: Mapping[str, Any], key: str) -> Any:

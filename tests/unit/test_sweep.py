@@ -1,12 +1,15 @@
 import math
 import os
+import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from sp_bench.config import outside
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides, sweep
@@ -83,9 +86,16 @@ def test_only_sees_what_the_command_line_replaced():
         (["only.method=upsp"], "did you mean usp"),
         (["only.sq_len=1"], "sq_len is not a field; did you mean seq_len"),
         (["only.seq_len"], "expected key=value"),
-        (["only.seq_len=7"], r"^only.seq_len=7 leaves nothing: of these 45 trials seq_len is 1024, 2048, 1536, 512$"),
+        (["only.seq_len=7,512"], r"^only.seq_len=7,512: of these 45 trials seq_len is 1024, 2048, 1536, 512, never 7$"),
+        (["only.seq_len=range(1,9)"], "^only.seq_len=range.*, never 1, 2, 3, 4, 5, 6, 7, 8$"),
         (["only.method=usp", "only.sp_size=1"], r"^only.method=usp only.sp_size=1 leaves nothing: none of these 45"),
-        (["only.sp_size=true"], "only.sp_size=true leaves nothing"),
+        (["only.sp_size=true"], "only.sp_size=true: of these .*, never true$"),
+        (["only.sp_size='2'"], "never '2'$"),
+        (["only.method=[ring]"], r"^only.method=\[ring\]: .* use only.method=ring$"),
+        (["only.method.name=ring"], "^only.method.name=ring: choose it with only.method=ring$"),
+        (["only.method=ring,"], "^only.method=ring,: a value is missing"),
+        (["only.seq_len=range(1,1e11)"], "99,999,999,999 values, more than max_points=2000"),
+        (["only.method.layout=glob(zig*)"], r"^only.method.layout=glob.* has no value; a glob chooses names"),
         (["only.campaign=smoke"], "only.campaign=smoke: campaign holds for the whole run"),
         (["only.sp_size=2", "only.sp_size=4"], r"only.sp_size is given 2 times; use only.sp_size=2,4$"),
         (["only.seq_len=interval(1,2)"], "an interval has no points"),
@@ -95,6 +105,29 @@ def test_only_sees_what_the_command_line_replaced():
 def test_a_part_that_cannot_be_is_refused_by_name(words, message):
     with pytest.raises(ConfigError, match=message):
         asked("sweep=smoke", *words)
+
+
+def test_a_part_has_numbers_of_equal_value():
+    capped = ["hardware=h200", "fabric=nvlink", "hardware.device_memory_gib=79.5,80"]
+    (trial,) = asked(*capped, "only.hardware.device_memory_gib=80.0")
+    assert trial.hardware.device_memory_gib == 80
+
+
+@pytest.fixture
+def no_files_afterwards():
+    yield
+    outside.forget_files()
+
+
+@pytest.mark.usefixtures("no_files_afterwards")
+def test_a_part_may_be_named_by_an_option_of_a_method_from_outside(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "OUTSIDE.md").read_text("utf-8")
+    (example, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    (file := tmp_path / "my_ulysses.py").write_text(example, "utf-8")
+    words = [f"method.path={file}", "method=my_ulysses,ulysses", "sp_size=2"]
+    assert [trial.method.name for trial in asked(*words, "only.method.fused=true")] == ["my_ulysses"]
+    with pytest.raises(ConfigError, match=r"^only.method.fsed=true: no method of these 2 trials has an option fsed$"):
+        asked(*words, "only.method.fsed=true")
 
 
 def test_one_configuration_has_no_part():
