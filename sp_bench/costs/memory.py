@@ -372,7 +372,8 @@ def _megatron_peak(config: TrialConfig) -> Peak:
 
 def _megatron_kept_bytes(config: TrialConfig) -> int:
     """What a layer keeps of a token: its input. Where only its MLP runs again (`selective`), also all that its
-    attention's half keeps, and the MLP's input. Where nothing does, also what the MLP's norm and products read."""
+    attention's half keeps, and the MLP's input. Where nothing runs again, also the MLP's normed
+    input, gate, up and their product."""
     model, checkpointing = config.model, config.workload.activation_checkpointing
     if checkpointing == "full":
         return model.hidden_size * BF16

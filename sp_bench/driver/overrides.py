@@ -298,6 +298,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
 
 
 def _check_only(lines: Sequence[str], show_config: bool) -> None:
+    """Refuse `only.` words, here without that, that name no field of a trial, or one twice, or come with --cfg job."""
     parsed = parse_overrides(lines, ONLY)
     _refuse_repeated(parsed, ONLY)
     for override in parsed:

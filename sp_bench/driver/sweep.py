@@ -117,11 +117,10 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
                         chosen[group, file] = found or dict(overrides.conf_file(f"{group}/{file}"))
                 options = {key: value for key, value in point.items() if key not in files}
                 trials.append(with_options(default | {each[0]: chosen[each] for each in files.items()}, options))
-            trials = with_only(trials, request.only, settings.max_points)
     except (HydraException, OmegaConfBaseException) as error:
         reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(shown(reason)) from error
-    return composed, settings, trials
+    return composed, settings, with_only(trials, request.only, settings.max_points)
 
 
 def _composed(campaign: Sequence[str]) -> dict[str, Any]:

@@ -158,6 +158,15 @@ def test_options_of_its_own_are_swept_and_tell_trials_apart(write, capfd):
     assert "method.fused=False" in printed
 
 
+def test_an_option_of_its_own_names_a_part_of_the_trials(write, capfd):
+    write("mine.py", EXAMPLE)
+    words = ("method=ulysses,mine", "method.path=mine.py", "sp_size=2")
+    code, printed, _ = console(capfd, "plan", *words, "only.method.fused=true")
+    assert (code, printed.splitlines()[-1][:7]) == (0, "1 trial")
+    refused = refusal(capfd, "plan", *words, "only.method.fusd=true")
+    assert refused == "sp-bench: only.method.fusd=true: no method of these 2 trials has an option fusd"
+
+
 def test_ours_and_others_run_beside_each_other(write, capfd):
     write("mine.py", EXAMPLE)
     code, printed, _ = console(capfd, "plan", "method=ulysses,mine", "method.path=mine.py", "sp_size=2")

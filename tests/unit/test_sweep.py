@@ -1,15 +1,12 @@
 import math
 import os
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sp_bench.config import outside
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import overrides, sweep
@@ -111,23 +108,6 @@ def test_a_part_has_numbers_of_equal_value():
     capped = ["hardware=h200", "fabric=nvlink", "hardware.device_memory_gib=79.5,80"]
     (trial,) = asked(*capped, "only.hardware.device_memory_gib=80.0")
     assert trial.hardware.device_memory_gib == 80
-
-
-@pytest.fixture
-def no_files_afterwards():
-    yield
-    outside.forget_files()
-
-
-@pytest.mark.usefixtures("no_files_afterwards")
-def test_a_part_may_be_named_by_an_option_of_a_method_from_outside(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "OUTSIDE.md").read_text("utf-8")
-    (example, *_) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    (file := tmp_path / "my_ulysses.py").write_text(example, "utf-8")
-    words = [f"method.path={file}", "method=my_ulysses,ulysses", "sp_size=2"]
-    assert [trial.method.name for trial in asked(*words, "only.method.fused=true")] == ["my_ulysses"]
-    with pytest.raises(ConfigError, match=r"^only.method.fsed=true: no method of these 2 trials has an option fsed$"):
-        asked(*words, "only.method.fsed=true")
 
 
 def test_one_configuration_has_no_part():
