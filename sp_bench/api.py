@@ -5,9 +5,9 @@ from typing import Any
 
 import pandas as pd
 
+from sp_bench.analysis import comparison
 from sp_bench.driver import campaign, overrides, sweep
 from sp_bench.driver.progress import plan_as_json
-from sp_bench.report import comparison
 from sp_bench.rows.frame import load
 from sp_bench.rows.store import require_campaigns
 

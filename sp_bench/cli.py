@@ -192,8 +192,9 @@ def submit(
     conf/cluster holds. Exit codes: 0
     submitted, 2 bad input or a refusal of Slurm's; with --wait those of run, and 1 if trials have no row.
     """
-    from sp_bench.driver import cluster as clusters
-    from sp_bench.driver import overrides, submission, sweep
+    from sp_bench.cluster import file as clusters
+    from sp_bench.cluster import submission
+    from sp_bench.driver import overrides, sweep
 
     failures = _statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dir or [])
@@ -385,9 +386,9 @@ def compare(
     cannot be read. Exit codes: 0 nothing fails, 1 something fails, 2 bad input.
     """
     from sp_bench import report as reports
-    from sp_bench.report import comparison
+    from sp_bench.analysis import comparison
+    from sp_bench.analysis.formats import counted
     from sp_bench.report.comparison_table import show as show_comparison
-    from sp_bench.report.formats import counted
     from sp_bench.rows.store import require_campaigns
 
     try:
@@ -453,7 +454,7 @@ def project(
     were measured with are offered, and each answer says on which cells it rests. Exit codes: 0 predicted, 2 bad input,
     or rows that are missing.
     """
-    from sp_bench.report import advice, projection
+    from sp_bench.predict import advice, projection
 
     known = advice.CHECKPOINTING
     if recompute != "any" and recompute not in known:
@@ -506,7 +507,7 @@ def advise(
     `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
     fits, or rows that are missing.
     """
-    from sp_bench.report import advice, projection
+    from sp_bench.predict import advice, projection
 
     _numbers("--gpus", str(gpus))
     fit = _fit(folders, hardware)
@@ -525,8 +526,8 @@ def advise(
 def _fit(folders: Sequence[Path] | None, hardware: str) -> Any:
     """The rates that the rows of campaigns give."""
     from sp_bench import report as reports
-    from sp_bench.driver import show as showing
-    from sp_bench.report import projection
+    from sp_bench.look import show as showing
+    from sp_bench.predict import projection
 
     campaigns = _campaigns(folders) if folders else showing.campaigns_of(Path("results"))
     try:
@@ -576,10 +577,10 @@ def status(
     are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
     and their reasons left out.
     """
-    from sp_bench.driver import overview
+    from sp_bench.look import status as state
     from sp_bench.rows import store
 
-    found = [overview.overview(folder, reasons=as_json or len(folders) == 1) for folder in _campaigns(folders)]
+    found = [state.overview(folder, reasons=as_json or len(folders) == 1) for folder in _campaigns(folders)]
     if as_json:
         print(json.dumps([each.as_json() for each in found], indent=1))
         return
@@ -591,7 +592,7 @@ def status(
         table.add_row(name, *map(str, each.counts.values()), str(each.env_ids))
     console().print(table)
     for each in found:
-        for line in overview.lines(each):
+        for line in state.lines(each):
             print(line)
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
@@ -628,7 +629,7 @@ def rm(
 
     Rows that are ok are left unless --force is given. Exit codes: 0 done, 2 bad input.
     """
-    from sp_bench.report.formats import counted
+    from sp_bench.analysis.formats import counted
     from sp_bench.rows import removed
     from sp_bench.rows.store import require_campaigns
 
@@ -703,15 +704,15 @@ def pack(
 
     Exit codes: 0 done, 2 bad input, or a campaign that is in use.
     """
-    from sp_bench.driver import packing
-    from sp_bench.report.formats import counted, in_bytes
+    from sp_bench.analysis.formats import counted, in_bytes
+    from sp_bench.look.pack import pack, unpack
     from sp_bench.rows.store import require_campaigns
 
     for campaign in require_campaigns(folders):
         if undo:
-            print(f"{campaign}: {counted(packing.unpack(campaign), 'row')} unpacked")
+            print(f"{campaign}: {counted(unpack(campaign), 'row')} unpacked")
             continue
-        done = packing.pack(campaign)
+        done = pack(campaign)
         for line in done.left:
             print(f"{campaign}: {line}")
         sizes = f"{in_bytes(done.bytes_before)}, now {in_bytes(done.bytes_after)}"
@@ -733,7 +734,7 @@ def show(
 
     The line of a failed trial names its trial_id. Exit codes: 0 shown, 2 no such trial.
     """
-    from sp_bench.driver import show as showing
+    from sp_bench.look import show as showing
 
     campaigns = _campaigns(folders) if folders else showing.campaigns_of(Path("results"))
     for line in showing.lines(showing.find(trial, campaigns)):
@@ -759,7 +760,7 @@ def doctor(
         sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
     """
     from sp_bench.driver import campaign, overrides, sweep
-    from sp_bench.driver import doctor as examination
+    from sp_bench.look import doctor as examination
 
     if not curves:
         if context.args:
@@ -796,7 +797,7 @@ def methods(
 
         sp-bench methods --packed results/cpu_packed_gate
     """
-    from sp_bench.driver import methods_table
+    from sp_bench.look import methods_table
 
     if packed:
         if as_json:
@@ -840,7 +841,7 @@ class _Reporter:
     """Makes the reports of runs. The report draws with matplotlib, so it is imported only once rows are there."""
 
     def effort(self, folder: Path) -> str:
-        from sp_bench.report.effort import effort
+        from sp_bench.analysis.effort import effort
         from sp_bench.rows import store
 
         rows, _ = store.read(folder, ("status", "duration_s", "phase_s"))
@@ -889,7 +890,9 @@ def _run_sweep(
 
 
 def _plan_jobs(words: Sequence[str], name: str, config_dirs: Sequence[Path] | None, *, as_json: bool) -> None:
-    from sp_bench.driver import cluster, overrides, progress, submission, sweep
+    from sp_bench.cluster import file as cluster
+    from sp_bench.cluster import submission
+    from sp_bench.driver import overrides, progress, sweep
 
     overrides.use_config_dirs(config_dirs or [])
     configs, settings = sweep.configs(overrides.read_arguments([*words, "plan_only=true"]))

@@ -10,10 +10,14 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sp_bench.analysis.cells import Cell, cells, of_equal_steps
+from sp_bench.analysis.formats import counted
+from sp_bench.analysis.selection import Selection, select
+from sp_bench.analysis.settings import SMALLEST
+from sp_bench.analysis.settings import settings as settings
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import cards, caveats, missing, statuses
-from sp_bench.report.cells import Cell, cells, of_equal_steps
 from sp_bench.report.figures import NAMES as NAMES
 from sp_bench.report.figures import VENUES as VENUES
 from sp_bench.report.figures import draw as draw
@@ -21,12 +25,8 @@ from sp_bench.report.figures.style import Look as Look
 from sp_bench.report.findings import findings
 from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
-from sp_bench.report.formats import counted
 from sp_bench.report.page import Content, render
 from sp_bench.report.processes import processes as processes
-from sp_bench.report.selection import Selection, select
-from sp_bench.report.settings import SMALLEST
-from sp_bench.report.settings import settings as settings
 from sp_bench.rows import plans, store
 
 

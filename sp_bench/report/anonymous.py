@@ -17,7 +17,7 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.report.selection import Selection
+from sp_bench.analysis.selection import Selection
 from sp_bench.rows import store
 
 HOST, USER, PATH, ADDRESS, COMMIT, UUID, URL = (

@@ -10,10 +10,10 @@ from concurrent.futures import Executor
 from importlib import metadata
 from pathlib import Path
 
+from sp_bench.analysis.selection import select
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
-from sp_bench.report.selection import select
 from sp_bench.rows import packed, plans, store
 
 SUMS = "SHA256SUMS"

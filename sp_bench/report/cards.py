@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.device_sets import several
-from sp_bench.report.formats import GIB, MISSING, counted, number, whole
-from sp_bench.report.ladder import Ladder, covered, ladders
-from sp_bench.report.losses import sentences as first_losses
-from sp_bench.report.provenance import mixing
-from sp_bench.report.ratios import ranked, ratio_of_pairs
-from sp_bench.report.rivals import SAME, counterparts
-from sp_bench.report.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
-from sp_bench.report.signs import counts
-from sp_bench.report.words import listed_words, method, the_method
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.formats import GIB, MISSING, counted, number, whole
+from sp_bench.analysis.ladder import Ladder, covered, ladders
+from sp_bench.analysis.losses import sentences as first_losses
+from sp_bench.analysis.provenance import mixing
+from sp_bench.analysis.ratios import ranked, ratio_of_pairs
+from sp_bench.analysis.rivals import SAME, counterparts
+from sp_bench.analysis.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
+from sp_bench.analysis.signs import counts
+from sp_bench.analysis.words import listed_words, method, the_method
 
 MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"

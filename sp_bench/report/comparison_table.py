@@ -9,9 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sp_bench.config.parsing import shown
-from sp_bench.report.cells import Cell
-from sp_bench.report.comparison import (
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.comparison import (
     BETTER,
     CHANGED,
     FASTER,
@@ -27,10 +26,11 @@ from sp_bench.report.comparison import (
     spread,
     status_words,
 )
-from sp_bench.report.formats import counted, number, whole, without_escapes
-from sp_bench.report.provenance import words
-from sp_bench.report.ratios import MIN_REPLICATES
-from sp_bench.report.statistics import CONFIDENCE
+from sp_bench.analysis.formats import counted, number, whole, without_escapes
+from sp_bench.analysis.provenance import words
+from sp_bench.analysis.ratios import MIN_REPLICATES
+from sp_bench.analysis.statistics import CONFIDENCE
+from sp_bench.config.parsing import shown
 
 REASON_WIDTH = 300  # characters of a row's reason
 LONGEST = 2000  # characters of a line

@@ -2,21 +2,21 @@
 
 from collections.abc import Sequence
 
-from sp_bench.report import words
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.formats import MISSING, counted, escape_markdown, number
+from sp_bench.analysis.ladder import ladders
+from sp_bench.analysis.limits import Limit
+from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
+from sp_bench.analysis.ratios import times
+from sp_bench.analysis.rivals import SAME, counterparts
+from sp_bench.analysis.scaling import scalings
+from sp_bench.analysis.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
+from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
-from sp_bench.report.cells import Cell
-from sp_bench.report.device_sets import several
-from sp_bench.report.formats import MISSING, counted, escape_markdown, number
-from sp_bench.report.ladder import ladders
-from sp_bench.report.limits import Limit
-from sp_bench.report.longest import ends, is_fit_only, longest, tries
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
-from sp_bench.report.ratios import times
-from sp_bench.report.rivals import SAME, counterparts
-from sp_bench.report.scaling import scalings
-from sp_bench.report.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
-from sp_bench.report.signs import RIVALS, Count, counts
 from sp_bench.report.table import tables, with_bounds
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw

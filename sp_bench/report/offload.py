@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.report.cells import Cell
+from sp_bench.analysis.cells import Cell
 from sp_bench.rows.names import group_of
 
 # How the ranks share the work; the lengths of one split are lines of one table.

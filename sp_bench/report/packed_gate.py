@@ -10,11 +10,11 @@ from typing import Any
 
 from tabulate import tabulate
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, escape_markdown
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import counted, escape_markdown
+from sp_bench.analysis.words import is_packed
 from sp_bench.report.latex_text import escape
-from sp_bench.report.words import is_packed
 
 DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed_2")
 BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"

@@ -8,12 +8,12 @@ from typing import Any
 
 import yaml
 
-from sp_bench.report import words
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import MISSING, number, whole
+from sp_bench.analysis.limits import limits
+from sp_bench.analysis.time_parts import kernel_alone
 from sp_bench.report.cards import memory_gib, tflops, tokens
-from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING, number, whole
-from sp_bench.report.limits import limits
-from sp_bench.report.time_parts import kernel_alone
 from sp_bench.rows.schema import SCHEMA
 
 OOM, LONGEST = "OOM", "max_seq_len"

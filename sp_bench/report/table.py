@@ -10,18 +10,18 @@ from typing import Any
 
 from tabulate import tabulate
 
+from sp_bench.analysis import documents, words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import GIB, MISSING, escape_markdown, number
+from sp_bench.analysis.ladder import Ladder, covered, ladders
+from sp_bench.analysis.limits import capacity_gib
+from sp_bench.analysis.longest import Longest, ends, is_fit_only, longest, tries
+from sp_bench.analysis.ratios import PairedRatio, by_speed, times
+from sp_bench.analysis.scaling import Scaling, Scalings, scalings
+from sp_bench.analysis.settings import Difference, Setting, is_baseline, leader, place_key
 from sp_bench.config.options import OPTIONS, Option
-from sp_bench.report import documents, words
 from sp_bench.report.cards import gib, memory_gib, sent_gib, tflops, tokens
-from sp_bench.report.cells import Cell
-from sp_bench.report.formats import GIB, MISSING, escape_markdown, number
-from sp_bench.report.ladder import Ladder, covered, ladders
 from sp_bench.report.latex_text import escape
-from sp_bench.report.limits import capacity_gib
-from sp_bench.report.longest import Longest, ends, is_fit_only, longest, tries
-from sp_bench.report.ratios import PairedRatio, by_speed, times
-from sp_bench.report.scaling import Scaling, Scalings, scalings
-from sp_bench.report.settings import Difference, Setting, is_baseline, leader, place_key
 from sp_bench.rows.names import short_name
 
 HEADS = (

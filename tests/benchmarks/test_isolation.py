@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sp_bench import hardware
-from sp_bench.report.statistics import Interval, median_interval
+from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.rows import store
 
 COMMITTED = Path(__file__).parents[2] / "results" / "h200x2_isolation"

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sp_bench.report.cells import cells
-from sp_bench.report.selection import select
+from sp_bench.analysis.cells import cells
+from sp_bench.analysis.selection import select
 from sp_bench.rows import store
 
 from ..unit.rows import row, splits

@@ -7,9 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from sp_bench.report.cells import cells
-from sp_bench.report.ratios import shared_replicates
-from sp_bench.report.selection import select
+from sp_bench.analysis.cells import cells
+from sp_bench.analysis.ratios import shared_replicates
+from sp_bench.analysis.selection import select
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")

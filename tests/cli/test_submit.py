@@ -13,7 +13,8 @@ import pytest
 import yaml
 
 from sp_bench import hardware
-from sp_bench.driver import identity, overrides, packs, plan, sweep
+from sp_bench.cluster import packs
+from sp_bench.driver import identity, overrides, plan, sweep
 from sp_bench.rows import store
 
 from .console import console, refusal

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sp_bench import kernels, methods
-from sp_bench.driver import methods_table
+from sp_bench.look import methods_table
 from sp_bench.rows import store
 
 from ..unit.rows import commit, row

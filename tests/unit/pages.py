@@ -4,12 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
 
+from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.selection import Selection
+from sp_bench.analysis.settings import settings
 from sp_bench.report.cards import card, caveats, statuses
-from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.page import Content, render
-from sp_bench.report.selection import Selection
-from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
 
 from .rows import selection_of

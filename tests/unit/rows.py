@@ -14,12 +14,12 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 
+from sp_bench.analysis import device_sets
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.selection import COLUMNS, Selection, select
 from sp_bench.config.trial import AttentionShape, TrialConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.driver import plan
-from sp_bench.report import device_sets
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.selection import COLUMNS, Selection, select
 from sp_bench.rows import row as row_of
 from sp_bench.rows import store
 

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 import yaml
 
+from sp_bench.cluster import file as cluster
+from sp_bench.cluster.file import ClusterConfig
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import cluster, overrides
-from sp_bench.driver.cluster import ClusterConfig
+from sp_bench.driver import overrides
 
 
 @pytest.fixture

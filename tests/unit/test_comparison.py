@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from sp_bench.report.comparison import NotComparable, Pair, compare, fail_bound
+from sp_bench.analysis.comparison import NotComparable, Pair, compare, fail_bound
+from sp_bench.analysis.ratios import median_ratio
 from sp_bench.report.comparison_table import show
-from sp_bench.report.ratios import median_ratio
 from sp_bench.rows.store import STATUSES
 
 from .rows import commit, row

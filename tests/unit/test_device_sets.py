@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.comparison import compare
-from sp_bench.report.device_sets import numbered, several
-from sp_bench.report.provenance import words
-from sp_bench.report.ratios import paired_ratio, shared_replicates
-from sp_bench.report.selection import select
-from sp_bench.report.time_parts import Part, attributions
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.comparison import compare
+from sp_bench.analysis.device_sets import numbered, several
+from sp_bench.analysis.provenance import words
+from sp_bench.analysis.ratios import paired_ratio, shared_replicates
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.time_parts import Part, attributions
 
 from .rows import ENVIRONMENT, commit, row
 

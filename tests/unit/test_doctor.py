@@ -3,7 +3,8 @@
 import pytest
 
 from sp_bench import hardware
-from sp_bench.driver import campaign, doctor, identity, overrides, sweep
+from sp_bench.driver import campaign, identity, overrides, sweep
+from sp_bench.look import doctor
 from sp_bench.rows import store
 
 from .rows import ENV_ID, row

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from sp_bench.report.effort import Effort, effort
+from sp_bench.analysis.effort import Effort, effort
 from sp_bench.rows import store
 
 from .rows import commit, row

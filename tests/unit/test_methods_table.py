@@ -3,8 +3,8 @@
 import pytest
 
 from sp_bench import hardware, methods
-from sp_bench.driver import methods_table
-from sp_bench.driver.methods_table import HEADS, SP_SIZES, Support
+from sp_bench.look import methods_table
+from sp_bench.look.methods_table import HEADS, SP_SIZES, Support
 
 MHA, GQA, MQA = HEADS.values()
 

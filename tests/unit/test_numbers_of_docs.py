@@ -20,20 +20,21 @@ from typing import Any
 import pytest
 
 import sp_bench
+from sp_bench.analysis import settings, words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.fabric_model import bandwidths
+from sp_bench.analysis.formats import GIB, number, whole
+from sp_bench.analysis.limits import limits
+from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
+from sp_bench.analysis.scaling import Scaling, scalings
+from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place
+from sp_bench.analysis.signs import Count, counts
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
-from sp_bench.report import read, settings, words
-from sp_bench.report.cells import Cell
-from sp_bench.report.fabric_model import bandwidths
-from sp_bench.report.formats import GIB, number, whole
-from sp_bench.report.limits import limits
-from sp_bench.report.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
-from sp_bench.report.scaling import Scaling, scalings
-from sp_bench.report.settings import SMALLEST, TIE, Difference, Place
-from sp_bench.report.signs import Count, counts
+from sp_bench.report import read
 
 ROOT = Path(__file__).parents[2]
 LONG, SHORT = {"seq_len": 131072}, {"seq_len": 32768}

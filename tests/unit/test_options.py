@@ -121,36 +121,36 @@ USES = {
     "driver/attempt.py": {"num_nodes"},
     "driver/campaign.py": {"document_lens", "num_nodes", "packing", "seed"},  # a plan says which pack its line is of
     "driver/launch.py": {"num_nodes"},
-    "driver/packs.py": {"num_nodes"},
+    "cluster/packs.py": {"num_nodes"},
     "driver/searching.py": {"device_memory_gib", "num_nodes"},  # what a plan without GPUs counts on
-    "driver/submission.py": {"num_nodes"},
+    "cluster/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have
-    "driver/packing.py": {"packing"},  # the word is of rows that go into one file
+    "look/pack.py": {"packing"},  # the word is of rows that go into one file
     "driver/overrides.py": {"env", "own"},
-    "driver/methods_table.py": {"layout", "ulysses_degree", "variant"},
+    "look/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
     "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
     "measure/record.py": {"env", "num_nodes"},
     "testing/lies.py": {"num_layers"},
     # what a trial is called: the layout is part of a method's name
     "driver/progress.py": {"fit", "layout", "placement"},
-    "driver/doctor.py": {"exchange"},
+    "look/doctor.py": {"exchange"},
     "rows/row.py": {"exchange", "timed_steps"},
     "rows/names.py": {"dkv_dtype", "packing", "seed"},
-    "report/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
+    "predict/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
     "report/cards.py": {"isolation"},
-    "report/cells.py": {"device_memory_gib", "fit", "launch", "micro_batches", "seed"},
-    "report/documents.py": {"seed"},  # which documents are drawn
-    "report/fabric_model.py": {"exchange"},
-    "report/ladder.py": {
+    "analysis/cells.py": {"device_memory_gib", "fit", "launch", "micro_batches", "seed"},
+    "analysis/documents.py": {"seed"},  # which documents are drawn
+    "analysis/fabric_model.py": {"exchange"},
+    "analysis/ladder.py": {
         *("activation_checkpointing", "allocator", "learning_rate", "masked_label_share", "max_grad_norm"),
         *("model_code", "optimizer"),
     },
-    "report/limits.py": {"device_memory_gib", "fit", "ranks_per_gpu"},  # fit: a trial that asks how long it can get
-    "report/longest.py": {"allocator", "model_code"},  # which move the edge of memory
+    "analysis/limits.py": {"device_memory_gib", "fit", "ranks_per_gpu"},  # fit: a trial that asks how long it can get
+    "analysis/longest.py": {"allocator", "model_code"},  # which move the edge of memory
     # whose schedule and amounts are predicted
-    "report/projection.py": {
+    "predict/projection.py": {
         *("checkpoint_offload", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "optimizer_offload"),
         *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
         *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
@@ -159,15 +159,15 @@ USES = {
     "report/figures/steps.py": {"activation_checkpointing"},  # what cannot be told apart where a step recomputes
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"batch_size", "variant"},
-    "report/losses.py": {"seed", "warmup_steps"},
+    "analysis/losses.py": {"seed", "warmup_steps"},
     "report/offload.py": {"optimizer_offload", "variable_seq_len"},
-    "report/overlap.py": {"head_chunks", "head_stride"},
+    "analysis/overlap.py": {"head_chunks", "head_stride"},
     "report/packed_gate.py": {"layout", "masked_label_share", "variant"},
-    "report/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
+    "analysis/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
     "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
-    "report/rivals.py": {"layout", "placement"},
-    "report/scaling.py": {"num_nodes"},  # one GPU is of one host
-    "report/series.py": {
+    "analysis/rivals.py": {"layout", "placement"},
+    "analysis/scaling.py": {"num_nodes"},  # one GPU is of one host
+    "analysis/series.py": {
         "single_step",  # a name of its own
         "fit",
         "activation_checkpointing",
@@ -194,11 +194,11 @@ USES = {
         "seed",
         "variant",
     },
-    "report/settings.py": {"variant"},
-    "report/signs.py": {"isolation"},
+    "analysis/settings.py": {"variant"},
+    "analysis/signs.py": {"isolation"},
     "report/table.py": {"exchange", "layout", "variant"},
-    "report/time_parts.py": {"device_memory_gib"},
-    "report/words.py": {
+    "analysis/time_parts.py": {"device_memory_gib"},
+    "analysis/words.py": {
         *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns
         *("document_len", "document_lens", "document_sigma", "masked_label_share"),
         "activation_checkpointing",

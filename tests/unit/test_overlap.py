@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sp_bench.report.overlap import exposed_ms
+from sp_bench.analysis.overlap import exposed_ms
 
 METHODS = (["all_to_all"], ["send"], ["all_to_all", "send"], ["all_gather", "reduce_scatter"])  # their ops
 

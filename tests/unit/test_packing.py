@@ -16,8 +16,8 @@ import pytest
 
 import sp_bench
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import packing
 from sp_bench.driver.claims import FOLDER, Claims
+from sp_bench.look import pack
 from sp_bench.rows import packed, removed, store
 from sp_bench.testing.kill_points import PACKING, VARIABLE
 
@@ -54,7 +54,7 @@ def killed(campaign: Path, step: str) -> bool:
 
 def test_a_packed_campaign_reads_as_before_and_is_a_tenth_as_large(campaign):
     rows, names = store.read(campaign)[0], identities(campaign)
-    done = packing.pack(campaign)
+    done = pack.pack(campaign)
     assert (done.num_rows, done.left) == (len(names), ())
     assert done.bytes_after < done.bytes_before / 10
     assert files(campaign) == [packed.PACK]
@@ -65,45 +65,45 @@ def test_a_packed_campaign_reads_as_before_and_is_a_tenth_as_large(campaign):
     one = next(store.committed(campaign))
     assert store.is_committed(campaign, one.trial_id, one.env_id, one.attempt)
     assert not store.is_committed(campaign, one.trial_id, one.env_id, one.attempt + 1)
-    assert packing.pack(campaign).bytes_after == done.bytes_after
+    assert pack.pack(campaign).bytes_after == done.bytes_after
 
 
 def test_rows_that_come_later_are_packed_with_the_others(campaign):
-    packing.pack(campaign)
+    pack.pack(campaign)
     commit([row(method="ulysses", seq_len=9216)], campaign)
     rows = store.read(campaign)[0]
     assert len(files(campaign)) == 2
-    assert packing.pack(campaign).num_rows == rows.num_rows
+    assert pack.pack(campaign).num_rows == rows.num_rows
     assert (files(campaign), store.read(campaign)[0]) == ([packed.PACK], rows)
 
 
 def test_a_file_stands_before_the_packed_row_of_its_name(campaign):
-    packing.pack(campaign)
+    pack.pack(campaign)
     first = store.read(campaign)[0].to_pylist()[0]
     commit([first | {"median_step_ms": 123.0}], campaign)
     assert len(identities(campaign)) == len(store.read(campaign)[0])
     assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
-    packing.pack(campaign)
+    pack.pack(campaign)
     assert store.read(campaign)[0].to_pylist()[0]["median_step_ms"] == 123.0
 
 
 def test_unpacking_gives_back_a_file_a_row(campaign):
     rows, names = store.read(campaign)[0], identities(campaign)
-    packing.pack(campaign)
-    assert packing.unpack(campaign) == len(names)
+    pack.pack(campaign)
+    assert pack.unpack(campaign) == len(names)
     assert files(campaign) == names
     assert store.read(campaign) == (rows, [])
-    assert packing.unpack(campaign) == 0
+    assert pack.unpack(campaign) == 0
 
 
 def test_columns_that_this_version_does_not_know_are_kept(campaign):
     name = identities(campaign)[0]
     table = pq.read_table(campaign / name)
     pq.write_table(table.append_column("of_tomorrow", pa.array([7])), campaign / name)
-    packing.pack(campaign)
+    pack.pack(campaign)
     assert sorted(packed.table(campaign)["of_tomorrow"].to_pylist(), key=str) == [7, *[None] * (len(ROWS) - 1)]
     assert "columns of another schema left out: of_tomorrow" in store.read(campaign)[1][0]
-    packing.unpack(campaign)
+    pack.unpack(campaign)
     assert pq.read_table(campaign / name)["of_tomorrow"].to_pylist() == [7]
     assert len(store.read(campaign)[1]) == 1
 
@@ -111,7 +111,7 @@ def test_columns_that_this_version_does_not_know_are_kept(campaign):
 def test_pandas_duckdb_and_polars_read_packs_and_files_alike(campaign):
     other = commit([row(method="ulysses", seq_len=9216)], campaign.parent / "day")
     rows = len(store.read(campaign)[0]) + 1
-    packing.pack(campaign)
+    pack.pack(campaign)
     pattern = f"{campaign.parent}/*/*.parquet"
     query = f"SELECT count(*), count(DISTINCT trial_id) FROM read_parquet('{pattern}', union_by_name=true)"
     assert duckdb.sql(query).fetchall() == [(rows, rows)]
@@ -126,7 +126,7 @@ def test_what_is_no_row_stays_where_it_is_and_is_named(campaign):
     (campaign / name).write_bytes(b"torn")
     (campaign / "notes.parquet").write_bytes(b"mine")
     rows = store.read(campaign)[0]
-    done = packing.pack(campaign)
+    done = pack.pack(campaign)
     assert sorted(line.split(":")[0] for line in done.left) == [name, "notes.parquet"]
     assert done.num_rows == len(rows)
     assert files(campaign) == sorted([name, "notes.parquet", packed.PACK])
@@ -134,7 +134,7 @@ def test_what_is_no_row_stays_where_it_is_and_is_named(campaign):
 
 
 def test_a_pack_that_is_no_file_or_leads_out_of_the_results_is_named_and_not_read(campaign, tmp_path):
-    packing.pack(campaign)
+    pack.pack(campaign)
     outside = tmp_path / "elsewhere.parquet"
     (campaign / packed.PACK).rename(outside)
     (campaign / packed.PACK).symlink_to(outside)
@@ -147,7 +147,7 @@ def test_a_pack_that_is_no_file_or_leads_out_of_the_results_is_named_and_not_rea
 
 @pytest.mark.parametrize("damage", [b"", b"PAR1 and no more", None])
 def test_a_damaged_pack_is_named_and_neither_fatal_nor_replaced(campaign, damage):
-    packing.pack(campaign)
+    pack.pack(campaign)
     if damage is None:  # a parquet file, but no pack
         pq.write_table(pa.table({"a": [1]}), campaign / packed.PACK)
     else:
@@ -159,12 +159,12 @@ def test_a_damaged_pack_is_named_and_neither_fatal_nor_replaced(campaign, damage
     assert [line.split(":")[0] for line in store.passed_over(campaign)] == [packed.PACK]
     before = (campaign / packed.PACK).read_bytes()
     with pytest.raises(ConfigError, match="move it away first"):
-        packing.pack(campaign)
+        pack.pack(campaign)
     assert (campaign / packed.PACK).read_bytes() == before
 
 
 def test_a_packed_row_under_another_name_is_left_out_and_named(campaign):
-    packing.pack(campaign)
+    pack.pack(campaign)
     table = packed.table(campaign)
     names = table[packed.FILE_NAME].to_pylist()
     names[0], names[1] = names[1], names[0]
@@ -211,7 +211,7 @@ def test_killed_at_any_step_a_pack_loses_and_doubles_nothing_and_the_next_one_en
     assert code == 0, errors
     assert f"{len(names)} rows packed" in printed
     assert (files(campaign), store.read(campaign)) == ([packed.PACK], (rows, []))
-    assert not (campaign / store.WORK / packing.PLACE).exists()
+    assert not (campaign / store.WORK / pack.PLACE).exists()
 
 
 def test_the_commands_work_on_a_packed_campaign(campaign, capfd):

@@ -4,8 +4,9 @@ from collections import Counter
 
 import pytest
 
+from sp_bench.cluster import packs
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import packs, plan
+from sp_bench.driver import plan
 from sp_bench.driver.settings import DeadlinesConfig
 
 DEADLINES = DeadlinesConfig(init=60, correctness=60, warmup=60, measure=120)

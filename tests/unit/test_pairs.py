@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.comparison import compare
+from sp_bench.analysis.formats import MISSING
+from sp_bench.analysis.ratios import of_one_machine, paired_ratio, shared_replicates
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.settings import APART, TIE, Difference, Place, leader, settings
+from sp_bench.analysis.signs import counts, signs
+from sp_bench.analysis.time_parts import attributions
 from sp_bench.report.cards import card, machine_spread, verdict
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.comparison import compare
-from sp_bench.report.formats import MISSING
-from sp_bench.report.ratios import of_one_machine, paired_ratio, shared_replicates
-from sp_bench.report.selection import select
-from sp_bench.report.settings import APART, TIE, Difference, Place, leader, settings
-from sp_bench.report.signs import counts, signs
 from sp_bench.report.table import tables
-from sp_bench.report.time_parts import attributions
 
 from .rows import ENVIRONMENT, STARTED_AT, commit, row
 

@@ -13,8 +13,8 @@ from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import KINDS, LIBRARIES, Degrees, Library, kind
-from sp_bench.driver import methods_table
-from sp_bench.driver.methods_table import Question
+from sp_bench.look import methods_table
+from sp_bench.look.methods_table import Question
 
 from .rows import asked_for
 

@@ -12,6 +12,8 @@ from typing import Any, cast
 import pytest
 
 from sp_bench import hardware, report
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
@@ -26,10 +28,8 @@ from sp_bench.driver.search import (
     Search,
 )
 from sp_bench.driver.settings import SearchConfig
-from sp_bench.report import advice, projection
-from sp_bench.report.cells import Cell
-from sp_bench.report.limits import limits
-from sp_bench.report.projection import Fit, Links, NotProjectable, attention_work
+from sp_bench.predict import advice, projection
+from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_work
 
 from .rows import cells_of, row
 

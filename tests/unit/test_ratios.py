@@ -2,13 +2,13 @@
 
 import pytest
 
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.provenance import words
+from sp_bench.analysis.ratios import PairedRatio
+from sp_bench.analysis.selection import Selection
+from sp_bench.analysis.statistics import Interval
 from sp_bench.costs.flags import flags_of_leftover, flags_of_memory
 from sp_bench.report.cards import caveats
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.provenance import words
-from sp_bench.report.ratios import PairedRatio
-from sp_bench.report.selection import Selection
-from sp_bench.report.statistics import Interval
 
 from .rows import row, selection_of
 

@@ -12,16 +12,16 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.formats import in_bytes, number
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.settings import AHEAD, TIE, UNPROVEN, Difference, settings
+from sp_bench.analysis.signs import counts
 from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
-from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.figures import NAMES, draw, panels, traffic
 from sp_bench.report.findings import findings
-from sp_bench.report.formats import in_bytes, number
-from sp_bench.report.selection import select
-from sp_bench.report.settings import AHEAD, TIE, UNPROVEN, Difference, settings
-from sp_bench.report.signs import counts
 from sp_bench.report.table import tables
 from sp_bench.rows import plans, store
 from sp_bench.rows.plans import PlannedTrial

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 import sp_bench.report
-from sp_bench.report.selection import COLUMNS
+from sp_bench.analysis.selection import COLUMNS
 
 OF_SELECTION = {"folder", "file", "pool", "device_set"}
 ROWS = {"row", "rows", "asked", "r"}  # what a row, the rows or what was asked for are called

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 import sp_bench.report as reports
 from sp_bench import cli
+from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.provenance import mixing, words
+from sp_bench.analysis.ratios import paired_ratio
+from sp_bench.analysis.selection import MIXED, Selection, select
+from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.report import VENUES, Look, Options, build, folder
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import caveats
-from sp_bench.report.cells import Cell, cells
-from sp_bench.report.provenance import mixing, words
-from sp_bench.report.ratios import paired_ratio
-from sp_bench.report.selection import MIXED, Selection, select
-from sp_bench.report.settings import settings as settings_of
 from sp_bench.report.table import tables
 from sp_bench.rows import store
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 import sp_bench.report as report
-from sp_bench.report import words
-from sp_bench.report.cells import of_equal_steps
-from sp_bench.report.settings import settings
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import of_equal_steps
+from sp_bench.analysis.settings import settings
 from sp_bench.report.table import tables
 
 from .rows import cells_of, commit, row, selection_of

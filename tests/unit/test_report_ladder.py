@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import sp_bench.report as report
+from sp_bench.analysis.ladder import covered, ladders
+from sp_bench.analysis.settings import settings
 from sp_bench.report.cards import cards
 from sp_bench.report.findings import findings
-from sp_bench.report.ladder import covered, ladders
-from sp_bench.report.settings import settings
 from sp_bench.report.table import tables
 
 from .rows import cells_of, commit, row

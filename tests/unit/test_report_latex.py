@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.report import packed_gate
 from sp_bench.report.latex_text import escape
-from sp_bench.report.settings import settings as settings_of
 from sp_bench.report.table import latex, markdown, tables
 
 from .rows import cells_of, row, smoke

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from sp_bench.report import read, settings
+from sp_bench.analysis import settings
+from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.longest import ends, is_fit_only, longest
+from sp_bench.report import read
 from sp_bench.report.cards import memory_words
-from sp_bench.report.cells import cells, of_equal_steps
 from sp_bench.report.figures import memory
 from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings
-from sp_bench.report.longest import ends, is_fit_only, longest
 from sp_bench.report.table import tables
 from sp_bench.rows import plans
 

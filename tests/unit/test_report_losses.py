@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from sp_bench.analysis.losses import sentences
+from sp_bench.analysis.provenance import words
 from sp_bench.report.cards import caveats
-from sp_bench.report.losses import sentences
-from sp_bench.report.provenance import words
 
 from .rows import cells_of, row
 

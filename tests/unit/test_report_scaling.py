@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from sp_bench.analysis.scaling import Scalings, scalings
+from sp_bench.analysis.settings import settings
 from sp_bench.report.findings import findings
-from sp_bench.report.scaling import Scalings, scalings
-from sp_bench.report.settings import settings
 from sp_bench.report.table import as_csv, tables
 
 from .rows import cells_of, hf_step

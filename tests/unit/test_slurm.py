@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from sp_bench.cluster import batch_script, slurm
+from sp_bench.cluster.file import ClusterConfig
+from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import batch_script, slurm
-from sp_bench.driver.cluster import ClusterConfig
-from sp_bench.driver.packs import Pack
 
 LOG = Path("/data/results/c/_work/jobs/%j.txt")
 

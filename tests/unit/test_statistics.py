@@ -9,14 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, quantile_test
 
+from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.limits import limits
+from sp_bench.analysis.provenance import words
+from sp_bench.analysis.ratios import MIN_REPLICATES, median_ratio
+from sp_bench.analysis.selection import Selection, select
+from sp_bench.analysis.settings import settings as settings_of
+from sp_bench.analysis.statistics import CONFIDENCE, median_interval
 from sp_bench.report.cards import card, caveats
-from sp_bench.report.cells import cells, of_equal_steps
-from sp_bench.report.limits import limits
-from sp_bench.report.provenance import words
-from sp_bench.report.ratios import MIN_REPLICATES, median_ratio
-from sp_bench.report.selection import Selection, select
-from sp_bench.report.settings import settings as settings_of
-from sp_bench.report.statistics import CONFIDENCE, median_interval
 from sp_bench.report.table import records, tables
 
 from .rows import commit, row, splits

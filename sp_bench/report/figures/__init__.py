@@ -5,11 +5,11 @@ from functools import partial
 
 from matplotlib import rc_context
 
-from sp_bench.report.cells import Cell
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures import fabrics, forest, memory, steps, throughput, traffic
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
-from sp_bench.report.settings import Setting
 
 NAMES = ("throughput", "ratios", "steps", "memory", "bytes", "fabrics")  # in the order of the page
 

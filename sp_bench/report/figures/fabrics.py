@@ -6,9 +6,11 @@ import pandas as pd
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.fabric_model import places
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.fabric_model import places
+from sp_bench.analysis.formats import GIB, number
+from sp_bench.analysis.time_parts import Attribution, attributions, largest
 from sp_bench.report.figures.panels import MOST_PANELS, ROW_IN, grid, is_first, wrapped_title
 from sp_bench.report.figures.style import (
     Look,
@@ -23,8 +25,6 @@ from sp_bench.report.figures.style import (
     trial_ids,
     wrapped,
 )
-from sp_bench.report.formats import GIB, number
-from sp_bench.report.time_parts import Attribution, attributions, largest
 
 OF_FABRICS = (
     "Step time by fabric, on a logarithmic axis. Below a fabric's name: GiB/s that a rank sends with the primitive "

@@ -8,13 +8,13 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from sp_bench.report import words
+from sp_bench.analysis import words
+from sp_bench.analysis.ratios import decimals
+from sp_bench.analysis.settings import Setting
+from sp_bench.analysis.signs import RIVALS, Sign, counts, signs
+from sp_bench.analysis.words import drawn, is_packed, pack
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import GREY, Look, Plot, legend, mark, tokens, wrapped
-from sp_bench.report.ratios import decimals
-from sp_bench.report.settings import Setting
-from sp_bench.report.signs import RIVALS, Sign, counts, signs
-from sp_bench.report.words import drawn, is_packed, pack
 
 MOST_LINES = 44  # of one figure: those with intervals and of large places go first
 

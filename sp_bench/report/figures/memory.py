@@ -11,16 +11,16 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sp_bench.report import words
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.formats import GIB
+from sp_bench.analysis.limits import Limit, capacity_gib
+from sp_bench.analysis.longest import NOT_REACHED, ends, is_fit_only, longest, tries
+from sp_bench.analysis.settings import Setting
 from sp_bench.report.cards import memory_gib
-from sp_bench.report.cells import Cell, listed
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, colour, legend, tokens_axis, trial_ids, wrapped
-from sp_bench.report.formats import GIB
-from sp_bench.report.limits import Limit, capacity_gib
-from sp_bench.report.longest import NOT_REACHED, ends, is_fit_only, longest, tries
-from sp_bench.report.settings import Setting
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:

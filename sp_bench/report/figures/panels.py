@@ -8,8 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import number
+from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.style import (
     BLACK,
     GREY,
@@ -23,8 +25,6 @@ from sp_bench.report.figures.style import (
     trial_ids,
     wrapped,
 )
-from sp_bench.report.formats import number
-from sp_bench.report.settings import Setting
 
 MOST_PANELS = 12  # of one figure; the table has what is left out
 FEW = 3  # lengths that make a line

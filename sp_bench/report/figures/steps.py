@@ -12,13 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell, listed
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.ladder import chosen, each_adds_one, of_place
+from sp_bench.analysis.ratios import by_speed
+from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.panels import ROW_IN
 from sp_bench.report.figures.style import BLACK, Look, Plot, trial_ids, wrapped
-from sp_bench.report.ladder import chosen, each_adds_one, of_place
-from sp_bench.report.ratios import by_speed
-from sp_bench.report.settings import Setting
 
 # Paul Tol's bright scheme and greys, 2021
 KERNELS = {

@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from PIL import Image
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.pattern_bytes import kind
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.pattern_bytes import kind
 
 BLACK, GREY = "#000000", "#8a8a8a"
 # Okabe & Ito 2008; the last two by Paul Tol, 2021

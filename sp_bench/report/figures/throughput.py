@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.settings import Setting
 from sp_bench.report.cards import tokens
-from sp_bench.report.cells import Cell
 from sp_bench.report.figures.panels import dots, over_length, panels, shared_title
 from sp_bench.report.figures.style import Look, Plot
-from sp_bench.report.settings import Setting
 
 CAPTION = (
     "Throughput a {ranks}. Colour: what travels; marker: the method; hollow: another library; star: the kernel alone."

@@ -7,15 +7,15 @@ from dataclasses import fields
 import pandas as pd
 from matplotlib.lines import Line2D
 
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import GIB
+from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
 from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, wrapped_title
 from sp_bench.report.figures.style import BLACK, COLOURS, Look, Plot, about, legend, mark, rank_axis, trial_ids
-from sp_bench.report.formats import GIB
-from sp_bench.report.settings import Setting
 
 RANKS = (2, 4, 8, 16)
 SHAPE = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind")  # of a panel

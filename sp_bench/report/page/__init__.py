@@ -12,13 +12,13 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import without_escapes
+from sp_bench.analysis.selection import Selection
 from sp_bench.report.cards import Card
-from sp_bench.report.cells import Cell
 from sp_bench.report.figures.style import Drawing
-from sp_bench.report.formats import without_escapes
 from sp_bench.report.packed_gate import LEGEND, WRONG, Gate
 from sp_bench.report.page.appendix import Numbers, appendix, environment, left_out
-from sp_bench.report.selection import Selection
 from sp_bench.report.table import CAPTION, SettingTable
 
 OPEN_LINES = 60  # of tables on the page; what comes after is in the appendix

@@ -7,16 +7,16 @@ from typing import Any
 
 import pandas as pd
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell, listed
-from sp_bench.report.device_sets import several
-from sp_bench.report.effort import effort
-from sp_bench.report.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.effort import effort
+from sp_bench.analysis.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.analysis.pattern_bytes import pattern_bytes
+from sp_bench.analysis.selection import Selection
+from sp_bench.analysis.time_parts import attributions
 from sp_bench.report.offload import breakdowns
-from sp_bench.report.pattern_bytes import pattern_bytes
 from sp_bench.report.published import beside
-from sp_bench.report.selection import Selection
-from sp_bench.report.time_parts import attributions
 
 NAMED = ("hostname", "cpu", "cpu_cores", "driver", "cuda", "cudnn", "nccl", "process_group", "python", "topology")
 MAX_REASON = 2000  # characters of one reason; the row holds the rest

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.report.cells import Cell, campaign_of
-from sp_bench.report.formats import MISSING
-from sp_bench.report.statistics import Interval, median_interval
+from sp_bench.analysis.cells import Cell, campaign_of
+from sp_bench.analysis.formats import MISSING
+from sp_bench.analysis.statistics import Interval, median_interval
 
 MAX_DIGITS = 6
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%

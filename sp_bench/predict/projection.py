@@ -27,6 +27,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import nnls
 
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
+from sp_bench.analysis.formats import counted
+from sp_bench.analysis.limits import capacity_gib
+from sp_bench.analysis.overlap import exposed_ms
+from sp_bench.analysis.series import OF_STEP
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
@@ -39,13 +46,6 @@ from sp_bench.costs.attention import (
     ring_traffic,
     ulysses_traffic,
 )
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.fabric_model import PRIMITIVES, bandwidths
-from sp_bench.report.formats import counted
-from sp_bench.report.limits import capacity_gib
-from sp_bench.report.overlap import exposed_ms
-from sp_bench.report.series import OF_STEP
 from sp_bench.rows.names import config_values, group_of
 
 METHODS = {  # with the primitives that move its tensors

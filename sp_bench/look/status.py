@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sp_bench import handover
+from sp_bench.cluster import slurm
 from sp_bench.config.parsing import shown
-from sp_bench.driver import claims, slurm
+from sp_bench.driver import claims
 from sp_bench.driver.progress import duration, number_of
 from sp_bench.rows import packed, plans, store, submissions
 from sp_bench.rows.store import RowName

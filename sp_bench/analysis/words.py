@@ -4,11 +4,11 @@ nowhere else; identifiers are for the appendix and the CSV."""
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import counted, whole
+from sp_bench.analysis.series import OF_STEP, SINGLE_STEP, option_words
 from sp_bench.config.trial import TRAINING
 from sp_bench.costs.flags import OF_DEVICES
-from sp_bench.report.cells import Cell
-from sp_bench.report.formats import counted, whole
-from sp_bench.report.series import OF_STEP, SINGLE_STEP, option_words
 from sp_bench.rows.names import short_name
 
 METHODS = {

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from sp_bench.report.cells import Cell
-from sp_bench.report.pattern_bytes import degrees, kind
-from sp_bench.report.ratios import fastest
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.pattern_bytes import degrees, kind
+from sp_bench.analysis.ratios import fastest
 
 SAME, FASTEST = "same kernel", "our fastest kernel"
 ANY = "any method of ours"

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from fractions import Fraction
 
+from sp_bench.analysis.cells import Cell
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
-from sp_bench.report.cells import Cell
 
 ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
 UNEVEN = "heads do not divide evenly: counted is the rank that sends most, the closed form the mean"

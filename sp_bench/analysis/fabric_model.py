@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.overlap import Times, exposed_ms
 from sp_bench.costs.message_sizes import transport_name
-from sp_bench.report.cells import Cell, listed
-from sp_bench.report.overlap import Times, exposed_ms
 
 # op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
 PRIMITIVES = {

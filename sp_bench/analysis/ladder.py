@@ -7,13 +7,13 @@ settings, which differ in options: what is recomputed, what code runs the layers
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.pattern_bytes import kind
-from sp_bench.report.ratios import ranked
-from sp_bench.report.series import OF_STEP, PROTOCOL, SINGLE_STEP
-from sp_bench.report.settings import Setting
-from sp_bench.report.words import LENGTHS, PACKING
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.pattern_bytes import kind
+from sp_bench.analysis.ratios import ranked
+from sp_bench.analysis.series import OF_STEP, PROTOCOL, SINGLE_STEP
+from sp_bench.analysis.settings import Setting
+from sp_bench.analysis.words import LENGTHS, PACKING
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles

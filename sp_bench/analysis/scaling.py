@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.ladder import folders, of_place, rung_names
-from sp_bench.report.ratios import (
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.ladder import folders, of_place, rung_names
+from sp_bench.analysis.ratios import (
     PairedRatio,
     by_speed,
     median_ratio,
@@ -23,7 +23,7 @@ from sp_bench.report.ratios import (
     ratio_of_pairs,
     shared_replicates,
 )
-from sp_bench.report.settings import Setting
+from sp_bench.analysis.settings import Setting
 from sp_bench.rows.names import group_of
 
 # in which a step over ranks may differ from that on one

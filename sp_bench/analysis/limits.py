@@ -8,9 +8,9 @@ step may only ask whether it fits, be one, or be timed several times. Failures o
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sp_bench.analysis.cells import OOM, Cell, listed
+from sp_bench.analysis.formats import GIB
 from sp_bench.hardware import device_bytes
-from sp_bench.report.cells import OOM, Cell, listed
-from sp_bench.report.formats import GIB
 from sp_bench.rows.names import option_values
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.ratios import by_speed
-from sp_bench.report.settings import Setting, is_baseline
-from sp_bench.report.words import LENGTHS, PACKING, drawn, is_packed
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.ratios import by_speed
+from sp_bench.analysis.settings import Setting, is_baseline
+from sp_bench.analysis.words import LENGTHS, PACKING, drawn, is_packed
 
 PACK = (PACKING, *LENGTHS, "seed")  # the options that say which documents
 

@@ -5,11 +5,11 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell, campaign_of
-from sp_bench.report.ratios import PairedRatio, paired_ratio, ratio_of_pairs
-from sp_bench.report.settings import Place, Setting
-from sp_bench.report.words import is_packed
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell, campaign_of
+from sp_bench.analysis.ratios import PairedRatio, paired_ratio, ratio_of_pairs
+from sp_bench.analysis.settings import Place, Setting
+from sp_bench.analysis.words import is_packed
 
 RIVALS = ("ring", "all_gather", "usp")
 

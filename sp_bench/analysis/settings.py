@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.fabric_model import bandwidths
-from sp_bench.report.formats import MISSING
-from sp_bench.report.limits import Limit, limits
-from sp_bench.report.pattern_bytes import kind
-from sp_bench.report.ratios import (
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.fabric_model import bandwidths
+from sp_bench.analysis.formats import MISSING
+from sp_bench.analysis.limits import Limit, limits
+from sp_bench.analysis.pattern_bytes import kind
+from sp_bench.analysis.ratios import (
     PairedRatio,
     by_speed,
     fastest,
@@ -26,8 +26,8 @@ from sp_bench.report.ratios import (
     ratio_of_pairs,
     times,
 )
-from sp_bench.report.series import shared_values
-from sp_bench.report.time_parts import kernel_alone
+from sp_bench.analysis.series import shared_values
+from sp_bench.analysis.time_parts import kernel_alone
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
 AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "not compared: no replicates pair"

@@ -4,13 +4,13 @@ asked whether it does."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.formats import MISSING, whole
+from sp_bench.analysis.limits import Limit
+from sp_bench.analysis.series import OF_LIMITS
+from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import TRAINING
-from sp_bench.report import words
-from sp_bench.report.cells import Cell
-from sp_bench.report.formats import MISSING, whole
-from sp_bench.report.limits import Limit
-from sp_bench.report.series import OF_LIMITS
-from sp_bench.report.settings import Setting
 
 # What moves the edge of memory, and may be missing in titles
 UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sp_bench import hardware
+from sp_bench.cluster import batch_script, packs, slurm
+from sp_bench.cluster.file import ClusterConfig
+from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import batch_script, campaign, identity, packs, plan, slurm
-from sp_bench.driver.cluster import ClusterConfig
-from sp_bench.driver.packs import Pack
+from sp_bench.driver import campaign, identity, plan
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration, number_of, plan_as_json
 from sp_bench.driver.settings import CampaignConfig

@@ -10,11 +10,11 @@ from typing import Any
 
 import pandas as pd
 
+from sp_bench.analysis.device_sets import are_several
+from sp_bench.analysis.formats import GIB
+from sp_bench.analysis.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
+from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
-from sp_bench.report.device_sets import are_several
-from sp_bench.report.formats import GIB
-from sp_bench.report.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
-from sp_bench.report.statistics import Interval, median_interval
 from sp_bench.rows.names import group_of, library, option_values, pack_seed
 
 GRADIENTS = ("dq", "dk", "dv")

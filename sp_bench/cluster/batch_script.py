@@ -5,9 +5,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from sp_bench.cluster.file import PLACE, ClusterConfig
+from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError, shown
-from sp_bench.driver.cluster import PLACE, ClusterConfig
-from sp_bench.driver.packs import Pack
 
 NOTICE_S = 120  # before the time limit: how early the run is told, so that it records the running trial
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@=,:-]+")  # in sbatch, % and \ stand for something else

@@ -16,9 +16,9 @@ from sp_bench import hardware, kernels
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
-from sp_bench.driver.methods_table import Support, all_methods
 from sp_bench.driver.overrides import THIS_DEVICE
 from sp_bench.driver.progress import console
+from sp_bench.look.methods_table import Support, all_methods
 from sp_bench.rows import store
 
 SLOW_S = 1.0  # that a look-up of the machine's own name may take unnoticed

@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from sp_bench.report.cells import Cell, listed
-from sp_bench.report.device_sets import several
-from sp_bench.report.formats import counted
-from sp_bench.report.ratios import MIN_REPLICATES
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.formats import counted
+from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.rows.names import OWN_CODE, library
 
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs

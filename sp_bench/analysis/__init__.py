@@ -1,0 +1,1 @@
+"""What rows say: cells, places, settings, ratios, limits. No HTML and no matplotlib."""

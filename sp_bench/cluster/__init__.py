@@ -1,0 +1,1 @@
+"""Slurm: a sweep as batch jobs."""

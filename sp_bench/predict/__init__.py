@@ -1,0 +1,1 @@
+"""What nobody measured: step times and memory predicted from rows, and advice."""
