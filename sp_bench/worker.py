@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from sp_bench import handover, methods, workloads
 from sp_bench.attention import copy_engines
 from sp_bench.attention.exchange import go_first
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure import ledger, record
 from sp_bench.measure.incorrect import Incorrect
@@ -199,7 +200,7 @@ def _cached_mesh(device: str, axes: tuple[tuple[str, int], ...]) -> DeviceMesh:
 class Setting(NamedTuple):
     """A setting of the whole process that any library may change."""
 
-    name: str
+    name: Prose  # in the rank's log
     read: Callable[[], Any]
     write: Callable[[Any], object]
 

@@ -14,6 +14,7 @@ from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
 from sp_bench.config.documents import spans
+from sp_bench.config.prose import Prose
 
 LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag"]
 
@@ -53,7 +54,7 @@ class SequenceLayout:
         """The smallest length of at least `seq_len` that this layout can cut."""
         return -(-seq_len // self.multiple) * self.multiple
 
-    def unsupported_reason(self, seq_len: int, of_documents: int = 1) -> str | None:
+    def unsupported_reason(self, seq_len: int, of_documents: int = 1) -> Prose | None:
         """Why this layout cannot cut `seq_len` tokens, naming the nearest lengths that it can cut, or None. Those are
         multiples of `of_documents` too, to which the lengths of packed documents are rounded."""
         if seq_len % self.multiple == 0:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 
 Make = Callable[..., Tensor]  # torch.empty or torch.zeros
@@ -20,7 +21,7 @@ class NoKernel:
         self._make = make
 
     @staticmethod
-    def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+    def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
         return None
 
     def forward(

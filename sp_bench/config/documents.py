@@ -13,6 +13,7 @@ from typing import Any, Literal
 import yaml
 
 from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.config.prose import Prose
 
 MULTIPLE = 16  # lengths are rounded to it
 MAX_DOCUMENTS = 1024  # of a pack: the proof at the timed length samples the last token of each
@@ -106,7 +107,8 @@ def from_file(path: Path) -> tuple[int, ...]:
     Raises:
         ConfigError: the file cannot be read, or as for `from_text`.
     """
-    said, found = f"the list of documents in {shown(path)}", None
+    said: Prose = f"the list of documents in {shown(path)}"
+    found = None
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ConfigError(f"{said} has {path.stat().st_size:,} bytes; a list of a pack has far less")
@@ -118,7 +120,7 @@ def from_file(path: Path) -> tuple[int, ...]:
     return _checked(said, found if isinstance(found, list) else text.replace(",", " ").split())
 
 
-def _checked(said: str, found: Sequence[Any]) -> tuple[int, ...]:
+def _checked(said: Prose, found: Sequence[Any]) -> tuple[int, ...]:
     if not found:
         raise ConfigError(f"{said} has no lengths; write those of the documents in tokens, such as 4096,512,512")
     if len(found) > MAX_DOCUMENTS:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
+from sp_bench.config.prose import Prose
 
 Kind = Literal["method", "kernel", "engine"]
 
@@ -35,11 +36,11 @@ class Source:
 
     kind: Kind
     name: str
-    place: str  # what errors call it: the file, or the module and its package
+    place: Prose  # what errors call it: the file, or the module and its package
     path: Path | None = None  # of a file of the command line
     entry: importlib.metadata.EntryPoint | None = None
 
-    def __str__(self) -> str:
+    def __str__(self) -> Prose:
         return f"{self.kind} {self.name} ({self.place})"
 
     @property
@@ -74,7 +75,7 @@ def add_file(path: Path) -> str:
     Raises:
         ConfigError: no such file, a name that no method can have, or another file of that name.
     """
-    said = f"method.path={shown(path)}"
+    said: Prose = f"method.path={shown(path)}"
     if path.suffix != ".py" or not path.is_file():
         raise ConfigError(f"{said} is no Python file; give a path such as method.path=my_method.py")
     name, resolved = path.stem, path.resolve()
@@ -177,7 +178,7 @@ def _load_file(source: Source) -> Any:
     return module
 
 
-def _line(error: Exception, source: Source) -> str:
+def _line(error: Exception, source: Source) -> Prose:
     """Where in the source the error was raised, as ` line 3:`."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}:"
@@ -211,7 +212,7 @@ def _refuse_torch(source: Source) -> None:
 
 
 def require(
-    source: Source, module: Any, examples: Mapping[str, str], num_arguments: Mapping[str, int], may_be_none: str = ""
+    source: Source, module: Any, examples: Mapping[str, Prose], num_arguments: Mapping[str, int], may_be_none: str = ""
 ) -> None:
     """Check that a module has what its kind must have. `examples`: attribute -> how it is written. `num_arguments`:
     function -> how many arguments it is called with. `may_be_none`: the function that may be None.

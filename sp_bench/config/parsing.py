@@ -13,8 +13,15 @@ from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
 
+from sp_bench.config.prose import Prose
+
 T = TypeVar("T")
-SCALARS = {int: "a whole number in plain digits", float: "a number", bool: "true or false", str: "text"}
+SCALARS: Mapping[Any, Prose] = {
+    int: "a whole number in plain digits",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+}
 MAX_INT = 2**63 - 1  # what a row's column holds
 
 
@@ -22,7 +29,7 @@ class ConfigError(ValueError):
     """A value that no trial can have; the message names the field, the value and the way out."""
 
 
-def shown(text: object, limit: int = 200) -> str:
+def shown(text: object, limit: int = 200) -> Prose:
     """Text from outside as part of one line: what would move a terminal's cursor is escaped, and a long one cut."""
     characters = str(text)
     plain = "".join(
@@ -31,7 +38,7 @@ def shown(text: object, limit: int = 200) -> str:
     return plain if len(plain) <= limit else f"{plain[: limit // 2]}... ({len(characters):,} characters)"
 
 
-def nearest(name: object, valid: Iterable[object], prefix: str = "") -> str:
+def nearest(name: object, valid: Iterable[object], prefix: str = "") -> Prose:
     """Asks whether the nearest valid name was meant, if one is near."""
     near = difflib.get_close_matches(str(name), map(str, valid), n=1)
     return f"did you mean {prefix}{near[0]}? " if near else ""
@@ -77,7 +84,7 @@ def require_path(config: Any, name: str) -> None:
         raise ConfigError(f"{_dotted(config, name)}={shown(repr(value))} {problem}")
 
 
-def _path_problem(path: str) -> str | None:
+def _path_problem(path: str) -> Prose | None:
     if not path.strip():
         return "is empty; use a path such as results"
     if not path.isprintable():
@@ -138,7 +145,7 @@ def _value(kind: Any, value: Any, path: str) -> Any:
     if origin is Mapping:
         item = typing.get_args(kind)[1]
         if not isinstance(value, Mapping) or not all(isinstance(v, item) for v in value.values()):
-            of = "strings" if item is str else "text, numbers, true or false"
+            of: Prose = "strings" if item is str else "text, numbers, true or false"
             raise ConfigError(f"{path}={shown(repr(value))} must map names to {of}")
         return dict(value)
     if not isinstance(value, Mapping):
@@ -155,7 +162,7 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    quote = f"; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
+    quote: Prose = f"; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
     raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from sp_bench.config.documents import MAX_DOCUMENTS, MULTIPLE, Packing, documents, from_text, padded, rounded, spans
 from sp_bench.config.parsing import ConfigError, require_at_least, require_at_most, require_positive
+from sp_bench.config.prose import Prose
 
 MAX_TOKENS = 2**30  # of one sequence: far more than any machine holds
 PROVABLE_TOKENS = 2  # over a single key dQ and dK are 0 whatever is computed
@@ -25,8 +26,8 @@ ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "
 class Declared:
     """What a field's declaration says of the option, beside its type and default."""
 
-    doc: str
-    unit: str = ""
+    doc: Prose
+    unit: Prose = ""
     column: str | None = ""  # of the row; empty: named as the field; None: the row has it in `config` only
     of: tuple[str, ...] = ()  # workloads that it means something to: null in rows of others; empty: all
     old_rows: Any = None  # rows older than the option have null; null and None mean this value, and new rows write it
@@ -235,7 +236,11 @@ PASS_KINDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-_PACKING_OF = {"document_len": "fixed or lognormal", "document_sigma": "lognormal", "document_lens": "file"}
+_PACKING_OF: Mapping[str, Prose] = {
+    "document_len": "fixed or lognormal",
+    "document_sigma": "lognormal",
+    "document_lens": "file",
+}
 
 
 @dataclass(frozen=True)
@@ -478,7 +483,7 @@ class WorkloadConfig:
             from_text(self.document_lens)
         for option in ("document_len", "document_sigma", "document_lens"):
             if (getattr(self, option) is None) == (option in needed):
-                verb = "needs" if option in needed else "has no"
+                verb: Prose = "needs" if option in needed else "has no"
                 raise ConfigError(
                     f"workload.packing={self.packing} {verb} workload.{option}, which is {getattr(self, option)}; "
                     + ("give it" if option in needed else f"use null, or workload.packing={_PACKING_OF[option]}")
@@ -495,7 +500,7 @@ class WorkloadConfig:
             )
 
     def _check_masked_labels(self) -> None:
-        said = f"workload.masked_label_share={self.masked_label_share}"
+        said: Prose = f"workload.masked_label_share={self.masked_label_share}"
         if not 0 <= self.masked_label_share < 1:
             raise ConfigError(f"{said} must be 0 or more, and less than 1: a loss needs labels")
         if self.masked_label_share and self.pass_kind != "step":
@@ -651,7 +656,7 @@ class TrialConfig:
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
 
     def _check_pack(self) -> None:
-        said = f"workload.packing={self.workload.packing}"
+        said: Prose = f"workload.packing={self.workload.packing}"
         if self.batch_size != 1:
             raise ConfigError(f"batch_size={self.batch_size}: {said} packs one sequence; use batch_size=1")
         if self.seq_len % MULTIPLE or self.seq_len < 2 * MULTIPLE:

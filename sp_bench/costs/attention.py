@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from sp_bench.config.documents import causal_pairs
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
 FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward: 5 matmuls, since it computes QK^T again
+POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
 def score_pairs(shape: AttentionShape) -> int:
@@ -64,7 +66,7 @@ def merging_dtype(shape: AttentionShape, merge_dtype: str | None) -> str:
     return shape.dtype if merge_dtype == "input" or shape.dtype == "float64" else "float32"
 
 
-def head_split_reason(shape: AttentionShape, degree: int, field: str, method: str) -> str | None:
+def head_split_reason(shape: AttentionShape, degree: int, field: str, method: str) -> Prose | None:
     """Why `degree` ranks cannot exchange heads, naming the degrees that work, or None.
 
     The degree must divide Hq. It must also divide Hkv, or be a multiple of it; KV heads are then replicated.
@@ -80,7 +82,7 @@ def head_split_reason(shape: AttentionShape, degree: int, field: str, method: st
 
 def head_chunks_reason(
     shape: AttentionShape, degree: int, chunks: int | None, *, may_share_kv: bool, field: str = "method.head_chunks"
-) -> str | None:
+) -> Prose | None:
     """Why the heads of one of `degree` ranks cannot be cut into `chunks` parts, naming the numbers that work, or None.
     `field` is the option that says how many.
 

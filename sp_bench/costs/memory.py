@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import ELEMENT_BYTES, TRAINING, TrialConfig
 from sp_bench.costs.training import FSDP2, block_shapes, loss_gradients, num_parameters, root_shapes
 
@@ -102,12 +103,6 @@ def offloaded_bytes(config: TrialConfig) -> float:
     return (config.model.num_layers - 1) * kept_bytes(config)
 
 
-def offloaded_inputs_bytes(config: TrialConfig) -> float:
-    """The part of it that each `activation_checkpointing` has: the inputs of all layers but the last."""
-    inputs = _local_tokens(config) * config.model.hidden_size * ELEMENT_BYTES[config.dtype]
-    return (config.model.num_layers - 1) * inputs
-
-
 def kept_bytes(config: TrialConfig) -> float:
     """What one layer of one rank keeps from its forward to its backward, in one micro-batch."""
     model, workload = config.model, config.workload
@@ -167,7 +162,7 @@ class Peak(NamedTuple):
         return max(self)
 
 
-def unmodelled_reason(config: TrialConfig) -> str | None:
+def unmodelled_reason(config: TrialConfig) -> Prose | None:
     """Why `peak` says nothing of a trial, or None. It speaks of what committed rows hold it to, and of options whose
     tensors follow from code that such rows ran."""
     engine, workload = config.engine.name, config.workload
@@ -182,7 +177,7 @@ def unmodelled_reason(config: TrialConfig) -> str | None:
     return None
 
 
-def _unmodelled_option(config: TrialConfig) -> str | None:
+def _unmodelled_option(config: TrialConfig) -> Prose | None:
     """Options that keep more of a model whole than the estimate has, or of which the peak is where nobody counted."""
     engine, several = config.engine, (config.workload.micro_batches or 1) > 1
     tiles_elsewhere = config.method.name not in ATTENTION_KNOWN and config.workload.mlp_tile_tokens is not None

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import MIN_MESSAGE_BYTES, TrialConfig
 from sp_bench.costs.attention import Traffic
 
@@ -17,18 +18,18 @@ OPS: Mapping[str, str] = {"ulysses": "all_to_all", "ring": "send", "all_gather":
 GRAIN_BYTES = 256  # slices are multiples of it, so that they are aligned as real ones: a head of 128 in bfloat16
 
 
-def unsupported_reason(config: TrialConfig) -> str | None:
+def unsupported_reason(config: TrialConfig) -> Prose | None:
     """Why the collective workload has no primitive to measure for this trial, naming what would work, or None."""
     method = config.method
     if method.name not in OPS:
-        names = "ulysses (all_to_all), ring (send_recv) or all_gather (all_gather)"
+        names: Prose = "ulysses (all_to_all), ring (send_recv) or all_gather (all_gather)"
         return f"workload collective has no primitive to measure for method={method.name}; use method={names}"
     if config.sp_size < 2:
         return f"sp_size={config.sp_size}: one rank sends nothing off-rank; use sp_size=2 or more"
     return None
 
 
-def transport_name(primitive: str, exchange: str | None) -> str:
+def transport_name(primitive: str, exchange: str | None) -> Prose:
     """A primitive in words, with what moves it unless that is the group's collectives."""
     return f"{primitive} by copy engines" if exchange == "copy_engines" else primitive
 

@@ -14,6 +14,7 @@ from typing import Literal, get_args
 
 from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
 from sp_bench.costs.attention import (
+    POSITION_BYTES,
     Traffic,
     add_traffic,
     all_gather_traffic,
@@ -26,8 +27,6 @@ from sp_bench.costs.attention import (
 Kind = Literal["ulysses", "ring", "all_gather", "usp"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Bytes = Mapping[str, Fraction]  # "forward" | "backward" -> bytes one rank sends off-rank in one attention call
-
-POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,13 @@ def attended_layers(config: TrialConfig) -> set[int]:
     return {*layers[: 1 + max(ahead, config.workload.checkpoint_offload)], layers[-1]}
 
 
+def offloaded_inputs_bytes(config: TrialConfig) -> float:
+    """Bytes of the inputs of all layers but the last on one rank: with `checkpoint_offload` they are in host memory,
+    whatever else is kept."""
+    tokens = config.batch_size * config.seq_len / config.sp_size
+    return (config.model.num_layers - 1) * tokens * config.model.hidden_size * ELEMENT_BYTES[config.dtype]
+
+
 def _tokens(config: TrialConfig, seq_len: int) -> int:
     """Tokens of one step over all ranks, at `seq_len` tokens a sequence."""
     return config.num_sequences * seq_len

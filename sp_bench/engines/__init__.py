@@ -8,11 +8,12 @@ can run (`OutsideEngine`): docs/OUTSIDE.md.
 
 import importlib
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 
@@ -66,12 +67,12 @@ class OutsideEngine(Engine, Protocol):
     BATCH_LOADING: str  # before | in_step, as `requirements.batch_loading` says
 
     @staticmethod
-    def unsupported_reason(config: TrialConfig) -> str | None:
+    def unsupported_reason(config: TrialConfig) -> Prose | None:
         """Why it cannot run this trial, naming what would work, or None."""
         ...
 
 
-_EXAMPLES = {
+_EXAMPLES: Mapping[str, Prose] = {
     "IMPLEMENTATION": 'IMPLEMENTATION = "my_lab"  # whose code',
     "BATCH_LOADING": 'BATCH_LOADING = "before"  # the tokens are on the device before the first step; or "in_step"',
     "UNPREDICTED": 'UNPREDICTED = ("parameters", "gradients")  # phases whose bytes have no closed form',

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
-from sp_bench.engines.requirements import ATTENTION
+from sp_bench.engines.libraries import ATTENTION
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, train
 from sp_bench.training.train import StepResult, Watch

@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face
-from sp_bench.engines.requirements import CONTEXT_PARALLEL
+from sp_bench.engines.libraries import CONTEXT_PARALLEL
 from sp_bench.measure import ledger, timing
 from sp_bench.methods import torch_context_parallel
 from sp_bench.training import cross_entropy, train

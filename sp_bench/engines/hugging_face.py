@@ -29,7 +29,7 @@ from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
 from sp_bench.engines import zero3
-from sp_bench.engines.requirements import ATTENTION
+from sp_bench.engines.libraries import ATTENTION
 from sp_bench.kernels import REFERENCE
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect

@@ -5,23 +5,18 @@ from dataclasses import replace
 
 from sp_bench import engines, hardware, methods
 from sp_bench.config.documents import MULTIPLE
-from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.prose import Prose
+from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.training import train_step_traffic
+from sp_bench.engines.float32_twin import float32_twin
+from sp_bench.engines.libraries import ATTENTION, CONTEXT_PARALLEL
 from sp_bench.kernels import REFERENCE
 from sp_bench.methods import installed
 
 HF_METHOD = "deepspeed_ulysses_hf"
-CONTEXT_PARALLEL = "torch_context_parallel"
 MEGATRON_METHOD = "transformer_engine"
 MEGATRON_VARIANTS = ("p2p", "all_gather", "a2a")  # cp_comm_type; a2a+p2p would need hierarchical process groups
-ATTENTION = {  # our kernels -> what transformers calls the attention that launches them
-    "flash_attn": "flash_attention_2",
-    "sdpa_flash": "sdpa",
-    "cudnn": "sdpa",
-    "cpu_flash": "sdpa",
-    "math": "sdpa",  # which is then told to use its math backend
-}
 _PACKAGES = {
     "fsdp2": (),
     "deepspeed": ("deepspeed",),
@@ -71,7 +66,7 @@ def traffic(config: TrialConfig, padded_len: int, attention: Traffic) -> Traffic
     return train_step_traffic(config, attention) if config.engine.name == "fsdp2" else None
 
 
-def unsupported_reason(config: TrialConfig) -> str | None:
+def unsupported_reason(config: TrialConfig) -> Prose | None:
     """Why this trial's engine cannot run it, or cannot prove its step, naming what works, or None."""
     reason = _reason(config)
     if reason or config.workload.name != "train_step" or config.dtype in ("float64", "float32"):
@@ -80,7 +75,7 @@ def unsupported_reason(config: TrialConfig) -> str | None:
     return f"a step in {config.dtype} is proven in float32 too, and there: {reason}" if reason else None
 
 
-def _reason(config: TrialConfig) -> str | None:
+def _reason(config: TrialConfig) -> Prose | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:
         return engines.get_outside(name).unsupported_reason(config)
@@ -98,9 +93,7 @@ def _reason(config: TrialConfig) -> str | None:
         )
     if config.workload.checkpoint_offload and name != "fsdp2":
         why = "keeps its checkpoints on the device"
-        if (
-            name == "trl_sft"
-        ):  # 1.16: what comes back are plain tensors, which its loss takes for DeepSpeed's parameters
+        if name == "trl_sft":  # 1.16: its loss takes the plain tensors that come back for DeepSpeed's parameters
             why = "has activation_offloading, which fails under ZeRO-3 ('Tensor' object has no attribute 'ds_status')"
         return f"workload.checkpoint_offload=true: engine {name} {why}; use false, or engine=fsdp2"
     if (tile := config.workload.loss_tile_tokens) is not None and name not in ("fsdp2", "hf_deepspeed"):
@@ -162,32 +155,7 @@ def _reason(config: TrialConfig) -> str | None:
     return _deepspeed_reason(config) or (None if name == "deepspeed" else _hugging_face_reason(config))
 
 
-def float32_twin(config: TrialConfig) -> tuple[TrialConfig, str]:
-    """The trial whose training step is proven in float32 for `config`, which is in half precision, on the math kernel;
-    and what that proves: method, or step_only where the method takes half precision only. There our method with the
-    same degrees stands in.
-
-    On packs transformers' flash attention stays, because it finds the documents otherwise than sdpa does, whose math
-    backend it would be. The math kernel then replaces flash-attn's two functions alone.
-    """
-    twin = replace(config, dtype="float32", kernel=KernelConfig(REFERENCE))
-    if config.engine.name in HUGGING_FACE and config.kernel.name == "flash_attn" and config.workload.packing != "none":
-        twin = replace(twin, kernel=config.kernel)
-    shape, method = twin.attention_shape(config.seq_len), methods.get(config.method.name)
-    if method.unsupported_reason(config.method, REFERENCE, shape, config.sp_size) is None:
-        return twin, "method"
-    cut = method.layout(config.method, config.sp_size)
-    ours = MethodConfig("usp", cut.kind, None, cut.ulysses_degree, None, "float32")
-    if not cut.ulysses_inner:
-        ours = replace(ours, placement="ring_inner")
-    if cut.ring_degree == 1:
-        ours = MethodConfig("ulysses")
-    elif cut.ulysses_degree == 1:
-        ours = MethodConfig("ring", cut.kind, dkv_dtype="float32")
-    return replace(twin, method=ours), "step_only"
-
-
-def _checkpointing_reason(config: TrialConfig) -> str | None:
+def _checkpointing_reason(config: TrialConfig) -> Prose | None:
     """What engines but fsdp2 cannot recompute."""
     name, checkpointing = config.engine.name, config.workload.activation_checkpointing
     said = f"workload.activation_checkpointing={checkpointing}: engine {name}"
@@ -206,7 +174,7 @@ def _checkpointing_reason(config: TrialConfig) -> str | None:
     )
 
 
-def _fit_reason(config: TrialConfig) -> str | None:
+def _fit_reason(config: TrialConfig) -> Prose | None:
     name, method = config.engine.name, config.method.name
     if name in HUGGING_FACE or (name == "fsdp2" and hasattr(methods.get(method), "kernel_calls")):
         return None
@@ -216,7 +184,7 @@ def _fit_reason(config: TrialConfig) -> str | None:
     )
 
 
-def _selective_output_reason(config: TrialConfig) -> str | None:
+def _selective_output_reason(config: TrialConfig) -> Prose | None:
     name = config.method.name
     if config.workload.activation_checkpointing != "selective_output" or methods.get(name).IMPLEMENTATION == "sp_bench":
         return None
@@ -226,7 +194,7 @@ def _selective_output_reason(config: TrialConfig) -> str | None:
     )
 
 
-def _checkpoint_offload_reason(config: TrialConfig) -> str | None:
+def _checkpoint_offload_reason(config: TrialConfig) -> Prose | None:
     name, checkpointing = config.method.name, config.workload.activation_checkpointing
     if not config.workload.checkpoint_offload or checkpointing == "full":
         return None
@@ -238,7 +206,7 @@ def _checkpoint_offload_reason(config: TrialConfig) -> str | None:
     )
 
 
-def _model_code_reason(config: TrialConfig) -> str | None:
+def _model_code_reason(config: TrialConfig) -> Prose | None:
     code, device = config.workload.model_code, config.hardware.device
     if code == "compiled" and device == "cpu" and not shutil.which("g++"):
         return "workload.model_code=compiled: on a CPU torch.compile needs a C++ compiler; install g++, or use eager"
@@ -249,7 +217,7 @@ def _model_code_reason(config: TrialConfig) -> str | None:
     return None
 
 
-def _deepspeed_reason(config: TrialConfig) -> str | None:
+def _deepspeed_reason(config: TrialConfig) -> Prose | None:
     name = config.engine.name
     if config.dtype not in ("float32", "bfloat16"):
         return f"engine {name} trains in float32 or bfloat16, not dtype={config.dtype}; use one, or engine=fsdp2"
@@ -263,7 +231,7 @@ def _deepspeed_reason(config: TrialConfig) -> str | None:
     return None
 
 
-def _hugging_face_reason(config: TrialConfig) -> str | None:
+def _hugging_face_reason(config: TrialConfig) -> Prose | None:
     name, method = config.engine.name, config.method.name
     if config.sp_size == 1 and method != "single":
         return f"sp_size=1: engine {name} then has no sequence parallelism; use method=single, or sp_size of 2 or more"
@@ -282,7 +250,7 @@ def _hugging_face_reason(config: TrialConfig) -> str | None:
     return _model_code_reason(config) or _model_reason(config)
 
 
-def _model_reason(config: TrialConfig) -> str | None:
+def _model_reason(config: TrialConfig) -> Prose | None:
     model = config.model
     if model.qkv_bias and model.qk_norm:
         return (
@@ -292,7 +260,7 @@ def _model_reason(config: TrialConfig) -> str | None:
     return None
 
 
-def _trainer_on_cpu_reason(config: TrialConfig) -> str | None:
+def _trainer_on_cpu_reason(config: TrialConfig) -> Prose | None:
     if config.dtype != "float32":
         return f"dtype={config.dtype}: on a CPU the Trainer refuses it; use dtype=float32, or engine=hf_deepspeed"
     if config.engine.name == "hf_trainer" and config.sp_size > 1 and config.batch_size > 1:
@@ -303,7 +271,7 @@ def _trainer_on_cpu_reason(config: TrialConfig) -> str | None:
     return None
 
 
-def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
+def _hf_fsdp2_reason(config: TrialConfig) -> Prose | None:
     method, kernel = config.method, config.kernel.name
     if config.workload.packing != "none" and config.sp_size > 1:
         return (
@@ -346,7 +314,7 @@ def _hf_fsdp2_reason(config: TrialConfig) -> str | None:
     return _model_reason(config)
 
 
-def _megatron_reason(config: TrialConfig) -> str | None:
+def _megatron_reason(config: TrialConfig) -> Prose | None:
     method, kernel = config.method, config.kernel.name
     if config.hardware.device == "cpu":
         return (

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, zero3
-from sp_bench.engines.requirements import ATTENTION
+from sp_bench.engines.libraries import ATTENTION
 from sp_bench.measure import timing
 from sp_bench.training import train
 from sp_bench.training.train import StepResult, Watch

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
@@ -69,12 +70,12 @@ class Kernel(Attention, Protocol):
     # patterns of the CUDA kernel that each call launches once: forward, backward; None: plain operations of torch
     CUDA_KERNELS: tuple[str, str] | None
 
-    def unsupported_reason(self, shape: AttentionShape, device: str) -> str | None:
+    def unsupported_reason(self, shape: AttentionShape, device: str) -> Prose | None:
         """Why this kernel cannot run `shape` on `device` (cpu or cuda), or None."""
         ...
 
 
-def half_precision_reason(name: str, shape: AttentionShape, device: str, max_head_dim: int) -> str | None:
+def half_precision_reason(name: str, shape: AttentionShape, device: str, max_head_dim: int) -> Prose | None:
     """Why a CUDA kernel for half precision cannot run `shape` on `device`, or None."""
     if device != "cuda":
         return f"kernel {name} runs on CUDA only; use kernel=cpu_flash or math"
@@ -90,7 +91,7 @@ def packs(name: str) -> bool:
     return getattr(get(name), "PACKS", False)
 
 
-def packing_reason(name: str, shape: AttentionShape) -> str | None:
+def packing_reason(name: str, shape: AttentionShape) -> Prose | None:
     """Why the kernel cannot run packed documents, naming those that can, or None."""
     if not shape.documents or packs(name):
         return None
@@ -153,7 +154,7 @@ def source_of(name: str) -> Source | None:
     return outside.source_of("kernel", name, NAMES)
 
 
-_EXAMPLES = {
+_EXAMPLES: Mapping[str, Prose] = {
     "CUDA_KERNELS": "CUDA_KERNELS = None  # or two patterns of names of CUDA kernels: forward, backward",
     "unsupported_reason": "def unsupported_reason(shape, device): return None",
     "forward": "def forward(q, k, v, *, causal, scale): return out, lse",

@@ -5,6 +5,7 @@ B batch, S tokens, H heads, D head size.
 
 from typing import TYPE_CHECKING
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ OPS = {
 }
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     if device != "cpu":
         return "kernel cpu_flash runs on CPU only; use kernel=cudnn or sdpa_flash"
     if shape.dtype == "float16":

@@ -6,6 +6,7 @@ B batch, S tokens, H heads, D head size.
 from functools import cache
 from typing import TYPE_CHECKING
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import half_precision_reason
 
@@ -29,7 +30,7 @@ def _random_state(device: "torch.device") -> "Tensor":
     return torch.zeros((), dtype=torch.int64, device=device)
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return half_precision_reason("cudnn", shape, device, max_head_dim=128)
 
 

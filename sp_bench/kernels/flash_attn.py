@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import missing_packages
 from sp_bench.kernels import cuts, half_precision_reason
@@ -14,7 +15,7 @@ CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd_(splitkv_)?kernel", r"(?<!pytorc
 CUDA_HELPERS = r"(?<!pytorch_)flash::flash_"  # as of sdpa_flash
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     if reason := half_precision_reason("flash_attn", shape, device, max_head_dim=256):
         return reason
     if missing_packages("flash-attn"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sp_bench import hardware
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import cuts, half_precision_reason
 
@@ -22,7 +23,7 @@ CUDA_KERNELS = (r"FlashAttnFwdSm\d", r"FlashAttnBwdSm\d")
 CUDA_HELPERS = r"FlashAttnFwdCombine|FlashAttnBwdP(re|ost)process|flash::prepare_varlen"
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     if reason := half_precision_reason("flash_attn_3", shape, device, max_head_dim=256):
         return reason
     if _shared_library() is None and not hardware.is_assumed_installed():
@@ -34,7 +35,7 @@ def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
 
 
 @cache
-def _device_reason() -> str | None:
+def _device_reason() -> Prose | None:
     """Cached, because a plan asks of each trial, and the driver answers slowly. Without a driver nothing is known: a
     plan may be made where it does not run."""
     found = hardware.gpus()

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.hardware import missing_packages
 from sp_bench.kernels import cuts, half_precision_reason
@@ -25,7 +26,7 @@ CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
 CUDA_HELPERS = r"FlashAttention(ForwardCombine|BackwardPreprocess|BackwardPostprocess)"
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     if reason := half_precision_reason("flash_attn_4", shape, device, max_head_dim=128):
         return reason
     if missing_packages("flash-attn-4"):

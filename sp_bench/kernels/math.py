@@ -9,6 +9,7 @@ B batch, Sq queries, Sk keys, Hq query and Hkv key/value heads, G = Hq/Hkv, D he
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ CUDA_KERNELS = None  # plain matmuls and softmax
 OPS = {"aten::logsumexp": (1, 0), "aten::exp": (1, 1)}  # the number of matmuls differs for single tokens
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return None
 
 

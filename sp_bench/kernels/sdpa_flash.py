@@ -5,6 +5,7 @@ B batch, S tokens, H heads, D head size.
 
 from typing import TYPE_CHECKING
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import half_precision_reason
 
@@ -19,7 +20,7 @@ OPS = {
 }
 
 
-def unsupported_reason(shape: AttentionShape, device: str) -> str | None:
+def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return half_precision_reason("sdpa_flash", shape, device, max_head_dim=256)
 
 

@@ -3,6 +3,7 @@
 import os
 import statistics
 from collections.abc import Sequence
+from dataclasses import fields
 from fractions import Fraction
 from typing import Any
 
@@ -12,14 +13,15 @@ from torch.cuda import nccl
 from torch.distributed.distributed_c10d import _get_default_group
 
 from sp_bench import hardware
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.measure import launches, work
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import Counts
-from sp_bench.measure.timing import Measurement
+from sp_bench.measure.timing import Measurement, RankColumns
 
-UNTAGGED = (
+UNTAGGED: Prose = (
     ". What a method sends outside `with ledger.attention():` counts as parameters and gradients; put its collectives "
     "into that, forward and backward (from sp_bench.measure import ledger), or declare traffic = None in its file if "
     "its bytes have no closed form"
@@ -38,20 +40,11 @@ def assemble(
         Incorrect: bytes, FLOPs, calls of the kernel or updated parameters differ from the closed form, or the step
             launched another attention kernel than the trial's, or not all of it.
     """
-    per_rank = {
-        name: _all_or_none([getattr(m, name) for m in measurements])
-        for name in (
-            *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes"),
-            *("device_used_bytes", "allocator_retries", "energy_j", "host_launch_us", "host_step_ms"),
-            "leftover_bytes",
-            *("part_ms", "kernel_ms", "limit_ms", "phase_end_bytes", "peak_parts_bytes"),
-        )
-    }
-    times = {"rank_step_ms": [m.step_ms for m in measurements], "window_ms": [m.window_ms for m in measurements]}
-    row = measurements[0].columns | per_rank | times
+    of_ranks = {each.name: _all_or_none([getattr(m, each.name) for m in measurements]) for each in fields(RankColumns)}
+    row = measurements[0].columns | of_ranks
     row |= _communication(measurements, traffic_is_mean, spread=config.num_nodes > 1)
     row["trace_files"] = [file for m in measurements for file in m.trace_files] or None
-    row |= _arms(measurements) | _device(config, measurements)
+    row |= _arms(measurements) | {"comm_wire_bytes": _wire_bytes(config, measurements)}
     row |= work.columns(config.dtype, [m.work for m in measurements], [m.expected for m in measurements])
     return row | launches.columns(config, measurements)
 
@@ -76,14 +69,11 @@ def _arms(measurements: Sequence[Measurement]) -> dict[str, Any]:
     }
 
 
-def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
-    """What NVML saw."""
+def _wire_bytes(config: TrialConfig, measurements: Sequence[Measurement]) -> float | None:
+    """The most that a rank sent over NVLink, as NVML counts it; None: not counted, or NCCL was to use other ways."""
     wire = _all_or_none([m.wire_bytes for m in measurements])
     by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env  # without peer access NCCL goes through host memory
-    return {
-        "comm_wire_bytes": max(wire) if wire and by_nvlink else None,
-        "device_state": _all_or_none([m.device_state for m in measurements]),
-    }
+    return max(wire) if wire and by_nvlink else None
 
 
 def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool, *, spread: bool) -> dict[str, Any]:
@@ -127,12 +117,13 @@ def _sent(measurement: Measurement) -> Traffic:
     return {key: size for key, (_, size) in measurement.counts.items() if size and key[0] not in left_out}
 
 
-def _require_equal(who: str, sent: Traffic, predicted: Traffic) -> None:
+def _require_equal(who: Prose, sent: Traffic, predicted: Traffic) -> None:
     wrong, untagged = [], False
     for key in sorted(sent.keys() | predicted.keys()):
         counted, expected = sent.get(key, Fraction(0)), predicted.get(key, Fraction(0))
         if counted != expected:
-            wrong.append(f"{' '.join(key)}: counted {float(counted):.1f}, predicted {float(expected):.1f}")
+            each: Prose = f"{' '.join(key)}: counted {float(counted):.1f}, predicted {float(expected):.1f}"
+            wrong.append(each)
             untagged |= key[0] in ("parameters", "gradients") and counted > expected
     if wrong:
         raise Incorrect(

@@ -41,10 +41,10 @@ Phases = Generator[bool, None, T]  # each time it yields, a step must run; it yi
 
 
 @dataclass
-class Measurement:
-    """What one rank measured. None: it cannot be measured on this device."""
+class RankColumns:
+    """Row columns of one rank. None: it cannot be measured on this device."""
 
-    step_ms: list[float]  # of each timed step
+    rank_step_ms: list[float]  # of each timed step
     window_ms: float  # wall clock around all timed steps
     peak_allocated_bytes: int | None  # this and the next: of torch's allocator
     peak_reserved_bytes: int | None
@@ -53,16 +53,22 @@ class Measurement:
     allocator_retries: int | None
     leftover_bytes: int | None = None  # see `allocated_bytes`
     energy_j: float | None = None  # a step
-    wire_bytes: float | None = None  # a step, over NVLink
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
     host_launch_us: float | None = None  # see `launch_us`
     host_step_ms: float | None = None  # time in which the host issues a step; None on a CPU, which computes it itself
-    cuda_kernels: Mapping[str, int] | None = None  # all kernels that the untimed steps launched -> how often
     part_ms: Mapping[str, float] | None = None  # of the counted step: step_parts.PARTS
     kernel_ms: Mapping[str, float] | None = None  # of the same: step_parts.KERNEL_PARTS
     phase_end_bytes: Mapping[str, int] | None = None  # allocated by torch as each phase of that step ended
     peak_parts_bytes: Mapping[str, int] | None = None  # of its peak, if it was traced: memory_parts.PARTS
     limit_ms: float | None = None  # a training step whose kernels are all that it does
+
+
+@dataclass
+class Measurement(RankColumns):
+    """What one rank measured: its columns, and what columns of the whole trial are made of."""
+
+    wire_bytes: float | None = None  # a step, over NVLink; None as above
+    cuda_kernels: Mapping[str, int] | None = None  # all kernels that the untimed steps launched -> how often
     profiled_steps: int = 1  # these steps; with a replay, the eager step that was counted and the replay
     arms_ms: dict[str, list[float]] = field(default_factory=dict)  # arm -> ms of each of its steps
     counts: Counts = field(default_factory=dict)  # bytes counted in the ledger step

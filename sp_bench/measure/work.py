@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from sp_bench.config.documents import causal_pairs
+from sp_bench.config.prose import Prose
 from sp_bench.costs.attention import FLASH_BACKWARD
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
@@ -142,7 +143,7 @@ def columns(dtype: str, counted: Sequence[Work], expected: Sequence[ExpectedWork
 
 def _require_products(counted: Mapping[str, int], expected: Mapping[str, int]) -> None:
     if wrong := [name for name in sorted({*counted, *expected}) if counted.get(name, 0) != expected.get(name, 0)]:
-        each = "; ".join(
+        each: Prose = "; ".join(
             f"in {name} counted {counted.get(name, 0):,}, predicted {expected.get(name, 0):,}" for name in wrong
         )
         raise Incorrect(f"FLOPs of matrix products outside attention, on all ranks: {each}")
@@ -174,6 +175,6 @@ def _require_calls(rank: int, dtype: str, work: Work, expected: KernelCalls | No
         raise Incorrect(f"rank {rank} computed attention outside the kernel: {shown(work.other_ops)}")
 
 
-def shown(counts: Mapping[str, int]) -> str:
+def shown(counts: Mapping[str, int]) -> Prose:
     """Names with their counts, for messages."""
     return ", ".join(f"{number} x {name}" for name, number in sorted(counts.items())) or "nothing"

@@ -21,6 +21,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import Traffic
@@ -86,7 +87,7 @@ class Method(Protocol):
         ...
 
     @staticmethod
-    def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+    def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
         """Why this method cannot split `shape` and run that kernel on the parts, naming what would work, or None.
 
         Whether `seq_len` can be cut is the layout's to say.
@@ -108,7 +109,7 @@ def installed(package: str) -> str:
     return f"{package}=={version}" if version else package
 
 
-def missing_library_reason(method: str, extra: str, *packages: str) -> str | None:
+def missing_library_reason(method: str, extra: str, *packages: str) -> Prose | None:
     """Why an adapter cannot run without the package that `extra` is named after, and `packages`, or None."""
     if not (missing := hardware.missing_packages(extra, *packages)):
         return None
@@ -131,7 +132,7 @@ def primitive(method: MethodConfig) -> str:
     return own
 
 
-def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
+def packing_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     """Why the method cannot compute packed documents, naming those that can, or None; and why its layout, which cuts
     documents, has none to cut."""
     module = get(method.name)
@@ -140,7 +141,7 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
     if method.layout == "document_zigzag":
         if cuts and shape.documents:
             return None
-        way_out = "method.layout=zigzag" if cuts else f"method={', '.join(cutting)}"
+        way_out: Prose = "method.layout=zigzag" if cuts else f"method={', '.join(cutting)}"
         return f"method.layout=document_zigzag is for packed documents, in some methods; use {way_out}"
     if not shape.documents:
         return None
@@ -148,7 +149,7 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> str | None:
         if cuts:
             return f"method {method.name} computes packed documents in one layout; use method.layout=document_zigzag"
         able = ", ".join(name for name in NAMES if getattr(get(name), "PACKS", False))
-        why = getattr(module, "NO_PACKS", "it does not say that it can")
+        why: Prose = getattr(module, "NO_PACKS", "") or "it does not say that it can"
         return f"method {method.name} computes no packed documents here: {why}; use method={able}"
     if method.layout == "striped":
         return "method.layout=striped cuts packed documents into single tokens; use contiguous or zigzag"
@@ -191,7 +192,7 @@ def import_error(name: str) -> str | None:
     return None
 
 
-_EXAMPLES = {
+_EXAMPLES: Mapping[str, Prose] = {
     "IMPLEMENTATION": 'IMPLEMENTATION = "my_lab"  # whose code',
     "PRIMITIVE": 'PRIMITIVE = "send_recv"  # the collective that moves the attention tensors',
     "layout": "def layout(method, sp_size): return SequenceLayout(method.layout, ring_degree=sp_size)",
@@ -200,7 +201,9 @@ _EXAMPLES = {
     "if the bytes have no closed form",
     "open": "@contextmanager, def open(method, kernel, shape, mesh): yield SequenceParallelAttention(layout, attend)",
 }
-_CALLS_EXAMPLE = {"kernel_calls": "def kernel_calls(method, shape, sp_size, rank): return 1, 1  # forward, backward"}
+_CALLS_EXAMPLE: Mapping[str, Prose] = {
+    "kernel_calls": "def kernel_calls(method, shape, sp_size, rank): return 1, 1  # forward, backward"
+}
 _NUM_ARGUMENTS = {"layout": 2, "unsupported_reason": 4, "traffic": 3, "open": 4}
 
 
@@ -233,7 +236,7 @@ def _check_options(source: Source, options: Any) -> None:
         )
     kinds = typing.get_type_hints(options)
     for field in fields(options):
-        said = f"{source}: Options.{field.name}"
+        said: Prose = f"{source}: Options.{field.name}"
         if field.name in ("name", "path", *_FIELDS):
             raise ConfigError(f"{said} is a field of every method's config; give it another name")
         if field.default is MISSING and field.default_factory is MISSING:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, seen_across
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, all_gather_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, all_gather_calls
@@ -30,7 +31,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if method.head_stride is not None and method.head_stride > shape.num_kv_heads:
         return (
             f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; "

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, ulysses_traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 IMPLEMENTATION = installed("deepspeed")
 PRIMITIVE = "all_to_all"
 PACKS = True
-TRAFFIC_IS_MEAN = "where sp_size does not divide the KV heads, ranks with a KV head more send other bytes than the rest"
+TRAFFIC_IS_MEAN: Prose = (
+    "where sp_size does not divide the KV heads, ranks with a KV head more send other bytes than the rest"
+)
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -38,7 +41,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(ulysses_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if reason := missing_library_reason(method.name, "deepspeed"):
         return reason
     if shape.num_kv_heads < sp_size:

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, add_traffic, head_split_reason, ulysses_traffic
-from sp_bench.costs.patterns import POSITION_BYTES
+from sp_bench.costs.attention import POSITION_BYTES, Traffic, add_traffic, head_split_reason, ulysses_traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention, installed, missing_library_reason
@@ -48,7 +48,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(ulysses_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if reason := missing_library_reason(method.name, "deepspeed", "transformers"):
         return reason
     return head_split_reason(shape, sp_size, "sp_size", method.name)

@@ -10,6 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
-NO_PACKS = "its loop over two rings does not know the blocks of documents"
+NO_PACKS: Prose = "its loop over two rings does not know the blocks of documents"
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -53,7 +54,7 @@ def send_rings(method: MethodConfig, sp_size: int, rank: int) -> list[tuple[list
     return [([*neighbours], 1 - between), ([*range(place, sp_size, inner)], between)]
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     degree = inner_ring_degree(method, sp_size)
     if sp_size % degree:
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)

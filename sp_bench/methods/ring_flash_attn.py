@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, ring_traffic
 from sp_bench.kernels import Kernel
@@ -39,7 +40,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, ring_degree=sp_size, by_document=True)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if reason := missing_library_reason(method.name, "ring-flash-attn", "transformers"):
         return reason
     if kernel_name != "flash_attn":

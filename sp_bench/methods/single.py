@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
@@ -26,7 +27,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout()
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if sp_size == 1:
         return None
     return f"method single runs on one rank, not sp_size={sp_size}; use sp_size=1, or another method"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from sp_bench import kernels
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, kv_shard_elements
 from sp_bench.kernels import Kernel
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("torch")
 PRIMITIVE = {"allgather": "all_gather+all_to_all", "alltoall": "all_to_all"}
-NO_PACKS = "it shards scaled_dot_product_attention, which takes no lengths of documents"
+NO_PACKS: Prose = "it shards scaled_dot_product_attention, which takes no lengths of documents"
 
 _BACKENDS = {"sdpa_flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}  # names in torch.nn.attention.SDPBackend
 
@@ -42,7 +43,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, ring_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if kernel_name in ("math", "cpu_flash"):
         return (
             f"torch_context_parallel shards neither the SDPA of CPUs nor its math fallback, kernel={kernel_name}; "

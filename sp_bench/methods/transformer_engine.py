@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any
 from sp_bench import kernels
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, all_gather_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
@@ -86,7 +87,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, over_all_ranks=True, by_document=True)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if shape.documents and method.variant == "all_gather" and kernel_name == "flash_attn":
         # First: the library need not be here to lack it. The kernel gets all queries of the rank, and each of two calls
         # is meant to compute one chunk of each document. Given cu_seqlens alone, flash-attn 2 takes the tokens from the
@@ -113,7 +114,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
     return _degree_reason(method, shape, sp_size)
 
 
-def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> str | None:
+def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Prose | None:
     degree, hq, hkv = layout(method, sp_size).ulysses_degree, shape.num_heads, shape.num_kv_heads
     valid = [n for n in range(1, sp_size + 1) if not (sp_size % n or hq % n or hkv % n)]
     inner = ", ".join(str(n) for n in valid if 1 < n < sp_size)
@@ -121,8 +122,8 @@ def _degree_reason(method: MethodConfig, shape: AttentionShape, sp_size: int) ->
     if degree in valid and not (hierarchical and degree in (1, sp_size)):
         return None
     field = "method.ulysses_degree" if hierarchical else "sp_size"
-    between = f" and lie between 1 and sp_size={sp_size}" if hierarchical else ""
-    way_out = f"method.variant=a2a+p2p with method.ulysses_degree in {{{inner}}}, or " if inner else ""
+    between: Prose = f" and lie between 1 and sp_size={sp_size}" if hierarchical else ""
+    way_out: Prose = f"method.variant=a2a+p2p with method.ulysses_degree in {{{inner}}}, or " if inner else ""
     return (
         f"{field}={degree} must divide num_heads={hq} and num_kv_heads={hkv}{between}: transformer_engine replicates "
         f"no KV heads; use {way_out}method.variant=p2p or all_gather"
@@ -187,7 +188,7 @@ def open(
         yield SequenceParallelAttention(cut, attend)
 
 
-def doubt(kernel_name: str, packages: Mapping[str, str]) -> str | None:
+def doubt(kernel_name: str, packages: Mapping[str, str]) -> Prose | None:
     """What a plan warns of: rows that will be `incorrect`. packages: versions of what is installed."""
     version = packages.get("flash-attn-4")
     beta = re.fullmatch(r"4\.0\.0b(\d+)", version or "")

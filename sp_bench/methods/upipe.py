@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, head_chunks_reason, head_split_reason, upipe_traffic
 from sp_bench.costs.work import KernelCalls, usp_calls
@@ -31,7 +32,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(ulysses_degree=sp_size)
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     return head_split_reason(shape, sp_size, "sp_size", method.name) or head_chunks_reason(
         shape, sp_size, method.head_stages, may_share_kv=True, field="method.head_stages"
     )

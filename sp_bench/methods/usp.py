@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
     Traffic,
@@ -41,7 +42,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     degree = layout(method, sp_size).ulysses_degree
     if sp_size % degree:
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import Traffic, add_traffic, ring_traffic, ulysses_traffic
 from sp_bench.kernels import Kernel
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 IMPLEMENTATION = installed("yunchang")
 PRIMITIVE = {"usp": "all_to_all+send_recv", "ulysses": "all_to_all"}
-NO_PACKS = "neither LongContextAttention nor UlyssesAttention takes cu_seqlens"
+NO_PACKS: Prose = "neither LongContextAttention nor UlyssesAttention takes cu_seqlens"
 
 # layout -> the library's ring_impl_type
 _RING_IMPL_TYPES = {"contiguous": "basic", "zigzag": "zigzag", "striped": "strip"}
@@ -53,7 +54,7 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
     return SequenceLayout(method.layout, max(sp_size // degree, 1), degree, method.placement != "ring_inner")
 
 
-def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> str | None:
+def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     if reason := missing_library_reason(method.name, "yunchang"):
         return reason
     if kernel_name != "flash_attn":
@@ -69,7 +70,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
     return _degree_reason(layout(method, sp_size).ulysses_degree, shape, sp_size)
 
 
-def _degree_reason(degree: int, shape: AttentionShape, sp_size: int) -> str | None:
+def _degree_reason(degree: int, shape: AttentionShape, sp_size: int) -> Prose | None:
     hq, hkv = shape.num_heads, shape.num_kv_heads
     valid = [n for n in range(1, sp_size + 1) if not (sp_size % n or hq % n or hkv % n)]
     if degree in valid:

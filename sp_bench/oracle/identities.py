@@ -14,16 +14,17 @@ independent, so the quotient of a right result hardly grows with the length.
 B batch, c tokens of a chunk, Hq and Hkv heads, g = Hq/Hkv, D head size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from sp_bench.config.prose import Prose
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle.reduced_length import Errors, all_reduce, reference_dtype
 
-IDENTITIES = {
+IDENTITIES: Mapping[str, Prose] = {
     "sum_dv": "sum dv = sum dout",
     "sum_dk": "sum dk = 0",
     "q_dq": "sum <q,dq> = sum <k,dk>",
@@ -32,7 +33,7 @@ IDENTITIES = {
 CHUNK = 2**21  # elements of q that are widened at a time, to bound the memory
 
 
-def check_identities(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: DeviceMesh, what: str) -> Errors:
+def check_identities(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: DeviceMesh, what: Prose) -> Errors:
     """Of each identity, the largest quotient of any KV head; the same on every rank of the sequence.
 
     inputs: this rank's q, k, v and dout; `results`: its output, dq, dk and dv of a step that read them.

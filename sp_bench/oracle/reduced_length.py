@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sp_bench import kernels
 from sp_bench.attention.packed import of_shape
 from sp_bench.config.documents import spans
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.kernels import Attention, Kernel
 from sp_bench.measure.incorrect import Incorrect
@@ -82,7 +83,7 @@ def _budget(inputs: Sequence[Tensor], want: Sequence[Tensor], shape: AttentionSh
     return {n: 2 * (scale * _relative(x, y) + eps) for n, x, y in zip(TENSORS, low, want, strict=True)}
 
 
-def require(errors: Errors, budget: Errors, what: str) -> None:
+def require(errors: Errors, budget: Errors, what: Prose) -> None:
     """
     Raises:
         Incorrect: an error is above its budget, or not a number; the message begins with `what`.

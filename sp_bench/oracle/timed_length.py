@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.documents import spans
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
@@ -62,7 +63,8 @@ def check_attention(
     errors = check_rows(step, inputs, layout, shape, mesh, draw, budget)
     columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
     if len(inputs) == len(TENSORS):
-        columns["identity_error"] = check_identities(inputs, step(), mesh, f"all rows at seq_len={shape.seq_len}")
+        what: Prose = f"all rows at seq_len={shape.seq_len}"
+        columns["identity_error"] = check_identities(inputs, step(), mesh, what)
     return columns
 
 
@@ -127,7 +129,8 @@ def check_rows(
         gradients[0][:, mine] = 0  # the sampled rows of dq are compared as `got_dq`; all others must be zero
         wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
         errors |= _gradient_errors(gradients, got_dq, wanted, mesh)
-    require(errors, budget, f"sampled rows at seq_len={shape.seq_len}")
+    what: Prose = f"sampled rows at seq_len={shape.seq_len}"
+    require(errors, budget, what)
     return errors
 
 
@@ -207,7 +210,8 @@ def check_replay(replay: Step, eager: Step, budget: Errors, mesh: DeviceMesh) ->
     largest = largest.nan_to_num(nan=float("inf"))  # because the maximum over ranks may ignore a NaN
     found = all_reduce(largest, mesh, dist.ReduceOp.MAX).tolist()
     errors: Errors = dict(zip(TENSORS, found, strict=False))
-    require(errors, budget, "replayed step against an eager one")
+    what: Prose = "replayed step against an eager one"
+    require(errors, budget, what)
     return errors
 
 

@@ -32,8 +32,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sp_bench import engines, methods
 from sp_bench.config.documents import cut
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
-from sp_bench.engines.requirements import float32_twin
+from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, proof_seq_len
@@ -188,10 +189,12 @@ def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:
         )
     found = [_errors(first, run) for run in compared]
     for run, errors in zip(compared, found, strict=True):
-        differ = f"at seq_len={first.seq_len} differ from those at seq_len={run.seq_len}"
+        differ: Prose = f"at seq_len={first.seq_len} differ from those at seq_len={run.seq_len}"
+        shared: Prose = f"the first {run.losses.shape[1]} tokens"
+        worst: Prose = f"token {errors.token}"
         for what, error, budget in (
-            (f"the first {run.losses.shape[1]} tokens", errors.loss, shorter.loss_budget),
-            (f"token {errors.token}", errors.worst, shorter.worst_budget),
+            (shared, errors.loss, shorter.loss_budget),
+            (worst, errors.worst, shorter.worst_budget),
         ):
             if not error <= budget:
                 raise Incorrect(

@@ -32,8 +32,9 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sp_bench import engines, methods
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
-from sp_bench.engines.requirements import float32_twin
+from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import one_process
@@ -63,7 +64,7 @@ class Finding(NamedTuple):
 
     error: float
     budget: float
-    message: str
+    message: Prose
     parameter: str | None = None
 
     @property
@@ -135,7 +136,7 @@ def prove(config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> dict[s
     return columns | {"fp32_proof": proven, "fp32_grad_error": again["gradient"].column()}
 
 
-def require(found: Findings, where: str = "") -> None:
+def require(found: Findings, where: Prose = "") -> None:
     """
     Raises:
         Incorrect: an error is above its budget, or not a number; the first in the order of a step.
@@ -294,7 +295,7 @@ def _compare_losses(
         "largest_loss": float(off.abs().max()) / size,
         "grad_norm": abs(float(first.grad_norm) / expected.grad_norm - 1),
     }
-    names = {"loss": "loss", "largest_loss": "the loss of one token", "grad_norm": "grad_norm"}
+    names: Mapping[str, Prose] = {"loss": "loss", "largest_loss": "the loss of one token", "grad_norm": "grad_norm"}
     return {
         kind: Finding(error, allowed, _differs(f"{names[kind]} of step 1", "one process", error, allowed))
         for kind, error in errors.items()
@@ -302,7 +303,7 @@ def _compare_losses(
     }
 
 
-def _differs(what: str, reference: str, error: float, budget: float) -> str:
+def _differs(what: Prose, reference: Prose, error: float, budget: float) -> Prose:
     return f"{what} differs from {reference} by {error:.3g} (relative), budget {budget:.3g}"
 
 
@@ -374,7 +375,9 @@ class Observer:
         first, second = (result.token_losses for result in results[:2])
         has_labels = first is not None and bool(first.any())  # on a rank without a label all losses are 0
         if self._moves and has_labels and first is not None and second is not None and torch.equal(first, second):
-            same = "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
+            same: Prose = (
+                "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
+            )
             self._note("update", None, math.inf, 0, same)
         for name in self._budgets:
             if name not in self._samples:
@@ -385,7 +388,7 @@ class Observer:
                 self._note("update", name, math.inf, 0, f"the optimizer took {taken} of {STEPS} steps on {name}")
         return self._worst
 
-    def _note(self, kind: str, parameter: str | None, error: float, budget: float, message: str) -> None:
+    def _note(self, kind: str, parameter: str | None, error: float, budget: float, message: Prose) -> None:
         found = Finding(error, budget, message, parameter)
         if kind not in self._worst or found.excess > self._worst[kind].excess:
             self._worst[kind] = found
@@ -396,7 +399,7 @@ class Observer:
         want = self._gradients.get(part.name)
         error = math.inf if want is None or want.shape != part.whole.shape else _relative(part.whole, want)
         budget = self._budgets.get(part.name, 0.0)
-        what = f"the gradient of {part.name} in step 1, before clipping,"
+        what: Prose = f"the gradient of {part.name} in step 1, before clipping,"
         self._note("gradient", part.name, error, budget, _differs(what, "one process", error, budget))
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -406,13 +409,13 @@ class Observer:
             sample.received = sample.of(sample.updated.grad)
             want = sample.gradient.to(sample.received) * self._clip
             error = float(((sample.received - want).abs() / want.abs().clamp_min(_tiny(self._stored))).max())
-            what = f"the gradient of {name} that the optimizer gets in step {step}"
+            what: Prose = f"the gradient of {name} that the optimizer gets in step {step}"
             message = _differs(what, "the clipped one", error, self._clip_tolerance)
             self._note("received", name, error, self._clip_tolerance, message)
             found = self._tensors(optimizer, sample)
             for key, left in sample.tensors.items():
                 if key not in found or not torch.equal(found[key], left):
-                    changed = f"between steps {step - 1} and {step} something changes {key} of {name}"
+                    changed: Prose = f"between steps {step - 1} and {step} something changes {key} of {name}"
                     self._note("update", name, math.inf, 0, changed)
             sample.tensors = found
 
@@ -428,12 +431,12 @@ class Observer:
             if len(after) < len(predicted):
                 lacking = " or ".join(sorted(predicted.keys() - after.keys()))
                 same = torch.equal(after[PARAMETER], before[PARAMETER])
-                done = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
+                done: Prose = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
                 self._note("update", name, math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}")
             for key in after:
                 want, scale = predicted[key]
                 error = float(((after[key] - want).abs() / (unit * scale + _tiny(self._stored))).max())
-                message = (
+                message: Prose = (
                     f"{key} of {name} after step {step} is {error:.3g} roundings off what {workload.optimizer} with "
                     f"lr={workload.learning_rate} makes of the gradient that {kind} got, allowed {self._roundings}"
                 )
@@ -441,7 +444,7 @@ class Observer:
             change = after[PARAMETER].to(self._computed) != before[PARAMETER].to(self._computed)
             self._moves |= float(change.double().mean()) > 0.01
             if sample.updated.dtype != self._stored:
-                own = f"{kind} updates {name} in {sample.updated.dtype}, not in {self._stored}"
+                own: Prose = f"{kind} updates {name} in {sample.updated.dtype}, not in {self._stored}"
                 self._note("update", name, math.inf, 0, own)
             sample.tensors = after
 

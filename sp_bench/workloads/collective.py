@@ -33,7 +33,7 @@ def run(job: Job) -> Measurement:
     measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase, job.trace_to)
     # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
     times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
-    times_ms.append(_median_of_slowest(measurement.step_ms))
+    times_ms.append(_median_of_slowest(measurement.rank_step_ms))
     measurement.leftover_bytes = leftover
     measurement.predicted = message_sizes.traffic(config, sizes[-1])
     curve = [{"message_bytes": size.sent_bytes, "ms": ms} for size, ms in zip(sizes, times_ms, strict=True)]

@@ -10,8 +10,7 @@ from typing import Any
 
 from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
-from sp_bench.costs.memory import offloaded_inputs_bytes
-from sp_bench.costs.training import HUGGING_FACE
+from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step

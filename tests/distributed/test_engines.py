@@ -108,7 +108,7 @@ def check(config: TrialConfig) -> None:
         if size and key[0] not in ("other", *measurement.unpredicted)
     }
     assert counted == measurement.predicted, config
-    assert len(measurement.columns["loss"]) == len(measurement.step_ms) == config.workload.timed_steps
+    assert len(measurement.columns["loss"]) == len(measurement.rank_step_ms) == config.workload.timed_steps
     columns, by_transformers = assembled(config, measurement), config.engine.name != "deepspeed"
     attention = training_costs.attention_flops(config, train.padded_seq_len(config, config.seq_len))
     assert columns["counted_matmul_flops"] + attention == columns["hardware_flops"], config

@@ -20,7 +20,7 @@ from trials import PARITY, TRAIN, assembled, job, trial
 from sp_bench import engines
 from sp_bench.config.trial import AttentionShape, EngineConfig, KernelConfig, MethodConfig, TrialConfig
 from sp_bench.engines import hugging_face, trl_sft
-from sp_bench.engines.requirements import float32_twin
+from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import training_step
 from sp_bench.training import text, train

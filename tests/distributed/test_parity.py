@@ -44,7 +44,7 @@ def check_world(rank: int, world_size: int) -> None:
         assert difference <= parity.NLL_TOLERANCE, config
         if config.sp_size > 1:  # sums are in another order, so exactly 0 would be a training compared with itself
             assert difference > 0, config
-        assert len(measurement.step_ms) == len(measurement.columns["loss"]) == config.workload.timed_steps
+        assert len(measurement.rank_step_ms) == len(measurement.columns["loss"]) == config.workload.timed_steps
         counted = {key: size for key, (_, size) in measurement.counts.items() if size and key[0] != "other"}
         assert counted == measurement.predicted, config
         assert measurement.columns["compile_s"] is None

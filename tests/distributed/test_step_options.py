@@ -214,7 +214,7 @@ def check_single_step(rank: int) -> None:
     single = replace(several, workload=replace(several.workload, single_step=True, timed_steps=1))
     measurement, expected = check_counted_bytes(single), check_counted_bytes(several)
     assert measurement.columns["loss"] == expected.columns["loss"][:1]
-    assert len(measurement.step_ms) == 1
+    assert len(measurement.rank_step_ms) == 1
     columns = assembled(single, measurement)
     assert columns["flags"][-1:] == ["single_step"]
     assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"] > 0

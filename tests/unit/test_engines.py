@@ -25,6 +25,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.driver import plan
 from sp_bench.driver.overrides import choices
 from sp_bench.engines import requirements, zero3
+from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import model
 
@@ -346,7 +347,7 @@ def test_the_kernels_of_torchs_sdpa_are_not_proven_on_packs(make):
 @pytest.mark.usefixtures("libraries")
 def test_on_packs_transformers_flash_attention_stays_in_the_float32_twin(make):
     def twin(name: str, **changes) -> tuple[str, str, str]:
-        config, proven = requirements.float32_twin(make(name, **changes))
+        config, proven = float32_twin(make(name, **changes))
         return config.kernel.name, config.dtype, proven
 
     for name in HUGGING_FACE:
@@ -443,7 +444,7 @@ def test_a_step_in_half_precision_has_a_twin_in_float32_on_the_same_degrees(
     monkeypatch.setattr(hardware, "package_versions", lambda: LIBRARIES)
     config = make("fsdp2", method=method, kernel=kernel, model="llama3_8b", **changes)
     assert method_reason(config) is None
-    twin, proven = requirements.float32_twin(config)
+    twin, proven = float32_twin(config)
     assert (twin.dtype, twin.kernel.name, twin.engine) == ("float32", "math", config.engine)
     assert (twin.method.name, proven) == ((ours, "step_only") if ours else (method, "method"))
     assert method_reason(twin) is None
@@ -458,7 +459,7 @@ def test_a_step_in_half_precision_has_a_twin_in_float32_on_the_same_degrees(
 @pytest.mark.usefixtures("libraries")
 @pytest.mark.parametrize("name", engines.NAMES)
 def test_every_engine_trains_the_twin_in_float32(make, name):
-    assert requirements.unsupported_reason(requirements.float32_twin(make(name))[0]) is None
+    assert requirements.unsupported_reason(float32_twin(make(name))[0]) is None
 
 
 def test_an_engine_that_cannot_train_in_float32_says_so_before_anything_runs(make, monkeypatch):

@@ -50,7 +50,7 @@ def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> Non
         measurement = clock.measurement
     assert entered == ["warmup", "measure", "ledger"]
     assert steps == ["warmup"] * 3 + ["measure"] * 5 + ["ledger"]
-    assert len(measurement.step_ms) == 5
+    assert len(measurement.rank_step_ms) == 5
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
 
 

@@ -2,10 +2,11 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sp_bench.config.trial import (
@@ -21,8 +22,9 @@ from sp_bench.costs.work import ExpectedWork, KernelCalls
 from sp_bench.driver.derived import derived
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.record import assemble
-from sp_bench.measure.timing import Measurement
+from sp_bench.measure.timing import Measurement, RankColumns
 from sp_bench.measure.work import Work
+from sp_bench.rows.schema import SCHEMA
 
 H100 = "NVIDIA H100 80GB HBM3"
 CONFIG = TrialConfig(
@@ -250,8 +252,8 @@ def test_steps_may_differ_from_their_window_by_2_percent(percent: float, flagged
     ],
 )
 def test_a_median_of_steps_that_become_shorter_or_longer_is_flagged(step_ms: list[float], flags: list[str]) -> None:
-    settling = replace(measurement(300), step_ms=step_ms, window_ms=sum(step_ms))
-    row = row_of(CONFIG, [settling, replace(settling, step_ms=[ms - 1 for ms in step_ms])])
+    settling = replace(measurement(300), rank_step_ms=step_ms, window_ms=sum(step_ms))
+    row = row_of(CONFIG, [settling, replace(settling, rank_step_ms=[ms - 1 for ms in step_ms])])
     assert row["flags"] == flags
 
 
@@ -329,3 +331,8 @@ def test_messages_are_neither_tokens_nor_flops() -> None:
     assert row["bandwidth_bytes_per_s"] == pytest.approx(1e9)
     of_tokens = ("tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "model_flops", "hardware_flops")
     assert {row[name] for name in (*of_tokens, "mfu", "hfu", "attention_flops_per_s")} == {None}
+
+
+def test_each_column_of_a_rank_is_a_list_in_the_row() -> None:
+    for each in fields(RankColumns):
+        assert pa.types.is_list(SCHEMA.field(each.name).type), each.name
