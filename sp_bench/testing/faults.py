@@ -1,4 +1,8 @@
-"""Faults that tests strike a rank with: SP_BENCH_FAULT=<kind>:<rank|all>:<phase>. Never set in a measurement."""
+"""Faults that tests strike a rank with: SP_BENCH_FAULT=<kind>:<rank|all>:<phase>. Never set in a measurement.
+
+A kind is one of this file, or MODULE.NAME: what LIES of a module of the test's own has by that name. Tests bring that
+module on PYTHONPATH, so no planted lie is part of this package.
+"""
 
 import ctypes
 import importlib
@@ -19,32 +23,30 @@ def strike(phase: str, rank: int, environment: Mapping[str, str] = os.environ) -
     """Do to this process what the variable says for this phase and rank; nothing without the variable.
 
     Raises:
-        ValueError: the variable has another form.
+        ValueError: the variable has another form, or names an unknown kind.
+        ImportError: there is no such module.
         Exception: the fault itself, where its kind is one that Python tells.
     """
     if VARIABLE not in environment:
         return
-    kind, where, when = _parse(environment[VARIABLE])
+    fault, where, when = _parse(environment[VARIABLE])
     if when != phase or where not in ("all", str(rank)):
         return
-    print(f"fault injected: {kind} in phase {phase}", flush=True)
-    {**KINDS, **PLANTED, **_lies()}[kind]()
+    print(f"fault injected: {environment[VARIABLE].partition(':')[0]} in phase {phase}", flush=True)
+    fault()
 
 
-def _lies() -> Mapping[str, Callable[[], None]]:
-    """Those of `lies`. It is imported by name, so that no lie is among the code that an env_id covers."""
-    return importlib.import_module("sp_bench.testing.lies").LIES
-
-
-def _parse(fault: str) -> tuple[str, str, str]:
-    kind, where, when = [*fault.split(":"), "", ""][:3]
-    known = [*KINDS, *PLANTED, *_lies()]
-    if fault.count(":") != 2 or kind not in known or when not in PHASES or not (where == "all" or where.isdecimal()):
+def _parse(text: str) -> tuple[Callable[[], None], str, str]:
+    """The fault, the rank or all, and the phase."""
+    kind, where, when = [*text.split(":"), "", ""][:3]
+    module, _, name = kind.rpartition(".")
+    known = importlib.import_module(module).LIES if module else {**KINDS, **PLANTED}
+    if text.count(":") != 2 or name not in known or when not in PHASES or not (where == "all" or where.isdecimal()):
         raise ValueError(
-            f"{VARIABLE}={fault!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(known)} "
+            f"{VARIABLE}={text!r}: use <kind>:<rank or all>:<phase> with a kind of {', '.join(known)} "
             f"and a phase of {', '.join(PHASES)}"
         )
-    return kind, where, when
+    return known[name], where, when
 
 
 def _torch_oom() -> NoReturn:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import lies
 import pytest
 import torch
 from ranks import run
@@ -16,7 +17,6 @@ from sp_bench import methods
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import training_step
-from sp_bench.testing import lies
 from sp_bench.training import text, train
 from sp_bench.workloads import parity
 

@@ -27,7 +27,7 @@ PACKED = (*ATTENTION, "workload.packing=fixed", "workload.document_len=32")
 
 @dataclass(frozen=True)
 class Lie:
-    name: str  # in sp_bench/testing/lies.py
+    name: str  # in lies.py
     group: str  # heading in the table of docs/RELIABILITY.md
     what: str  # in plain words, for that table
     trial: tuple[str, ...]  # overrides of the command line

@@ -1,13 +1,16 @@
 """Lies planted in real trials, through the real command line: none of them may end as `ok`."""
 
+import os
 import re
+from pathlib import Path
 
+import lies
 import pyarrow.parquet as pq
 import pytest
 from planted import LIES, SHORT, Lie
 
 from sp_bench.hardware import package_versions
-from sp_bench.testing import faults, lies
+from sp_bench.testing import faults
 
 from ..cli.console import console
 
@@ -32,7 +35,8 @@ def run(tmp_path, monkeypatch, capfd):
 
     def run(lie: Lie, dtype: str) -> dict[str, object]:
         words = ("run", *lie.trial, *SHORT, f"dtype={dtype}", "campaign=lies", "--no-report")
-        monkeypatch.setenv(faults.VARIABLE, f"{lie.name}:{lie.ranks}:{lie.phase}")
+        monkeypatch.setenv("PYTHONPATH", str(Path(lies.__file__).parent), prepend=os.pathsep)
+        monkeypatch.setenv(faults.VARIABLE, f"lies.{lie.name}:{lie.ranks}:{lie.phase}")
         monkeypatch.chdir(tmp_path)
         _, printed, errors = console(capfd, *words)
         rows = list((tmp_path / "results" / "lies").glob("*.parquet"))
@@ -54,3 +58,10 @@ def test_a_lie_ends_as_written_down(lie, dtype, run, record_property):
 
 def test_every_lie_is_planted_somewhere():
     assert {lie.name for lie in LIES} == lies.LIES.keys()
+
+
+def test_an_unknown_lie_is_an_error_and_not_silently_none():
+    with pytest.raises(ValueError, match="use <kind>:<rank or all>:<phase> with a kind of kernel_returns_zeros, "):
+        faults.strike("init", 0, {faults.VARIABLE: "lies.white:0:init"})
+    with pytest.raises(ImportError):
+        faults.strike("init", 0, {faults.VARIABLE: "no_such_module.kernel_returns_zeros:0:init"})

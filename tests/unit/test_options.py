@@ -132,7 +132,6 @@ USES = {
     "measure/cuda_graph.py": {"launch"},
     "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
     "measure/record.py": {"env", "num_nodes"},
-    "testing/lies.py": {"num_layers"},
     # what a trial is called: the layout is part of a method's name
     "driver/progress.py": {"fit", "layout", "placement"},
     "look/doctor.py": {"exchange"},
@@ -246,7 +245,7 @@ def test_an_option_is_named_by_its_declaration_and_its_uses_alone():
     package = Path(sp_bench.__file__).parent
     for path in sorted(package.rglob("*.py")):
         file = path.relative_to(package)
-        if file.parts[0] in IMPLEMENTS or file.as_posix() in ("config/trial.py", "testing/lies.py"):
+        if file.parts[0] in IMPLEMENTS or file.as_posix() == "config/trial.py":
             continue
         says = named(path)
         options = {

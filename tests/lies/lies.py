@@ -1,7 +1,7 @@
 """Lies that tests plant in a rank: each makes the trial compute, send or report something else than it says.
 
-A lie is planted as a fault is struck: SP_BENCH_FAULT=<lie>:<rank|all>:<phase> replaces functions of this process. What
-proves a trial must then end it with the right status. Never set in a measurement.
+A lie is planted as a fault is struck: SP_BENCH_FAULT=lies.<lie>:<rank|all>:<phase>, with this folder on PYTHONPATH,
+replaces functions of the rank's process. What proves a trial must then end it with the right status.
 """
 
 from collections.abc import Callable, Iterator, Mapping
