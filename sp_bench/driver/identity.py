@@ -2,7 +2,7 @@
 
 `core_id` covers what every trial shares; `env_id` adds the files of the trial's own method, kernel and engine. So an
 edit of one method measures that method again, and its new rows still pair with everybody else's.
-Code is hashed as syntax: see syntax.py.
+Code is hashed as syntax without prose: see source_hash.py.
 """
 
 import hashlib

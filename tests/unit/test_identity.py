@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sp_bench import hardware
+from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config.trial import EngineConfig, KernelConfig, MethodConfig
 from sp_bench.driver import identity, source_hash
 
@@ -81,11 +81,14 @@ def env_ids(cells):
     return {name: identity.env_id(config) for name, config in cells.items()}
 
 
-def edited(package, file, forget, cells):
-    """The cells whose env_id changes with a statement added to `file`, and whether the core_id does."""
+def edited(package, file, forget, cells, old="", new="\nADDED = 1\n"):
+    """The cells whose env_id changes, and whether the core_id does, with `new` in place of `old`, which is there once;
+    by default a statement is added."""
     before, core = env_ids(cells), identity.core_id("cpu")
     path = package / file
-    path.write_text(f"{path.read_text()}\nADDED = 1\n")
+    text = path.read_text()
+    assert not old or text.count(old) == 1, file
+    path.write_text(text.replace(old, new) if old else text + new)
     forget()
     after = env_ids(cells)
     return {name for name in cells if before[name] != after[name]}, core != identity.core_id("cpu")
@@ -146,6 +149,77 @@ def test_code_that_no_rank_runs_is_of_no_cell(file, package, forget, cells):
     assert edited(package, file, forget, cells) == (set(), False)
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("config/trial.py", 'Declared("causal mask"', 'Declared("whether the mask is causal"'),
+        ("config/trial.py", 'Declared("query heads", unit="heads"', 'Declared("heads of queries", unit="query heads"'),
+        ("config/trial.py", "must be even: RoPE rotates pairs", "must be even, since RoPE rotates pairs"),
+        ("config/trial.py", "{verb} workload.{option}, which is {getattr(self, option)}; ", "{verb} {option}: "),
+        ("config/parsing.py", "must be positive", "must be above 0"),
+        ("config/parsing.py", "did you mean {prefix}{near[0]}? ", "perhaps {prefix}{near[0]}; "),
+        ("config/parsing.py", '"a whole number in plain digits"', '"a whole number"'),
+        ("config/parsing.py", '"is empty; use a path such as results"', '"is empty"'),
+        ("engines/__init__.py", "# whose code'", "# who wrote it'"),
+        ("engines/requirements.py", "engine fsdp2 has no variable_seq_len; leave it out", "leave variable_seq_len out"),
+        ("kernels/__init__.py", "runs on CUDA only; use kernel=cpu_flash or math", "needs a GPU"),
+        ("kernels/cpu_flash.py", "kernel cpu_flash runs on CPU only", "cpu_flash is for CPUs"),
+        ("methods/usp.py", "does not divide sp_size=", "is no divisor of sp_size="),
+        ("measure/record.py", "bytes sent by {who} differ from the closed form", "{who} sent other bytes"),
+        ("measure/record.py", "its bytes have no closed form", "nothing predicts its bytes"),
+        ("measure/record.py", '"the ranks in the mean"', '"the mean rank"'),
+        ("oracle/training_step.py", "the engine shows no gradient of {name}", "there is no gradient of {name}"),
+        ("oracle/identities.py", '"sum dv = sum dout"', '"the sums of dv and dout are equal"'),
+        ("worker.py", "the trial left the {setting.name} at {left}", "{setting.name} was {left}"),
+        ("worker.py", '"float32 matmul precision"', '"precision of matrix products"'),
+        ("measure/timing.py", "This rank's times of `num_steps` steps.", "Times of this rank."),
+        ("measure/timing.py", "# resident memory of the process", "# of the process"),
+        ("costs/memory.py", "PROCESS_BYTES = 3 * 2**29", "PROCESS_BYTES = 2 * 2**30"),
+    ],
+)
+def test_words_and_the_estimate_of_memory_are_of_no_cell(file, old, new, package, forget, cells):
+    assert edited(package, file, forget, cells, old, new) == (set(), False)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("kernels/math.py", "(weights * (dweights - delta) * scale)", "(weights * (dweights + delta) * scale)"),
+        ("kernels/math.py", '"bhgqk,bkhd->bqhgd", weights', '"bhgqk,bkhd->bhgqd", weights'),
+        (
+            "measure/ledger.py",
+            "self._bytes.get(key, Fraction(0)) + size",
+            "self._bytes.get(key, Fraction(0)) + 2 * size",
+        ),
+        ("measure/ledger.py", '("all_to_all", lambda a: _slices_of_others(a[1], a))', '("all_gather", lambda a: 0)'),
+        ("measure/timing.py", "1e3 * (time.perf_counter() - marks[0])", "1e3 * (marks[-1] - marks[0])"),
+        ("measure/timing.py", "marks.append(time.perf_counter())\n    return", "marks.append(time.time())\n    return"),
+        ("training/cross_entropy.py", "whole.sum() / divisor", "whole.mean()"),
+        ("costs/attention.py", 'shape.dtype == "float64" else "float32"', 'shape.dtype == "float64" else "bfloat16"'),
+        ("attention/layouts.py", 'if kind == "zigzag":', 'if kind == "striped":'),
+        ("engines/libraries.py", '"cudnn": "sdpa"', '"cudnn": "eager"'),
+        ("worker.py", 'if "out of memory" not in text.lower()', 'if "no memory" not in text.lower()'),
+        ("config/trial.py", "if self.head_dim % 2:", "if self.head_dim % 4:"),
+        ("config/trial.py", 'column="method"', 'column="how"'),
+        ("config/parsing.py", "if value is not None and not value > 0:", "if value is not None and not value >= 0:"),
+        ("kernels/__init__.py", 'if device != "cuda":', 'if device == "cpu":'),
+        ("measure/record.py", 'left_out = ("other", *', 'left_out = ("rest", *'),
+    ],
+)
+def test_what_decides_is_of_the_cells_that_run_it(file, old, new, package, forget, cells):
+    changed, core = edited(package, file, forget, cells, old, new)
+    assert changed
+    assert core == (file != "engines/libraries.py")
+
+
+def test_no_rank_imports_the_estimate_of_memory_or_what_engines_refuse():
+    names = {"methods": methods.NAMES, "kernels": kernels.NAMES, "engines": engines.NAMES}
+    own = [hardware.PACKAGE / folder / f"{name}.py" for folder, each in names.items() for name in each]
+    found = identity._with_imports([*own, *identity._shared()])
+    ranks = {path.relative_to(hardware.PACKAGE).as_posix() for path in found}
+    assert not [path for path in ranks if path.startswith(("costs/memory", "costs/patterns", "engines/requirements"))]
+
+
 def test_another_library_or_device_is_of_every_cell(cells, forget, monkeypatch):
     before = env_ids(cells)
     for name, value in (("package_versions", lambda: {"torch": "0"}), ("device_model", lambda device: "another")):
@@ -185,6 +259,73 @@ def test_prose_and_formatting_change_no_hash(old, new, tmp_path, forget):
 def test_a_changed_constant_name_or_statement_changes_the_hash(old, new, tmp_path, forget):
     assert old in CODE
     assert hashed(CODE.replace(old, new), tmp_path / "a.py", forget) != DIGEST
+
+
+PROSE = """
+class Finding(NamedTuple):
+    error: float
+    message: Prose
+    kind: str = "loss"
+
+
+def reason(kind: str, what: Prose) -> Prose | None:
+    words: Prose = f"no {kind}"
+    if kind == "a":
+        return f"{words} of {what}: use one"
+    assert kind in ("b", "c"), "kind"
+    print("found", kind)
+    if kind == "b":
+        raise ValueError("of " + what if what else "nothing", LIMIT)
+    return reason("d", "many") or "e" + what
+
+
+def name(kind: str) -> str:
+    return Finding(0.5, "too large", "mean").kind or "f"
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('f"no {kind}"', '"none"'),
+        ("{words} of {what}: use one", "use one {kind}"),
+        ('"kind"', '"one of two"'),
+        ('"found"', '"seen"'),
+        ('"of "', '"from "'),
+        ('"nothing"', 'f"nothing at {LIMIT}"'),
+        ('"many"', 'several(f"things")'),
+        ('"e"', '"eh"'),
+        ('"too large"', '"too" + " small"'),
+        ("    message: Prose\n", ""),
+    ],
+)
+def test_what_is_annotated_as_prose_raised_or_printed_changes_no_hash(old, new, tmp_path, forget):
+    assert PROSE.count(old) == 1
+    changed = PROSE.replace(old, new)
+    if "message" in old:  # a field less
+        changed = changed.replace('0.5, "too large", ', "0.5, ")
+    assert hashed(changed, tmp_path / "a.py", forget) == hashed(PROSE, tmp_path / "a.py", forget)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('kind == "a"', 'kind == "x"'),
+        ('("b", "c")', '("b", "x")'),
+        ("if what else", "if LIMIT else"),
+        ("ValueError(", "TypeError("),
+        (", LIMIT)", ", LIMITS)"),
+        ('reason("d"', 'reason("x"'),
+        ('"mean"', '"sum"'),
+        ('or "f"', 'or "x"'),
+        ('"nothing"', '""'),
+        ('kind: str = "loss"', 'kind: str = "x"'),
+    ],
+)
+def test_other_strings_and_what_chooses_between_texts_change_the_hash(old, new, tmp_path, forget):
+    assert PROSE.count(old) == 1
+    changed = PROSE.replace(old, new)
+    assert hashed(changed, tmp_path / "a.py", forget) != hashed(PROSE, tmp_path / "a.py", forget)
 
 
 def test_every_python_gives_the_same_hash(tmp_path, forget):
