@@ -1,6 +1,6 @@
 """What to train with: the methods and memory options of a model on so many GPUs, by predicted step time and peak.
 
-The predictions are projection.py's and costs/memory.py's. What they assume stands in ASSUMPTIONS, which every answer
+The predictions are those of projection.py and costs/memory. What they assume stands in ASSUMPTIONS, which every answer
 shows with their errors.
 """
 

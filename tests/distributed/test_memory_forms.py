@@ -1,4 +1,4 @@
-"""What costs/memory.py says a step holds, against the tensors of real steps of a tiny decoder, counted as they live.
+"""What costs/memory says a step holds, against the tensors of real steps of a tiny decoder, counted as they live.
 
 A count has what operations return, and nothing that a kernel allocates for itself. The forms are of GPUs, whose norm is
 one operation; a CPU's is several, of which each returns a tensor. So `one_operation` takes its place.
