@@ -1,0 +1,34 @@
+"""stdout that a run outlives."""
+
+import os
+from typing import Any, TextIO
+
+
+class Output:
+    """stdout that a run outlives: of a reader that went away (`sp-bench run | head -1`) and of a full disk."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None  # why nothing is written any more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())  # what is still in the buffer, and what follows, goes there
+        os.close(nowhere)
