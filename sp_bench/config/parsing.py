@@ -141,6 +141,10 @@ def _value(kind: Any, value: Any, path: str) -> Any:
             of = "strings" if item is str else "text, numbers, true or false"
             raise ConfigError(f"{path}={shown(repr(value))} must map names to {of}")
         return dict(value)
+    if origin is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{path}={shown(repr(value))} must be a list of texts")
+        return tuple(value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}={shown(repr(value))} must be a group of fields")
     return parse(kind, value, path)
@@ -155,8 +159,8 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    quote = f"; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
-    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
+    quotes = f"; in a file quote it; on a command line quote it twice: \"'{value}'\", all of a list"
+    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quotes if kind is str else ''}")
 
 
 def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -165,7 +165,7 @@ def _path(name: str) -> Path:
     return own_file(name) or conf_folder() / f"{name}.yaml"
 
 
-def _called(name: str) -> str:
+def called(name: str) -> str:
     """How messages call a file: by its path, ours from conf on."""
     return shown(own_file(name) or f"conf/{name}.yaml")
 
@@ -178,22 +178,23 @@ def choices(group: str) -> list[str]:
 
 
 @cache
-def conf_file(name: str) -> Mapping[str, Any]:
-    """The keys and values of one file of conf, such as `fabric/gloo`.
+def conf_file(name: str, *, for_hydra: bool = True) -> Mapping[str, Any]:
+    """The keys and values of one file of conf, such as `fabric/gloo`. In a file that is not for Hydra, ${...} is text.
 
     Raises:
         ConfigError: the file is not YAML, or does not map keys to values.
     """
     try:
-        content = OmegaConf.to_container(OmegaConf.load(_path(name)))
+        path = _path(name)
+        content = OmegaConf.to_container(OmegaConf.load(path)) if for_hydra else yaml.safe_load(path.read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}," if error.problem_mark else ""
-        raise ConfigError(f"{_called(name)}{line} is not YAML: {shown(error.problem)}") from None
+        raise ConfigError(f"{called(name)}{line} is not YAML: {shown(error.problem)}") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{_called(name)} cannot be read: {shown(reason)}") from None
+        raise ConfigError(f"{called(name)} cannot be read: {shown(reason)}") from None
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{_called(name)} must map keys to values; it is a list")
+        raise ConfigError(f"{called(name)} must map keys to values, such as name: {name.rpartition('/')[2]}")
     return {str(key): value for key, value in content.items()}
 
 
@@ -209,12 +210,12 @@ def check_file(group: str, choice: str) -> None:
     name = conf_file(f"{group}/{choice}").get("name")
     if name != choice:
         says = f"says name: {shown(name)}" if name is not None else "gives no name"
-        raise ConfigError(f"{_called(f'{group}/{choice}')} {says}; rows are labelled by it: write name: {choice}")
+        raise ConfigError(f"{called(f'{group}/{choice}')} {says}; rows are labelled by it: write name: {choice}")
 
 
 def _check_sweep_file(name: str) -> None:
     """Check that a sweep file begins with the header, has a list of blocks, and has no key that nothing reads."""
-    file = _called(f"sweep/{name}")
+    file = called(f"sweep/{name}")
     shape = f"begin it with the line '{SWEEP_HEADER}', and list what it sweeps over below 'sweep: blocks:'"
     content = conf_file(f"sweep/{name}")
     lines = _path(f"sweep/{name}").read_text(encoding="utf-8").splitlines()
