@@ -148,9 +148,9 @@ def run(
             killed = interrupted = False
             planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()
-            with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
+            with signals, Progress([each.trial for each in attempts], before) as progress, ExitStack() as held:
                 try:
-                    asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
+                    asked = [*(each.trial.config for each in attempts), *(search.config for search in searches)]
                     hosts = held.enter_context(_joined(asked, campaign, signals))
                     driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
                     left = searching.left()

@@ -41,16 +41,15 @@ def fill(attempts: Sequence[Attempt], driver: Driver) -> None:
     while left:
         driver.signals.check()
         before = len(left)
-        for each in [a for a in left.values() if a.planned.unsupported_reason]:
+        for each in [a for a in left.values() if a.trial.unsupported_reason]:
             driver.signals.check()
-            if ended := attempt.refuse(each, driver):
-                driver.progress.finish(each.planned, *ended)
+            if attempt.refuse(each, driver):
                 del left[each.key]
-        for each in attempt.run_next([a for a in left.values() if not a.planned.unsupported_reason], driver):
+        for each in attempt.run_next([a for a in left.values() if not a.trial.unsupported_reason], driver):
             del left[each.key]
         for row in store.committed(driver.campaign.folder) if left else ():
             if each := left.pop(f"{row.trial_id}-{row.env_id}-{row.attempt}", None):
-                driver.progress.finish_elsewhere(each.planned, row.status)
+                driver.progress.finish_elsewhere(each.trial, row.status)
         if len(left) < before:
             continue
         if holders := driver.claims.holders():

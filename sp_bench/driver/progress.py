@@ -23,6 +23,7 @@ from sp_bench.rows.names import config_values, tell_apart
 
 if TYPE_CHECKING:  # every command prints, but few of them plan
     from sp_bench.driver.plan import Trial
+    from sp_bench.rows.row import Outcome
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
@@ -218,43 +219,36 @@ class Progress:
     def enter_phase(self, phase: str) -> None:
         self._phase = phase
 
-    def finish(
-        self,
-        trial: Trial,
-        status: str,
-        reason: str | None,
-        median_step_ms: float | None = None,
-        flags: Sequence[str] = (),
-        logs: Path | None = None,
-    ) -> None:
+    def finish(self, trial: Trial, outcome: Outcome, logs: Path | None = None) -> None:
+        """The row of the trial is committed. logs: the folder of its ranks, where a launch failed."""
         elapsed = None
         if trial is self._current:
             elapsed = time.monotonic() - self._since
             self._launched_s.append(elapsed)
             self._current = None
+        status, median_ms = outcome.status, outcome.measured.get("median_step_ms")
         self._count(status)
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        said = (
-            f": {shown(shorten(reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
-            if reason and status != "ok"
-            else ""
-        )
-        if status == "ok":
-            said = "" if trial.config.is_timed else ": it fits"
-            said = f": {median_step_ms:,.3f} ms a step" if median_step_ms is not None else said
+        words = ""
+        if status != "ok" and outcome.reason:
+            words = f": {shown(shorten(outcome.reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
+        elif status == "ok" and median_ms is not None:
+            words = f": {median_ms:,.3f} ms a step"
+        elif status == "ok" and not trial.config.is_timed:
+            words = ": it fits"
         if logs is not None:
-            said += f"; trial {trial.trial_id}, logs: {logs}"
-        self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
-        for flag, words in OF_DEVICES.items():
-            if flag in flags:
-                self.note(f"flag {flag}: {words}; every step waits for it")
+            words += f"; trial {trial.trial_id}, logs: {logs}"
+        self._print(f"{status}{took}: {self._label(trial)}{words}", STYLES.get(status, "red"))
+        for flag, meaning in OF_DEVICES.items():
+            if flag in (outcome.measured.get("flags") or ()):
+                self.note(f"flag {flag}: {meaning}; every step waits for it")
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
         """Another run has committed the trial's row."""
         self._count(status)
         self.elsewhere += 1
         self._to_launch -= not trial.unsupported_reason
-        self._tell(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
+        self._print(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
 
     def _count(self, status: str) -> None:
         self.counts[status] += 1
@@ -282,7 +276,7 @@ class Progress:
         else:
             print(words, flush=True)
 
-    def _tell(self, words: str, style: str) -> None:
+    def _print(self, words: str, style: str) -> None:
         line = f"[{self.done}/{self.planned}] {words}"
         if self._console.is_terminal:
             self._console.print(Text(line, style))
