@@ -14,7 +14,7 @@ from sp_bench.cluster.file import ClusterConfig
 from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, identity, plan
+from sp_bench.driver import identity, plan, to_run
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration, number_of, plan_as_json
 from sp_bench.driver.settings import CampaignConfig
@@ -151,7 +151,7 @@ def _without_row(
     left = []
     for trial in trials:
         found = rows[trial.trial_id]
-        if all(campaign.next_attempt(row, trial, retrying) is not None for row in found):
+        if all(to_run.next_attempt(row, trial, retrying) is not None for row in found):
             left.append(trial)
     cells = {trial.cell_id for trial in left}
     slowest_s: dict[str, float] = {}

@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
@@ -13,7 +13,6 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
-from sp_bench.driver import ranks
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
@@ -245,80 +244,6 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     parts += ["offloaded checkpoints"] * offloads + ["processes"] * on_gpus
     smaller = "seq_len or model" if offloads else "model"
     return f"{', '.join(parts)} together take {have}; use a smaller {smaller}"
-
-
-def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:
-    """What to tell about trials that will run, and perhaps not as was hoped. gpu_bytes: memory of the smallest GPU."""
-    running = {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values()
-    found = []
-    on_cpus = [c.ranks_per_node for c in running if c.hardware.device == "cpu"]
-    if crowded := [number for number in on_cpus if number > num_cores]:
-        found.append(
-            f"{len(crowded)} of {len(running)} cells have up to {max(crowded)} ranks on {num_cores} processors: their "
-            "times are of ranks that wait for each other"
-        )
-    full = []
-    for config in running:
-        emulated = config.hardware.device_memory_gib
-        own = (gpu_bytes or math.inf) / config.hardware.ranks_per_gpu
-        limit = min(own, math.inf if emulated is None else emulated * 2**30)
-        if config.hardware.device == "cuda" and (needed := _needed_bytes(config)) > limit:
-            full.append(needed)
-    if full:
-        found.append(
-            f"{len(full)} of {len(running)} cells will probably end as oom: a rank needs up to "
-            f"{max(full) / 2**30:,.1f} GiB, by the memory model where it knows the step, and elsewhere without what "
-            "the method and the kernel need"
-        )
-    doubts = (_doubt(config) for config in running)
-    return found + list(dict.fromkeys(filter(None, doubts)))
-
-
-def inherited(configs: Collection[TrialConfig], variables: Mapping[str, str]) -> list[str]:
-    """A warning if GPU ranks get variables of this shell that shape what is measured, and that no fabric file says:
-    rows are named after the fabric, and compared by it. configs: listed and searched ones."""
-    unsaid = {
-        f"{name}={value}"
-        for config in configs
-        if config.hardware.device == "cuda"
-        for name, value in variables.items()
-        if hardware.OF_TRANSPORT_AND_MEMORY.fullmatch(name) and name not in config.fabric.env
-    }
-    if not unsaid:
-        return []
-    return [
-        f"ranks inherit {', '.join(sorted(unsaid))}, which no fabric of these trials sets: rows do not differ by it in "
-        "name. Unset it, or give it a fabric of its own: a file in conf/fabric with it in `env`"
-    ]
-
-
-def slow_updates(configs: Collection[TrialConfig]) -> list[str]:
-    """A warning if ranks update parameters in host memory with one thread each. configs: listed and searched ones."""
-    of_one_thread = [
-        config
-        for config in configs
-        if config.workload.name in TRAINING and config.engine.optimizer_offload and config.hardware.device == "cuda"
-        if config.hardware.threads_per_rank is None and ranks.environment(config).get("OMP_NUM_THREADS") == "1"
-    ]
-    if not of_one_thread:
-        return []
-    return [
-        f"{len(of_one_thread)} of {len(configs)} configurations update their parameters on the host, where each rank "
-        "has one thread; set hardware.threads_per_rank, to 8 for example"
-    ]
-
-
-def _doubt(config: TrialConfig) -> str | None:
-    """What the adapter of a method knows of the library with this kernel."""
-    ask = getattr(methods.get(config.method.name), "doubt", None)
-    return ask(config.kernel.name, hardware.package_versions()) if ask else None
-
-
-def _needed_bytes(config: TrialConfig) -> float:
-    """Of one rank's device: the estimated peak, or less where there is no estimate."""
-    if memory.unmodelled_reason(config) is None:
-        return memory.peak(config).bytes
-    return memory.held_bytes(config) / config.world_size
 
 
 def process_key(config: TrialConfig) -> tuple[str, ...]:
