@@ -41,8 +41,8 @@ VERBS: dict[Callable[..., None], dict[str, Any]] = {  # in the order of `sp-benc
 app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptions_enable=False)
 
 
-def _say_version(asked: bool) -> None:
-    if asked:
+def _print_version(wanted: bool) -> None:
+    if wanted:
         from sp_bench import hardware
 
         commit, dirty = hardware.git_state()
@@ -54,7 +54,8 @@ def _say_version(asked: bool) -> None:
 @app.callback()
 def describe(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and the commit.", callback=_say_version, is_eager=True)
+        bool,
+        typer.Option("--version", help="Print the version and the commit.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
     """Ulysses sequence parallelism or Ring Attention? Checked first, then timed.
@@ -64,7 +65,8 @@ def describe(
 
 
 def _reflowed(text: str) -> str:
-    """Help is as wide as the terminal: lines of a paragraph are joined, but for examples, which are indented."""
+    """Joins the lines of each paragraph, so that help is as wide as the terminal. Examples, which are indented,
+    stay."""
     return "\n\n".join(p if p.startswith(" ") else " ".join(p.split("\n")) for p in text.split("\n\n"))
 
 
@@ -73,7 +75,7 @@ for _verb, _settings in VERBS.items():
 
 
 def main() -> None:
-    """Console entry. Bad input ends in one line and exit code 2; a traceback is a bug of ours."""
+    """The console's entry point. Bad input ends in one line and exit code 2; a traceback is a bug of ours."""
     output: Any = Output(sys.stdout)
     before, sys.stdout = sys.stdout, output
     try:

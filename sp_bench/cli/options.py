@@ -1,4 +1,4 @@
-"""What several verbs share: options, exit codes, and how words of the command line are checked."""
+"""Options, exit codes and checks that several verbs share."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +11,7 @@ from sp_bench.config.parsing import ConfigError, shown
 
 SHOWN = 20  # skipped files that are named
 FAILED = 1  # exit code when --fail-on finds something
-FAILURES = "error,incorrect,timeout"  # what --fail-on finds unless told; oom and unsupported are results
+FAILURES = "error,incorrect,timeout"  # default of --fail-on; oom and unsupported are results
 
 FailOn = Annotated[
     str, typer.Option(metavar="STATUSES", help="Exit with 1 if the latest row of a trial has one of these; or none")
@@ -28,7 +28,7 @@ ConfigDir = Annotated[
 
 
 def named_campaigns(named: Sequence[Path]) -> list[Path]:
-    """The folders that were named. A plain file among several, as results/* names, is passed over with a line."""
+    """The campaign folders. Passes over a plain file among several, since results/* may name some, and says so."""
     from sp_bench.rows.store import require_campaigns
 
     files = [path for path in named if path.is_file()] if len(named) > 1 else []

@@ -1,11 +1,12 @@
-"""stdout that a run outlives."""
+"""A stdout that may fail without ending the run."""
 
 import os
 from typing import Any, TextIO
 
 
 class Output:
-    """stdout that a run outlives: of a reader that went away (`sp-bench run | head -1`) and of a full disk."""
+    """Writes to a stream until that fails, as when a reader went away (`sp-bench run | head -1`) or a disk is full;
+    then drops what follows, so that the run goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -125,7 +125,7 @@ def advise(
 
 
 def _fit(folders: Sequence[Path] | None, hardware: str) -> Any:
-    """The rates that the rows of campaigns give."""
+    """The rates fitted to the rows of campaigns."""
     from sp_bench import report as reports
     from sp_bench.look import show as showing
     from sp_bench.predict import projection
@@ -140,7 +140,7 @@ def _fit(folders: Sequence[Path] | None, hardware: str) -> Any:
 
 
 def _steps(model: str, hardware: str, kernel: str, fabric: str, seq_len: str) -> Sequence[Any]:
-    """The training step of a model at each length, as the command line composes it."""
+    """One config of a training step for each length, composed as a command line would."""
     from sp_bench.driver import overrides, sweep
 
     words = [f"model={model}", f"hardware={hardware}", f"kernel={kernel}", f"fabric={fabric}", f"seq_len={seq_len}"]

@@ -1,4 +1,4 @@
-"""run, resume, plan: what a sweep is, and what is left of it, on this machine."""
+"""run, resume, plan: a sweep on this machine."""
 
 import json
 import os
@@ -14,7 +14,7 @@ NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as
 
 LogTo = Annotated[
     str | None,
-    typer.Option(metavar="LOGGER", help="Also tell wandb, mlflow or tensorboard of each row, as it is committed"),
+    typer.Option(metavar="LOGGER", help="Also log each committed row to wandb, mlflow or tensorboard"),
 ]
 
 Pack = Annotated[
@@ -118,7 +118,7 @@ def _run_sweep(
     as_json: bool = False,
     pack: tuple[Path, int] | None = None,
 ) -> None:
-    """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
+    """Compose the trials of a command line and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import allocation, campaign, overrides, sweep
     from sp_bench.rows import submissions
 
@@ -129,20 +129,20 @@ def _run_sweep(
         print(sweep.as_yaml(request), end="")
     else:
         reporter = None if no_report else Reporter()
-        heard = {"hear": _logger(log_to)} if log_to else {}
-        asked = sweep.read(request)
+        logger = {"on_row": _logger(log_to)} if log_to else {}
+        found = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
         hosts = allocation.here()
-        if hosts.node and not asked.settings.plan_only:
-            raise typer.Exit(_serve(asked.settings.folder, hosts))
+        if hosts.node and not found.settings.plan_only:
+            raise typer.Exit(_serve(found.settings.folder, hosts))
         statuses = campaign.run(
-            asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
+            found.configs, found.settings, reporter, found.searches, as_json=as_json, only=only, **logger
         )
         exit_if_failed(statuses, failures)
 
 
 class Reporter:
-    """Makes the reports of runs. The report draws with matplotlib, so it is imported only once rows are there."""
+    """Makes the report of a run. It imports matplotlib, so it is imported only once rows are there."""
 
     def effort(self, folder: Path) -> str:
         from sp_bench.analysis.effort import effort
@@ -168,7 +168,7 @@ def _logger(name: str) -> Any:
 
 
 def _serve(folder: Path, hosts: Any) -> int:
-    """This process is of a run whose driver torchrun started on another host: it starts the ranks of this host."""
+    """Start the ranks of this host for the driver that torchrun started on another host. Returns the exit code."""
     from sp_bench.driver import node_agent, nodes
 
     return node_agent.serve(nodes.file_of(folder, hosts.name), hosts.node, os.environ["MASTER_ADDR"])

@@ -41,11 +41,11 @@ def submit(
     request = overrides.read_arguments([*context.args, "resume=true"])
     if request.show_config:
         raise ConfigError("--cfg job shows one configuration; `sp-bench run` takes it")
-    asked = clusters.read(cluster)
+    target = clusters.read(cluster)
     configs, settings = sweep.configs(request)
     words = [*context.args, "--fail-on", fail_on]
     words += [word for folder in config_dir or [] for word in ("--config-dir", str(folder))]
-    job_ids = submission.submit(configs, settings, asked, words, dry_run=dry_run)
+    job_ids = submission.submit(configs, settings, target, words, dry_run=dry_run)
     if wait and not dry_run:
         submission.wait(job_ids)
-        exit_if_failed(submission.statuses(configs, settings, asked), ["missing", *failures])
+        exit_if_failed(submission.statuses(configs, settings, target), ["missing", *failures])

@@ -1,4 +1,4 @@
-"""What a file of conf/cluster says: how jobs are asked for on one cluster.
+"""Files of conf/cluster: how jobs are requested on one cluster.
 
 Its values become directives of a batch script, so each is checked: no text can end its directive and begin another.
 """
@@ -55,7 +55,7 @@ class ClusterConfig:
 
     @property
     def same_packages(self) -> bool:
-        """Whether jobs run the Python that submits, and so measure with its packages."""
+        """Whether jobs run the Python that submits them, and so have its packages."""
         return not self.container and not self.sp_bench
 
 

@@ -1,4 +1,4 @@
-"""One attempt at a trial becomes one row: who it is, what was asked for, and what came of it."""
+"""One attempt at a trial becomes one row: its identity, its options and its outcome."""
 
 import errno
 import json
@@ -38,12 +38,12 @@ class Campaign:
 
     @property
     def work(self) -> Path:
-        """Where all lies that is not a row."""
+        """The folder of everything that is not a row."""
         return self.folder / store.WORK
 
     @property
     def trials(self) -> Path:
-        """Where the ranks of each attempt have a folder."""
+        """The folder with a folder for the ranks of each attempt."""
         return self.work / "trials"
 
     def env_id(self, trial: Trial) -> str:
@@ -86,7 +86,7 @@ class Driver:
     progress: Progress
     devices: tuple[str, ...]  # what its trials measure on, here
     # called with the campaign's folder and each committed row
-    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
+    on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
     nodes: Nodes | None = None  # all hosts of this run; None: this one
 
     @contextmanager
@@ -132,7 +132,7 @@ class StorageError(ConfigError):
 
 
 class EditedCode(ConfigError):
-    """Code was edited while a campaign ran. The message says whose, and the way out."""
+    """Code was edited while a campaign ran. The message names the trial and the way out."""
 
     def __init__(self, trial: Trial, folder: Path) -> None:
         super().__init__(
@@ -214,7 +214,7 @@ def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
             if outcome is None:  # the processes are gone
                 break
             reach("trial_ended")
-            if signals.taken_away and outcome.status != "ok":  # its ranks may hear the signal first
+            if signals.taken_away and outcome.status != "ok":  # its ranks may get the signal first
                 outcome = watch.preempted()
             _require_unedited(current.attempt, campaign)
             if _commit(current, outcome, driver):
@@ -287,7 +287,7 @@ def _commit(claimed: Claimed, outcome: Outcome, driver: Driver) -> bool:
         raise StorageError(campaign.folder, error, _keep(row, claimed)) from error
     finally:
         driver.claims.release(claimed.claim)
-    driver.hear(campaign.folder, row)
+    driver.on_row(campaign.folder, row)
     has_logs = outcome.status != "ok" and outcome.phase != "plan"
     driver.progress.finish(claimed.trial, outcome, claimed.folder if has_logs else None)
     return True

@@ -37,7 +37,7 @@ class Reporter(Protocol):
     """Makes the report of a campaign's folder. The command line brings it, since the driver draws nothing."""
 
     def effort(self, folder: Path) -> str:
-        """Which part of the campaign's wall time was measurement, over all its runs; empty without rows."""
+        """Says how much of the campaign's wall time was measurement, over all its runs; empty without rows."""
         ...
 
     def build(self, folder: Path) -> Iterable[str]:
@@ -47,7 +47,7 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True)
 class _Begun:
-    """What a run begins with."""
+    """A planned run: what a plan shows, and what a run begins with."""
 
     campaign: Campaign
     machine: Machine
@@ -90,14 +90,14 @@ def run(
     *,
     as_json: bool = False,
     only: Collection[str] | None = None,
-    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
+    on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
     the campaign may share the work. Returns how many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
-    this run is for, such as those of one job; None: all. `hear` is called with each row that this run commits.
+    this run is for, such as those of one job; None: all. `on_row` is called with each row that this run commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -134,7 +134,7 @@ def run(
                     to_launch = [*(each.trial.config for each in attempts), *(each.search.config for each in searched)]
                     hosts = held.enter_context(_joined(to_launch, campaign, signals))
                     devices = _devices([*configs, *(each.search.config for each in searched)], begun.machine)
-                    driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
+                    driver = Driver(campaign, claims, signals, progress, devices, on_row, hosts)
                     progress.later = sum(len(each.ahead) for each in searched)
                     fill(attempts, driver)
                     counted = {state.trial.trial_id for state in states}
@@ -172,7 +172,7 @@ def run(
 
 
 def _devices(configs: Sequence[TrialConfig], machine: Machine) -> tuple[str, ...]:
-    """What the trials measure on here: the processors, and GPUs by their UUIDs."""
+    """The devices that trials measure on here: the processors as `cpu`, and GPUs by their UUIDs."""
     on_cpu = any(config.hardware.device == "cpu" for config in configs)
     return ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
 
@@ -180,7 +180,7 @@ def _devices(configs: Sequence[TrialConfig], machine: Machine) -> tuple[str, ...
 def _joined(
     configs: Sequence[TrialConfig], campaign: Campaign, signals: Signals
 ) -> AbstractContextManager[nodes.Nodes | None]:
-    """All hosts of this run, while open; None where it needs no other host."""
+    """While open, all hosts of this run have joined it; yields None if it needs no other host."""
     hosts = allocation.here()
     needed = hosts.by == "torchrun" or max((config.num_nodes for config in configs), default=1) > 1
     if hosts.num_hosts == 1 or not needed:  # what torchrun started waits for a driver, needed or not
@@ -211,7 +211,7 @@ def _write_plan(campaign: Campaign, trials: Sequence[Trial], searches: Sequence[
 
 
 def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
-    """Refuse words of another sweep than that whose trials are asked for."""
+    """Refuse the words of another sweep than the one that the pack is from."""
     if unknown := set(only) - {trial.trial_id for trial in trials}:
         raise ConfigError(
             f"{len(unknown)} of the {len(only)} trials of the pack are not in this plan of {len(trials)}, such as "
@@ -220,7 +220,7 @@ def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
 
 
 def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None, settings: CampaignConfig) -> None:
-    """Refuse hardware that is not in this machine: rows name the hardware that was asked for.
+    """Refuse hardware that is not in this machine, since rows name the hardware by its option.
 
     Without an NVIDIA driver, a plan can still be shown, and trials on the CPU can run.
     """

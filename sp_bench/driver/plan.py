@@ -49,11 +49,11 @@ def trial_id(cell: str, replicate: int) -> str:
 def unsupported_reason(
     config: TrialConfig, num_gpus: int | None, host_bytes: int | None = None, num_hosts: int | None = 1
 ) -> str | None:
-    """Why this trial cannot run, naming what would work, or None.
+    """Why this trial cannot run and what would work; None if it can run.
 
     num_gpus: CUDA devices of a host; None without an NVIDIA driver.
-    host_bytes: its memory; None: that does not matter.
-    num_hosts: that this run has; None: as many as a trial asks for.
+    host_bytes: memory of a host; None: not checked.
+    num_hosts: hosts of this run; None: as many as the trial needs.
 
     Raises:
         ConfigError: options of the method that no shape could make valid.
@@ -92,7 +92,8 @@ def unsupported_reason(
 
 
 def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: float = math.inf) -> str | None:
-    """Why no machine could run it, though it had the GPUs, hosts, memory and packages that the trial asks for.
+    """Why no machine could run the trial, even with the GPUs, hosts, memory and packages that it needs; None if one
+    could.
 
     Raises:
         ConfigError: as `unsupported_reason`.
@@ -103,7 +104,7 @@ def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: 
 
 
 def resolve(config: TrialConfig) -> Resolved:
-    """What the method and the engine make of the config; known without running it."""
+    """The columns that follow from the config, its method and its engine without running it."""
     method, workload = methods.get(config.method.name), config.workload.name
     layout = method.layout(config.method, config.sp_size)
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
@@ -146,18 +147,18 @@ def _sharing_reason(config: TrialConfig) -> str | None:
     ranks, fabric = config.hardware.ranks_per_gpu, config.fabric
     if ranks == 1:
         return None
-    said = f"hardware.ranks_per_gpu={ranks}"
+    option = f"hardware.ranks_per_gpu={ranks}"
     if fabric.env.get("NCCL_NET") != "Socket":
-        return f"{said}: ranks of one GPU meet by sockets, not over fabric={fabric.name}; use fabric=socket"
+        return f"{option}: ranks of one GPU meet by sockets, not over fabric={fabric.name}; use fabric=socket"
     if config.num_nodes > 1:
-        return f"{said} is for one host, not for num_nodes={config.num_nodes}; use ranks_per_gpu=1"
+        return f"{option} is for one host, not for num_nodes={config.num_nodes}; use ranks_per_gpu=1"
     if config.workload.name == "collective":
-        return f"{said} leaves no times, and workload=collective has nothing else; use ranks_per_gpu=1"
+        return f"{option} leaves no times, and workload=collective has nothing else; use ranks_per_gpu=1"
     return None
 
 
 def _peer_access_reason(config: TrialConfig) -> str | None:
-    """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
+    """Copy engines move data from GPU to GPU whatever NCCL does, so rows must not name another fabric."""
     if config.method.exchange == "copy_engines" and config.num_nodes > 1:
         return (
             f"method.exchange=copy_engines goes from GPU to GPU of one host, not to num_nodes={config.num_nodes}; use "
@@ -174,7 +175,7 @@ def _peer_access_reason(config: TrialConfig) -> str | None:
 
 
 def _graph_reason(config: TrialConfig) -> str | None:
-    """What a CUDA graph cannot hold, or not safely."""
+    """Why a CUDA graph cannot hold the step safely, or None."""
     if config.workload.launch != "cuda_graph":
         return None
     if config.fabric.backend != "nccl":
@@ -211,8 +212,8 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
 
 
 def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float, warmup_s: float) -> str | None:
-    """Why a single step, or what warms up for it, would not end before its deadline even at best; None if they would,
-    or if the peak of the devices is not known."""
+    """Why a single step or its warm-up could not end before its deadline; None if they could, or if the peak of the
+    devices is not known."""
     if not config.workload.single_step or (one_step_s := step_s(config, device_name, BEST_SHARE)) is None:
         return None
     steps = config.workload.warmup_steps
@@ -230,7 +231,8 @@ def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: fl
 
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
-    """Only what by count cannot fit the host. Any other trial on GPUs runs, and may end as `oom`, which is a result."""
+    """Why the trial cannot fit the host, by exact count. Any other trial runs, and may end as `oom`, which is a
+    result."""
     needed = memory.needed_on_host_bytes(config)
     if host_bytes is None or needed <= host_bytes:
         return None

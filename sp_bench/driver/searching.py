@@ -172,7 +172,7 @@ def begin(searches: Sequence[Search], campaign: Campaign, machine: Machine) -> l
 
 def _limit(search: Search, campaign: Campaign, machine: Machine) -> tuple[int | None, str]:
     """The longest length to try, and why if that is not search.longest."""
-    asked, limits = campaign.settings.search.longest, []
+    given, limits = campaign.settings.search.longest, []
     if search.longest + search.multiple <= LONGEST:
         limits.append((search.longest, f"a pack has at most {MAX_DOCUMENTS:,} documents; see workload.document_len"))
     will_run_here = machine.gpus is not None or search.config.hardware.device == "cpu"
@@ -180,7 +180,7 @@ def _limit(search: Search, campaign: Campaign, machine: Machine) -> tuple[int | 
         # Where the host holds no length, the shortest is planned, and its row says what it needs.
         limits.append((on_host or search.shortest, "the memory of this host holds no more"))
     first = min(limits, default=None)
-    return first if first and first[0] < (asked or math.inf) else (asked, "")
+    return first if first and first[0] < (given or math.inf) else (given, "")
 
 
 def _tried(search: Search, campaign: Campaign) -> dict[Probe, str]:

@@ -1,5 +1,5 @@
-"""Loggers of experiments that hear of each row as it is committed. The rows stay what counts: a logger that fails is
-told of and left, and the sweep goes on.
+"""Loggers of experiments, which get each row as it is committed. The rows are what counts: after a logger fails, the
+sweep says so and goes on without it.
 """
 
 from collections.abc import Mapping
