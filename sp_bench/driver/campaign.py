@@ -46,8 +46,8 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A planned run: what a plan shows, and what a run begins with."""
+class _Plan:
+    """What `plan` shows, and what a run begins with."""
 
     campaign: Campaign
     machine: Machine
@@ -68,18 +68,18 @@ def planned(
     Raises:
         ConfigError: a config that no trial can have.
     """
-    return _begin(configs, settings, searches).shown
+    return _plan(configs, settings, searches).shown
 
 
-def _begin(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _Begun:
+def _plan(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _Plan:
     every = [*configs, *(search.config for search in searches)]
     machine = Machine(settings, hardware.gpus() if any(c.hardware.device == "cuda" for c in every) else None)
     require_devices(every, machine.gpus, settings)
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
     states = to_run.states(machine.plan(configs, settings.replicates), campaign)
-    begun = searching.begin(searches, campaign, machine)
-    return _Begun(campaign, machine, states, begun, notes(every, states, begun, campaign, machine))
+    searched = searching.begin(searches, campaign, machine)
+    return _Plan(campaign, machine, states, searched, notes(every, states, searched, campaign, machine))
 
 
 def run(
@@ -104,27 +104,25 @@ def run(
         StorageError: the folder cannot be written any more; committed rows stay.
         SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
     """
-    begun = _begin(configs, settings, searches)
-    campaign, searched = begun.campaign, begun.searches
+    plan = _plan(configs, settings, searches)
+    campaign, searched = plan.campaign, plan.searches
     if settings.plan_only:
         if as_json:
-            print(json.dumps(plan_as_json(*begun.shown), indent=1))
+            print(json.dumps(plan_as_json(*plan.shown), indent=1))
         else:
-            show_plan(*begun.shown)
+            show_plan(*plan.shown)
         return Counter()
-    for note in begun.notes:
+    for note in plan.notes:
         print(note)
 
-    trials = [state.trial for state in begun.states]
+    trials = [state.trial for state in plan.states]
     _require_planned(only or (), trials)
-    write_plan = partial(
-        _write_plan, campaign, trials, searched
-    )  # of all trials, so that `status` knows what is missing
-    write_plan()
-    states = [state for state in begun.states if only is None or state.trial.trial_id in only]
+    write_plan = partial(_write_plan, campaign, trials, searched)
+    write_plan()  # all trials, whatever `only` says, so that `status` knows what is missing
+    states = [state for state in plan.states if only is None or state.trial.trial_id in only]
     attempts = [state.next for state in states if state.next]
     before = [state.done for state in states if state.done]
-    found: list[str] = []  # by searches
+    found: list[str] = []  # a line for each search that ended
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
@@ -133,7 +131,7 @@ def run(
                 try:
                     to_launch = [*(each.trial.config for each in attempts), *(each.search.config for each in searched)]
                     hosts = held.enter_context(_joined(to_launch, campaign, signals))
-                    devices = _devices([*configs, *(each.search.config for each in searched)], begun.machine)
+                    devices = _devices([*configs, *(each.search.config for each in searched)], plan.machine)
                     driver = Driver(campaign, claims, signals, progress, devices, on_row, hosts)
                     progress.later = sum(len(each.ahead) for each in searched)
                     fill(attempts, driver)
