@@ -9,7 +9,7 @@ from sp_bench.cluster.file import PLACE, ClusterConfig
 from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError, shown
 
-NOTICE_S = 120  # before the time limit: how early the run is told, so that it records the running trial
+NOTICE_S = 120  # before the time limit the run gets a signal, so that it records the running trial
 _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@=,:-]+")  # in sbatch, % and \ stand for something else
 
 
@@ -24,7 +24,7 @@ def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder:
             f"sbatch cannot write its log to {shown(log)}: it reads blanks, quotes, % and the like as its own; use a "
             "results_root of letters, digits and _./+@=,:-"
         )
-    asked = {
+    directives = {
         "job-name": job_name,
         "account": cluster.account,
         "partition": cluster.partition,
@@ -40,7 +40,7 @@ def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder:
         "output": log,
         "open-mode": "append",  # a job that is started again continues its log, too
     }
-    lines = [f"#SBATCH --{key}={value}" for key, value in asked.items() if value is not None]
+    lines = [f"#SBATCH --{key}={value}" for key, value in directives.items() if value is not None]
     lines += ["#SBATCH --exclusive"] * cluster.exclusive
     lines += ["#SBATCH --requeue"]  # a preempted job waits again, and then goes on with what has no row
     lines += [f"cd {shlex.quote(str(folder))} || exit 1", *cluster.setup]

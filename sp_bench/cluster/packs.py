@@ -21,7 +21,7 @@ SLOWER = 2.0  # how much longer a trial may take than the slowest of its cell ha
 
 @dataclass(frozen=True)
 class Pack:
-    """What one job runs."""
+    """The trials of one job."""
 
     num_nodes: int
     gpus_per_node: int  # 0: its trials run on the CPU
@@ -72,9 +72,9 @@ def packs(
     return found
 
 
-def gpu_hours(of: Sequence[Pack]) -> float:
+def gpu_hours(packs: Sequence[Pack]) -> float:
     """GPU-hours that the packs ask for; they may end earlier."""
-    return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in of)
+    return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in packs)
 
 
 def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:

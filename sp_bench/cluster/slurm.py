@@ -12,7 +12,7 @@ _FIELDS = ("%i", "%T", "%M", "%R")  # of squeue: id, state, time used, nodes or 
 
 
 class NoAnswer(Exception):
-    """Slurm did not say what was asked; the message says why."""
+    """A program of Slurm gave no usable answer; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ def submit(text: str) -> int:
     Raises:
         NoAnswer: there is no sbatch, or it refuses.
     """
-    said = _answer(["sbatch", "--parsable"], text).strip()
-    if not (match := re.fullmatch(r"(\d+)(;\S*)?", said.splitlines()[-1] if said else "")):
-        raise NoAnswer(f"sbatch said {shown(repr(said))} instead of a job id")
+    answer = _answer(["sbatch", "--parsable"], text).strip()
+    if not (match := re.fullmatch(r"(\d+)(;\S*)?", answer.splitlines()[-1] if answer else "")):
+        raise NoAnswer(f"sbatch printed {shown(repr(answer))} instead of a job id")
     return int(match[1])
 
 

@@ -14,7 +14,7 @@ from sp_bench.cluster.file import ClusterConfig
 from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import campaign, identity, plan
+from sp_bench.driver import identity, plan, to_run
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration, number_of, plan_as_json
 from sp_bench.driver.settings import CampaignConfig
@@ -75,7 +75,7 @@ def submit(
 
 @dataclass(frozen=True)
 class Planned:
-    """What a submission would do."""
+    """The result of planning a submission."""
 
     trials: Sequence[Trial]
     statuses: Sequence[str | None]  # of each the status of the row that counts as done
@@ -88,13 +88,16 @@ class Planned:
         return [*lines, f"{_counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
 
     def as_json(self) -> dict[str, Any]:
-        told = plan_as_json(self.trials, self.statuses, [])
         described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
-        return told | {"packs": described, "gpu_hours": packs.gpu_hours(self.packs)}
+        return plan_as_json(self.trials, self.statuses, []) | {
+            "packs": described,
+            "gpu_hours": packs.gpu_hours(self.packs),
+        }
 
 
 def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Planned:
-    """What `submit` would do if no job waited or ran: the packs of the trials that `resume` would run. Asks no Slurm.
+    """The packs that `submit` would make if no job waited or ran, from the trials that `resume` would run. Starts no
+    program of Slurm.
 
     Raises:
         ConfigError: a config that no trial can have, or a trial that fits no job.
@@ -151,7 +154,7 @@ def _without_row(
     left = []
     for trial in trials:
         found = rows[trial.trial_id]
-        if all(campaign.next_attempt(row, trial, retrying) is not None for row in found):
+        if all(to_run.next_attempt(row, trial, retrying) is not None for row in found):
             left.append(trial)
     cells = {trial.cell_id for trial in left}
     slowest_s: dict[str, float] = {}
@@ -165,7 +168,7 @@ def _rows(trials: Sequence[Trial], folder: Path, cluster: ClusterConfig) -> Mapp
     """trial_id -> its latest row in each environment that a job of the cluster may have.
 
     The machine that submits may have another processor, and no GPU. So a device is one that rows of the campaign name,
-    or this machine's. Which packages a container has cannot be told here: with one, rows of any environment count.
+    or this machine's. Which packages a container has is not known here: with one, rows of any environment count.
     """
     found: dict[str, list[RowName]] = {trial.trial_id: [] for trial in trials}
     latest = store.latest(store.committed(folder)) if folder.is_dir() else {}
@@ -219,16 +222,16 @@ def _hand_over(
 ) -> list[int]:
     file = submissions.new_file(settings.folder)
     scripts = _scripts(found, settings, cluster, words, file)
-    said = {"cluster": cluster.name, "words": list(words)}
+    command = {"cluster": cluster.name, "words": list(words)}
     described = [_as_json(pack) for pack in found]
     job_ids: list[int] = []
     try:
         for folder in (file.parent, settings.folder / store.WORK / LOGS):
             folder.mkdir(parents=True, exist_ok=True)
-        submissions.write(file, said, described, job_ids)
+        submissions.write(file, command, described, job_ids)
         for pack, text in zip(found, scripts, strict=True):
             job_ids.append(slurm.submit(text))
-            submissions.write(file, said, described, job_ids)  # at once: a submission may be killed
+            submissions.write(file, command, described, job_ids)  # at once: a submission may be killed
             print(f"job {job_ids[-1]}: {_described(pack)}")
     except OSError as error:
         raise ConfigError(

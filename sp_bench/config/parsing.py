@@ -148,6 +148,10 @@ def _value(kind: Any, value: Any, path: str) -> Any:
             of: Prose = "strings" if item is str else "text, numbers, true or false"
             raise ConfigError(f"{path}={shown(repr(value))} must map names to {of}")
         return dict(value)
+    if origin is tuple:
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{path}={shown(repr(value))} must be a list of texts")
+        return tuple(value)
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path}={shown(repr(value))} must be a group of fields")
     return parse(kind, value, path)
@@ -162,7 +166,9 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
         return value
     if kind is float and type(value) is int:
         return float(value)
-    quote: Prose = f"; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
+    quote: Prose = (
+        f"; in a file quote it; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
+    )
     raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
 
 

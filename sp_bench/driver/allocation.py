@@ -1,4 +1,4 @@
-"""Which hosts this run has, by the environment of whoever started it: nobody, Slurm or torchrun."""
+"""The hosts of this run, from the variables that Slurm or torchrun set."""
 
 import os
 from collections.abc import Mapping

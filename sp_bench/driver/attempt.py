@@ -1,4 +1,4 @@
-"""One attempt at a trial becomes one row: who it is, what was asked for, and what came of it."""
+"""One attempt at a trial becomes one row: its identity, its options and its outcome."""
 
 import errno
 import json
@@ -6,12 +6,12 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
@@ -38,24 +38,42 @@ class Campaign:
 
     @property
     def work(self) -> Path:
-        """Where all lies that is not a row."""
+        """The folder of everything that is not a row."""
         return self.folder / store.WORK
 
-    def env_id(self, planned: Trial) -> str:
-        return identity.env_id(planned.config)
+    @property
+    def trials(self) -> Path:
+        """The folder with a folder for the ranks of each attempt."""
+        return self.work / "trials"
+
+    def env_id(self, trial: Trial) -> str:
+        return identity.env_id(trial.config)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A launch of a trial that has no row yet."""
+    """An attempt at a trial that has no row yet."""
 
-    planned: Trial
+    trial: Trial
     env_id: str
-    number: int  # launches of this trial that have rows
+    number: int  # 0 for the first attempt in this environment
 
     @property
     def key(self) -> str:
-        return f"{self.planned.trial_id}-{self.env_id}-{self.number}"
+        return f"{self.trial.trial_id}-{self.env_id}-{self.number}"
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """An attempt that this driver has claimed."""
+
+    attempt: Attempt
+    claim: Claim
+    folder: Path  # where its ranks work; never used again, since those of a driver that was given up may still write
+
+    @property
+    def trial(self) -> Trial:
+        return self.attempt.trial
 
 
 @dataclass(frozen=True)
@@ -67,14 +85,14 @@ class Driver:
     signals: Signals
     progress: Progress
     devices: tuple[str, ...]  # what its trials measure on, here
-    # is told of each row once it is committed, with the campaign
-    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
+    # called with the campaign's folder and each committed row
+    on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None
     nodes: Nodes | None = None  # all hosts of this run; None: this one
 
     @contextmanager
     def reserved(self, left: Sequence[Attempt]) -> Iterator[None]:
         """While open, no other run measures where these attempts may run."""
-        configs = [each.planned.config for each in left]
+        configs = [each.trial.config for each in left]
         num_nodes = max((config.num_nodes for config in configs), default=1)
         if self.nodes is None or num_nodes == 1:
             with devices.reserved(self.devices, self.signals.check, self.progress.note):
@@ -84,10 +102,11 @@ class Driver:
             with self.nodes.reserved(num_nodes, self.devices, kinds, self.signals.check, self.progress.note):
                 yield
 
-    def claim(self, attempt: Attempt) -> Claim | None:
+    def claim(self, attempt: Attempt) -> Claimed | None:
         """None: another driver has this attempt, or its row is there."""
-        key = (attempt.planned.trial_id, attempt.env_id, attempt.number)
-        return self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
+        key = (attempt.trial.trial_id, attempt.env_id, attempt.number)
+        claim = self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
+        return claim and Claimed(attempt, claim, self.campaign.trials / f"{attempt.key}.{claim.nonce}")
 
 
 WAYS_OUT: Mapping[int, str] = {
@@ -113,24 +132,14 @@ class StorageError(ConfigError):
 
 
 class EditedCode(ConfigError):
-    """Code was edited while a campaign ran. The message says whose, and the way out."""
+    """Code was edited while a campaign ran. The message names the trial and the way out."""
 
-    def __init__(self, planned: Trial, folder: Path) -> None:
+    def __init__(self, trial: Trial, folder: Path) -> None:
         super().__init__(
-            f"code of trial {planned.trial_id} ({planned.config.method.name}) was edited while this run went on, so it "
+            f"code of trial {trial.trial_id} ({trial.config.method.name}) was edited while this run went on, so it "
             f"has no row, which would name the older code. The rows in {folder} stay. Run the same words again: what "
             "the edit concerns is measured anew"
         )
-
-
-class Ended(NamedTuple):
-    """What an attempt's row says of it."""
-
-    status: str
-    reason: str | None
-    median_step_ms: float | None
-    flags: Sequence[str]
-    logs: Path | None  # the folder with those of its ranks, where a launch failed
 
 
 def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
@@ -140,29 +149,16 @@ def run_next(left: Sequence[Attempt], driver: Driver) -> list[Attempt]:
     One launch at a time runs on a machine, since two would disturb each other's times. Whatever becomes of one attempt,
     the next call goes on, in fresh processes if its own are gone.
     """
-    progress, done = driver.progress, []
     with driver.reserved(left):
         held = _claim_next(left, driver)
         if not held:
             return []
         devices.end_orphans()
-        progress.start(held[0][0].planned)
         try:
-            _require_unedited(held[0][0], driver.campaign)
-            with closing(_commit_each(held, driver)) as ends:
-                # ends first: it must hear that there are no more, to end what is left of the processes
-                for ended, (current, _), (following, _) in zip(ends, held, [*held[1:], held[-1]], strict=False):
-                    if ended is None:
-                        progress.refuse(current.planned)
-                    else:
-                        progress.finish(current.planned, *ended)
-                        done.append(current)
-                    if following is not current:
-                        progress.start(following.planned)  # in the same processes, if they are left
+            return _run_together(held, driver)
         finally:
-            for _, claim in held:
-                driver.claims.release(claim)
-    return done
+            for each in held:
+                driver.claims.release(each.claim)
 
 
 def _require_unedited(attempt: Attempt, campaign: Campaign) -> None:
@@ -170,60 +166,66 @@ def _require_unedited(attempt: Attempt, campaign: Campaign) -> None:
     Raises:
         EditedCode: the attempt's code is not what it was when it was planned.
     """
-    if identity.is_edited(attempt.planned.config, attempt.env_id):
-        raise EditedCode(attempt.planned, campaign.folder)
+    if identity.is_edited(attempt.trial.config, attempt.env_id):
+        raise EditedCode(attempt.trial, campaign.folder)
 
 
-def _claim_next(left: Sequence[Attempt], driver: Driver) -> list[tuple[Attempt, Claim]]:
-    """The first attempt to be had, and those that follow it and may run in its processes: not those of another
-    replicate, which is a launch of its own."""
-    held: list[tuple[Attempt, Claim]] = []
-    for current in left:
-        first = held[0][0].planned if held else current.planned
-        keys = [(process_key(each.config), each.replicate) for each in (first, current.planned)]
+def _claim_next(left: Sequence[Attempt], driver: Driver) -> list[Claimed]:
+    """The first attempt that can be claimed, and those after it that may run in its processes. An attempt of another
+    replicate may not."""
+    held: list[Claimed] = []
+    for attempt in left:
+        first = held[0].trial if held else attempt.trial
+        keys = [(process_key(each.config), each.replicate) for each in (first, attempt.trial)]
         if held and (not keys[0][0] or keys[0] != keys[1]):
             break
-        if claim := driver.claim(current):
-            held.append((current, claim))
+        if claimed := driver.claim(attempt):
+            held.append(claimed)
     return held
 
 
-def _commit_each(held: Sequence[tuple[Attempt, Claim]], driver: Driver) -> Generator[Ended | None, None, None]:
-    """Run attempts that share their processes, commit a row for each as it ends, and yield what it says; None for a row
-    that was refused, since another driver had taken the claim over.
+def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
+    """Run attempts in one set of processes and commit the row of each as it ends. Returns the attempts that got rows.
 
-    Ends after the first that is not ok: its processes are gone, and the rest have not run.
+    After the first that is not ok the processes are gone: the rest have not run.
 
     Raises:
-        Interrupted: a signal came; the attempt that ran is `preempted` if it says that the machine is taken away, else
+        Interrupted: a signal came. If it says that the machine is taken away, the attempt that ran is `preempted`; else
             it has no row.
         EditedCode: the code is not what it was when the attempts were planned.
         StorageError: the campaign cannot be written.
     """
-    watch = _Watch(driver)
-    _drop_leftovers(held, driver.campaign)
-    folders = [_folder(attempt, claim, driver.campaign) for attempt, claim in held]
-    trials = [(attempt.planned.config, folder) for (attempt, _), folder in zip(held, folders, strict=True)]
-    num_ended = 0
-    deadlines, replicate = driver.campaign.settings.deadlines, held[0][0].planned.replicate
+    campaign, progress, signals = driver.campaign, driver.progress, driver.signals
+    watch, done = _Watch(driver), []
+    _require_unedited(held[0].attempt, campaign)
+    _drop_leftovers(held, campaign)
+    trials = [(each.trial.config, each.folder) for each in held]
+    deadlines, replicate = campaign.settings.deadlines, held[0].trial.replicate
     with closing(launch.launch(trials, deadlines, watch.on_phase, replicate=replicate, nodes=driver.nodes)) as outcomes:
-        try:
-            for result in outcomes:
-                reach("trial_ended")
-                lost = driver.signals.taken_away and result.status != "ok"  # its ranks may hear the signal first
-                outcome = watch.preempted() if lost else result
-                _require_unedited(held[num_ended][0], driver.campaign)
-                num_ended += 1
-                yield _commit(*held[num_ended - 1], driver, outcome)
-                watch.begin()
-        except Interrupted:
-            if driver.signals.taken_away and num_ended < len(held):
-                yield _commit(*held[num_ended], driver, watch.preempted())
-            raise
+        for current in held:
+            progress.start(current.trial)
+            watch.begin()
+            try:
+                outcome = next(outcomes, None)
+            except Interrupted:
+                if signals.taken_away:
+                    _commit(current, watch.preempted(), driver)
+                raise
+            if outcome is None:  # the processes are gone
+                break
+            reach("trial_ended")
+            if signals.taken_away and outcome.status != "ok":  # its ranks may get the signal first
+                outcome = watch.preempted()
+            _require_unedited(current.attempt, campaign)
+            if _commit(current, outcome, driver):
+                done.append(current.attempt)
+            else:
+                progress.refuse(current.trial)
+    return done
 
 
 class _Watch:
-    """What is known of the attempt that runs, should it be taken away."""
+    """The phase and the start of the attempt that runs, for its row should the machine be taken away."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -248,56 +250,55 @@ class _Watch:
         )
 
 
-def refuse(attempt: Attempt, driver: Driver) -> Ended | None:
-    """Commit the row of a trial that cannot run; nothing is launched. None: another driver does or did so."""
-    claim = driver.claim(attempt)
-    if claim is None:
-        return None
-    outcome = Outcome("unsupported", "plan", attempt.planned.unsupported_reason, started_at=datetime.now(UTC))
-    return _commit(attempt, claim, driver, outcome)
+def refuse(attempt: Attempt, driver: Driver) -> bool:
+    """Commit the row of a trial that cannot run; nothing is launched. False: another driver does or did so."""
+    claimed = driver.claim(attempt)
+    if claimed is None:
+        return False
+    outcome = Outcome("unsupported", "plan", attempt.trial.unsupported_reason, started_at=datetime.now(UTC))
+    return _commit(claimed, outcome, driver)
 
 
-def _folder(attempt: Attempt, claim: Claim, campaign: Campaign) -> Path:
-    """Where the attempt's ranks work: its own, since those of a driver that was given up may still write to theirs."""
-    return campaign.work / "trials" / f"{attempt.key}.{claim.nonce}"
-
-
-def _drop_leftovers(held: Sequence[tuple[Attempt, Claim]], campaign: Campaign) -> None:
+def _drop_leftovers(held: Sequence[Claimed], campaign: Campaign) -> None:
     """Remove what interrupted launches of these attempts left, but for records, which a message may have named."""
-    keys = {attempt.key for attempt, _ in held}
-    parent = campaign.work / "trials"
-    for name in os.listdir(parent) if parent.exists() else ():
-        if name.partition(".")[0] in keys and not (parent / name / handover.RECORD).exists():
-            shutil.rmtree(parent / name)
+    keys = {each.attempt.key for each in held}
+    for name in os.listdir(campaign.trials) if campaign.trials.exists() else ():
+        if name.partition(".")[0] in keys and not (campaign.trials / name / handover.RECORD).exists():
+            shutil.rmtree(campaign.trials / name)
 
 
-def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) -> Ended | None:
-    campaign, config = driver.campaign, attempt.planned.config
+def _commit(claimed: Claimed, outcome: Outcome, driver: Driver) -> bool:
+    """Make the attempt's row part of the campaign and show it. False: another driver has taken the claim over, so the
+    row is refused.
+
+    Raises:
+        StorageError: the campaign cannot be written.
+    """
+    campaign, config = driver.campaign, claimed.trial.config
     if outcome.environment is None and outcome.phase != "plan":
         environment = hardware.environment(config.hardware.device, ranks.environment(config))
         outcome = replace(outcome, environment=environment)
-    row = _row(attempt, campaign, outcome).columns()
+    row = _row(claimed.attempt, campaign, outcome).columns()
     try:
-        driver.claims.commit(claim, row, campaign.folder)
+        driver.claims.commit(claimed.claim, row, campaign.folder)
     except LostClaim:
-        return None
+        return False
     except OSError as error:
-        kept = _keep(row, attempt.key, _folder(attempt, claim, campaign))
-        raise StorageError(campaign.folder, error, kept) from error
+        raise StorageError(campaign.folder, error, _keep(row, claimed)) from error
     finally:
-        driver.claims.release(claim)
-    driver.hear(campaign.folder, row)
-    logs = None if outcome.status == "ok" or outcome.phase == "plan" else _folder(attempt, claim, campaign)
-    measured = outcome.measured
-    return Ended(outcome.status, outcome.reason, measured.get("median_step_ms"), measured.get("flags") or (), logs)
+        driver.claims.release(claimed.claim)
+    driver.on_row(campaign.folder, row)
+    has_logs = outcome.status != "ok" and outcome.phase != "plan"
+    driver.progress.finish(claimed.trial, outcome, claimed.folder if has_logs else None)
+    return True
 
 
-def _keep(row: Mapping[str, Any], key: str, trial_folder: Path) -> str:
-    """Where the record of a trial whose row cannot be committed is, in words; writes it if it is nowhere yet."""
-    record = trial_folder / handover.RECORD
+def _keep(row: Mapping[str, Any], claimed: Claimed) -> str:
+    """Says where the record of a trial is whose row cannot be committed. Writes it if it is nowhere yet."""
+    record = claimed.folder / handover.RECORD
     if record.exists():  # rank 0 wrote it, whole
         return f"; the record of the trial that just ended is in {record}"
-    spool = Path(tempfile.gettempdir()) / f"sp_bench-{key}.json"
+    spool = Path(tempfile.gettempdir()) / f"sp_bench-{claimed.attempt.key}.json"
     try:
         spool.write_text(json.dumps(row, default=str))
     except OSError as error:
@@ -306,19 +307,19 @@ def _keep(row: Mapping[str, Any], key: str, trial_folder: Path) -> str:
 
 
 def _row(attempt: Attempt, campaign: Campaign, outcome: Outcome) -> Row:
-    planned = attempt.planned
+    trial = attempt.trial
     named = Identity(
         campaign=campaign.settings.campaign,
-        cell_id=planned.cell_id,
-        trial_id=planned.trial_id,
+        cell_id=trial.cell_id,
+        trial_id=trial.trial_id,
         env_id=attempt.env_id,
-        core_id=identity.core_id(planned.config.hardware.device),
-        method_source=identity.method_source(planned.config.method.name),
-        replicate=planned.replicate,
+        core_id=identity.core_id(trial.config.hardware.device),
+        method_source=identity.method_source(trial.config.method.name),
+        replicate=trial.replicate,
         attempt=attempt.number,
-        order_index=planned.order_index,
+        order_index=trial.order_index,
         order_seed=campaign.settings.order_seed,
         git_sha=campaign.git_sha,
         git_dirty=campaign.git_dirty,
     )
-    return Row(named, planned.config, resolve(planned.config), outcome)
+    return Row(named, trial.config, resolve(trial.config), outcome)

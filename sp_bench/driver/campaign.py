@@ -13,22 +13,22 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from sp_bench import hardware
-from sp_bench.config.documents import MULTIPLE, from_text
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, derived, nodes, plan
-from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
+from sp_bench.driver import allocation, nodes, searching, to_run
+from sp_bench.driver.attempt import Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
-from sp_bench.driver.device_time import minutes, trial_s
-from sp_bench.driver.filling import RETRIED, fill, latest_rows, next_attempt
+from sp_bench.driver.filling import fill
 from sp_bench.driver.machine import Machine
+from sp_bench.driver.notes import notes
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, layout, number_of, plan_as_json, search_names, show_plan, summary
+from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary
 from sp_bench.driver.search import Search
-from sp_bench.driver.searching import Begun, Searching, begin
+from sp_bench.driver.searching import Searching
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.rows import plans, store
+from sp_bench.driver.to_run import RETRIED, TrialState
+from sp_bench.rows import plans
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained
 
@@ -37,7 +37,7 @@ class Reporter(Protocol):
     """Makes the report of a campaign's folder. The command line brings it, since the driver draws nothing."""
 
     def effort(self, folder: Path) -> str:
-        """Which part of the campaign's wall time was measurement, over all its runs; empty without rows."""
+        """Says how much of the campaign's wall time was measurement, over all its runs; empty without rows."""
         ...
 
     def build(self, folder: Path) -> Iterable[str]:
@@ -46,57 +46,40 @@ class Reporter(Protocol):
 
 
 @dataclass(frozen=True)
-class _State:
-    """What a campaign is before a run begins."""
+class _Plan:
+    """What `plan` shows, and what a run begins with."""
 
     campaign: Campaign
     machine: Machine
-    trials: list[Trial]
-    rows: list[RowName | None]  # of each trial the latest
-    numbers: list[int | None]  # of each trial its next attempt; None: it is done
+    states: list[TrialState]
+    searches: list[Searching]
     notes: list[str]
 
     @property
     def shown(self) -> tuple[list[Trial], list[str | None], list[str]]:
-        """The trials, of each the status that counts as done, and what to tell beside them."""
-        pairs = zip(self.rows, self.numbers, strict=True)
-        return self.trials, [row.status if row and number is None else None for row, number in pairs], self.notes
+        return [state.trial for state in self.states], [state.done for state in self.states], self.notes
 
 
 def planned(
     configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search] = ()
 ) -> tuple[list[Trial], list[str | None], list[str]]:
-    """What `run` would do: the trials, of each the status of the row that counts as done, and what to tell beside them.
+    """What `run` would do: the trials, the status of each that is done, and lines of notes.
 
     Raises:
         ConfigError: a config that no trial can have.
     """
-    return _state(configs, settings, searches).shown
+    return _plan(configs, settings, searches).shown
 
 
-def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _State:
+def _plan(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Sequence[Search]) -> _Plan:
     every = [*configs, *(search.config for search in searches)]
-    kinds = {config.hardware.device for config in every}
-    machine = Machine(settings, hardware.gpus() if "cuda" in kinds else None)
+    machine = Machine(settings, hardware.gpus() if any(c.hardware.device == "cuda" for c in every) else None)
     require_devices(every, machine.gpus, settings)
     require_contained(settings.folder)
     campaign = Campaign(settings, settings.folder, *hardware.git_state())
-    trials = machine.plan(configs, settings.replicates)
-    rows = latest_rows(trials, campaign)
-    numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
-    num_cores = len(os.sched_getaffinity(0))
-    notes = [f"warning: {words}" for words in plan.warnings(trials, num_cores, machine.smallest_gpu_bytes)]
-    notes += [f"warning: {words}" for words in (*plan.slow_updates(every), *plan.inherited(every, os.environ))]
-    notes += _measured_elsewhere([trial for trial, row in zip(trials, rows, strict=True) if row is None], campaign)
-    notes += _unknown_rates(trials, machine.gpus)
-    notes += _of_packs(trials)
-    names = search_names([search.config for search in searches])
-    begun = [begin(search, campaign, machine) for search in searches]
-    for name, each in zip(names, begun, strict=True):
-        notes.append(f"search: {name}: {each.words}")
-        notes += [f"warning: search: {name}: {words}" for words in each.refusals]
-    notes += _device_time(trials, numbers, begun, machine)
-    return _State(campaign, machine, trials, rows, numbers, notes)
+    states = to_run.states(machine.plan(configs, settings.replicates), campaign)
+    searched = searching.begin(searches, campaign, machine)
+    return _Plan(campaign, machine, states, searched, notes(every, states, searched, campaign, machine))
 
 
 def run(
@@ -107,56 +90,56 @@ def run(
     *,
     as_json: bool = False,
     only: Collection[str] | None = None,
-    hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
+    on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
     the campaign may share the work. Returns how many trials ended in which status, by their latest rows.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
-    this run is for, such as those of one job; None: all. `hear` is told of each row that this run commits.
+    this run is for, such as those of one job; None: all. `on_row` is called with each row that this run commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
         StorageError: the folder cannot be written any more; committed rows stay.
         SystemExit: 128 and the number of the signal that ended the run, as in shells; committed rows stay.
     """
-    state = _state(configs, settings, searches)
-    trials, rows, numbers, campaign, machine = state.trials, state.rows, state.numbers, state.campaign, state.machine
+    plan = _plan(configs, settings, searches)
+    campaign, searched = plan.campaign, plan.searches
     if settings.plan_only:
         if as_json:
-            print(json.dumps(plan_as_json(*state.shown), indent=1))
+            print(json.dumps(plan_as_json(*plan.shown), indent=1))
         else:
-            show_plan(*state.shown)
+            show_plan(*plan.shown)
         return Counter()
-    for note in state.notes:
+    for note in plan.notes:
         print(note)
-    _require_planned(only or (), trials)
 
-    searching = Searching(searches, campaign, machine)
-    write_plan = partial(_write_plan, campaign, list(trials), searching)
-    write_plan()
-    if only is not None:  # the plan beside the rows is of all, so that `status` and reports know what is missing
-        kept = [n for n, trial in enumerate(trials) if trial.trial_id in only]
-        trials, rows, numbers = [trials[n] for n in kept], [rows[n] for n in kept], [numbers[n] for n in kept]
-    attempts = [Attempt(t, campaign.env_id(t), n) for t, n in zip(trials, numbers, strict=True) if n is not None]
-    before = [row.status for row, number in zip(rows, numbers, strict=True) if row and number is None]
-    on_cpu = any(c.hardware.device == "cpu" for c in [*configs, *(search.config for search in searches)])
-    devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
+    trials = [state.trial for state in plan.states]
+    _require_planned(only or (), trials)
+    write_plan = partial(_write_plan, campaign, trials, searched)
+    write_plan()  # all trials, whatever `only` says, so that `status` knows what is missing
+    states = [state for state in plan.states if only is None or state.trial.trial_id in only]
+    attempts = [state.next for state in states if state.next]
+    before = [state.done for state in states if state.done]
+    found: list[str] = []  # a line for each search that ended
     try:
         with Claims(campaign.work / FOLDER) as claims:
             killed = interrupted = False
-            planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()
-            with signals, Progress([each.planned for each in attempts], before) as progress, ExitStack() as held:
+            with signals, Progress([each.trial for each in attempts], before) as progress, ExitStack() as held:
                 try:
-                    asked = [*(each.planned.config for each in attempts), *(search.config for search in searches)]
-                    hosts = held.enter_context(_joined(asked, campaign, signals))
-                    driver = Driver(campaign, claims, signals, progress, devices, hear, hosts)
-                    left = searching.left()
-                    progress.later = sum(left)
+                    to_launch = [*(each.trial.config for each in attempts), *(each.search.config for each in searched)]
+                    hosts = held.enter_context(_joined(to_launch, campaign, signals))
+                    devices = _devices([*configs, *(each.search.config for each in searched)], plan.machine)
+                    driver = Driver(campaign, claims, signals, progress, devices, on_row, hosts)
+                    progress.later = sum(len(each.ahead) for each in searched)
                     fill(attempts, driver)
-                    searching.run(driver, left, planned.keys(), write_plan)
+                    counted = {state.trial.trial_id for state in states}
+                    for number, each in enumerate(searched, 1):
+                        progress.later = sum(len(later.ahead) for later in searched[number:])
+                        found.append(f"longest: {each.name}: {each.run(driver, counted, write_plan).words}")
+                        write_plan()
                 except Interrupted:
                     interrupted = True
                 except KeyboardInterrupt:  # a second Ctrl-C: stop at once
@@ -164,11 +147,15 @@ def run(
             if not killed:
                 effort = reporter.effort(campaign.folder) if reporter else ""
                 print(summary(campaign.folder, progress, effort, interrupted=interrupted))
-                for line in searching.said:
+                for line in found:
                     print(line)
-                if interrupted and (unended := searching.unended):
-                    print(f"{unended} of {len(searches)} searches did not end; the words of this run go on with them")
-            latest = [row for row in latest_rows([*(planned | searching.probed).values()], campaign) if row]
+                if interrupted and (unended := [each for each in searched if not (each.edge and each.edge.ended)]):
+                    print(
+                        f"{len(unended)} of {len(searched)} searches did not end; the words of this run go on with them"
+                    )
+            ran = {state.trial.trial_id: state.trial for state in states}
+            ran |= {key: trial for each in searched for key, trial in each.probed.items()}
+            latest = [state.latest for state in to_run.states([*ran.values()], campaign) if state.latest]
             _say_how_to_retry(latest, settings.max_attempts)
             if killed or interrupted:
                 raise SystemExit(signals.exit_code)
@@ -182,19 +169,25 @@ def run(
         raise StorageError(campaign.folder, error) from error
 
 
+def _devices(configs: Sequence[TrialConfig], machine: Machine) -> tuple[str, ...]:
+    """The devices that trials measure on here: the processors as `cpu`, and GPUs by their UUIDs."""
+    on_cpu = any(config.hardware.device == "cpu" for config in configs)
+    return ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
+
+
 def _joined(
-    asked: Sequence[TrialConfig], campaign: Campaign, signals: Signals
+    configs: Sequence[TrialConfig], campaign: Campaign, signals: Signals
 ) -> AbstractContextManager[nodes.Nodes | None]:
-    """All hosts of this run, while open; None where it needs no other host."""
+    """While open, all hosts of this run have joined it; yields None if it needs no other host."""
     hosts = allocation.here()
-    needed = hosts.by == "torchrun" or max((config.num_nodes for config in asked), default=1) > 1
+    needed = hosts.by == "torchrun" or max((config.num_nodes for config in configs), default=1) > 1
     if hosts.num_hosts == 1 or not needed:  # what torchrun started waits for a driver, needed or not
         return nullcontext()
     own = hardware.environment("cuda", os.environ)
     return nodes.joined(hosts, campaign.folder, own, signals.check)
 
 
-def _write_plan(campaign: Campaign, trials: Sequence[Trial], searching: Searching) -> None:
+def _write_plan(campaign: Campaign, trials: Sequence[Trial], searches: Sequence[Searching]) -> None:
     """Make the campaign's folder, and write what is planned, and known of searches, beside its rows.
 
     Raises:
@@ -205,9 +198,10 @@ def _write_plan(campaign: Campaign, trials: Sequence[Trial], searching: Searchin
         with tempfile.TemporaryFile(dir=campaign.folder):
             pass
         planned = [PlannedTrial(t.trial_id, campaign.env_id(t), t.config.method.name) for t in trials]
-        ended = {name: edge is not None and edge.ended for name, edge in searching.edges.items()}
-        brackets = {name: edge.words for name, edge in searching.edges.items() if edge}
-        plans.write(campaign.folder, planned, ended, searching.probed, brackets)
+        ended = {each.name: each.edge is not None and each.edge.ended for each in searches}
+        brackets = {each.name: each.edge.words for each in searches if each.edge}
+        probed = [key for each in searches for key in each.probed]
+        plans.write(campaign.folder, planned, ended, probed, brackets)
     except OSError as error:
         raise ConfigError(
             f"cannot write results to {campaign.folder}: {error.strerror}; see results_root and campaign"
@@ -215,7 +209,7 @@ def _write_plan(campaign: Campaign, trials: Sequence[Trial], searching: Searchin
 
 
 def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
-    """Refuse words of another sweep than that whose trials are asked for."""
+    """Refuse the words of another sweep than the one that the pack is from."""
     if unknown := set(only) - {trial.trial_id for trial in trials}:
         raise ConfigError(
             f"{len(unknown)} of the {len(only)} trials of the pack are not in this plan of {len(trials)}, such as "
@@ -224,7 +218,7 @@ def _require_planned(only: Collection[str], trials: Sequence[Trial]) -> None:
 
 
 def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None, settings: CampaignConfig) -> None:
-    """Refuse hardware that is not in this machine: rows name the hardware that was asked for.
+    """Refuse hardware that is not in this machine, since rows name the hardware by its option.
 
     Without an NVIDIA driver, a plan can still be shown, and trials on the CPU can run.
     """
@@ -242,72 +236,6 @@ def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None,
                 f"hardware={kind}, but this machine has {model}; use hardware=device, or the file of conf/hardware of "
                 "that name"
             )
-
-
-def _unknown_rates(trials: Sequence[Trial], found: hardware.Gpus | None) -> list[str]:
-    """A line for each kind of GPU here whose peak rate no datasheet told us, for the dtypes that are asked for."""
-    dtypes = sorted({trial.config.dtype for trial in trials if trial.config.hardware.device == "cuda"})
-    models = sorted({gpu.name for gpu in found.devices}) if found else []
-    return [
-        f"warning: no peak rate of {model} in {dtype} is known: mfu and hfu are null"
-        for model, dtype in itertools.product(models, dtypes)
-        if hardware.peak_flops(model, dtype) is None
-    ]
-
-
-def _of_packs(trials: Sequence[Trial]) -> list[str]:
-    """A line for each pack of documents and number of ranks: what is in it, and how unevenly methods cut its work."""
-    found: dict[tuple[str, tuple[int, ...]], dict[str, None]] = {}
-    for config in {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values():
-        pack = derived.of_documents(config)
-        if pack and config.sp_size > 1:
-            of_seed = f" of seed {config.seed}" if config.workload.packing == "lognormal" else ""
-            what = (
-                f"pack{of_seed} of {config.seq_len:,} tokens: {pack['num_documents']} documents, "
-                f"{pack['median_document']:,.0f} tokens in median, {pack['longest_document']:,} at most"
-                f"{_left_out(config)}; attention of the busiest of {config.sp_size} ranks over the mean"
-            )
-            share = f"{config.method.name} {layout(config)} {pack['flops_imbalance']:.2f}"
-            found.setdefault((what, config.documents(config.seq_len)), {})[share] = None
-    return [f"{what}: {', '.join(shares)}" for (what, _), shares in found.items()]
-
-
-def _left_out(config: TrialConfig) -> str:
-    """What of a list of documents is beyond the end of the pack."""
-    lens = config.workload.document_lens
-    beyond = sum(from_text(lens)) - config.seq_len if lens is not None else 0
-    return f" (the list has {beyond:,} tokens more, which are left out)" if beyond >= MULTIPLE else ""
-
-
-def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> list[str]:
-    """A line that says why trials run although the campaign has rows of them; none where it has none."""
-    asked = {trial.trial_id: campaign.env_id(trial) for trial in without_row}
-    committed = store.committed(campaign.folder)  # another run may have added rows of this environment meanwhile
-    found = {row.trial_id for row in committed if asked.get(row.trial_id, row.env_id) != row.env_id}
-    if not found:
-        return []
-    return [
-        f"{number_of(len(found))} of {len(asked):,} to run had been measured before, but with other libraries, on "
-        "another device or with other code. Those rows stay; a report shows the newest of each cell"
-    ]
-
-
-def _device_time(
-    trials: Sequence[Trial], numbers: Sequence[int | None], begun: Sequence[Begun], machine: Machine
-) -> list[str]:
-    """How long what is left would keep GPUs busy. Without GPUs here, as on a login node, what any machine could run
-    counts."""
-    left = [trial for trial, number in zip(trials, numbers, strict=True) if number is not None]
-    cells = {trial.cell_id: trial.config for trial in left}  # of which replicates are many
-    refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
-    asked = [trial.config for trial in left if refused[trial.cell_id] is None]
-    listed = [seconds for config in asked if (seconds := trial_s(config, machine.device_name)) is not None]
-    searched = [seconds for each in begun if (seconds := each.left_s)]
-    if not listed and not searched:
-        return []
-    counts = [number_of(len(listed))] if listed else []
-    counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
-    return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]
 
 
 def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:

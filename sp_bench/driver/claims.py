@@ -1,9 +1,9 @@
-"""Which driver runs which attempt, when several fill one campaign; and how its row becomes part of the campaign.
+"""Claims: they decide which driver runs which attempt if several fill one campaign, and how its row is committed.
 
 A claim is a directory in `_work/claims`: `<trial_id>-<env_id>-<attempt>.<owner>.<nonce>`. os.mkdir makes it and names
 its owner in one step, its mtime is the owner's heartbeat, and no name is ever used twice. So
 
-- no two drivers run one attempt: each makes its directory first and lists all of them after, and who came second sees
+- no two drivers run one attempt: each makes its directory first and lists all of them after, and the second sees
   the first and lets go;
 - a dead owner blocks nobody: its directory is renamed away;
 - no attempt is committed twice: the row's file lies inside the directory until one os.replace moves it to the campaign
@@ -11,7 +11,7 @@ its owner in one step, its mtime is the owner's heartbeat, and no name is ever u
   was only slow is refused. If the slow driver committed first, the new owner finds that row
   once its claim holds, and stops.
 
-Needs of the file system only that mkdir and rename are atomic.
+The file system must only have an atomic mkdir and rename.
 """
 
 import errno
@@ -109,7 +109,7 @@ class Claims:
         reach("claim_released")
 
     def holders(self) -> list[str]:
-        """Who else holds claims, for people to read."""
+        """The other processes that hold claims, for people to read."""
         others = {claim.owner for claim in listed(self.folder) if claim.owner != self._owner}
         return sorted(f"process {other.pid} on {other.host}" for other in others)
 
@@ -139,7 +139,7 @@ class Claims:
             return True  # released meanwhile
 
     def _now(self) -> float:
-        """By the clock that sets the heartbeats: the file system's, which may be another machine's."""
+        """The time by the clock that sets the heartbeats: the file system's, which may be another machine's."""
         os.utime(self.folder)
         return _modified(self.folder)
 
@@ -155,12 +155,12 @@ class Claims:
     def _beat(self) -> None:
         while not self._closed.wait(HEARTBEAT_S):
             for path in tuple(self._held):
-                with suppress(OSError):  # taken over: `commit` tells. Any other trouble: the next beat tries again
+                with suppress(OSError):  # taken over: `commit` raises. After any other error the next beat tries again
                     os.utime(path)
 
 
 def listed(folder: Path) -> Iterator[Claim]:
-    """All claims in a folder, whoever made them; those of the dead too."""
+    """All claims in a folder, those of dead owners included."""
     for name in os.listdir(folder):
         if (match := _NAME.fullmatch(name)) and (who := owner.parse(name[len(match["key"]) + 1 :])):
             yield Claim(folder / name, match["key"], who, match["nonce"])
@@ -176,7 +176,7 @@ def _modified(path: Path) -> float:
 
 
 def _bury(claim: Claim) -> None:
-    """From here on the claim is void, whoever else does the same at the same time."""
+    """Make a claim void. Several processes may do so at the same time."""
     with suppress(FileNotFoundError):
         os.rename(claim.path, gone := claim.path.with_name(claim.path.name + GONE))
         reach("claim_taken_over")

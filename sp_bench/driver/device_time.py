@@ -1,15 +1,15 @@
-"""About how long trials keep GPUs busy, for `plan`: so that a sweep is cut to what can be borrowed. Pure.
+"""Estimates how long trials keep GPUs busy, so that `plan` shows whether a sweep fits the time one has. Pure.
 
-Of 51 committed campaigns of GPUs 46 took half to twice as long as this: shares of the peak differ by kernel and length,
-and trials that compile take longer.
+46 of 51 committed GPU campaigns took half to twice as long as estimated. Shares of the peak differ by kernel and
+length, and trials that compile take longer.
 """
 
 from sp_bench import hardware, methods
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.driver.derived import flops
 
-# What steps reach of the devices' peak: two shares for two purposes. By the likely one GPUs are borrowed; by the best
-# one a trial is refused, and none that would have ended in time may be.
+# The share of the devices' peak that steps reach, for two purposes. The likely share estimates how long GPUs are
+# needed. The best share refuses trials, and must refuse none that would have ended in time.
 LIKELY_SHARE = 0.4  # the median of committed rows is 0.41 for attention and 0.52 for steps of fsdp2
 BEST_SHARE = 0.6  # of a step of minutes, nearly all attention, on the fastest kernel here
 # Seconds beside the steps, in fresh processes and in a warm group: about the medians of committed rows.
@@ -17,12 +17,13 @@ BESIDE_S = {"attention": (20, 3), "fsdp2": (40, 12), "other engines": (60, 36)}
 
 
 def peak_device(config: TrialConfig, device_name: str | None) -> str:
-    """Whose peak rate counts. device_name: of the GPUs here; None: what `hardware` is called."""
+    """The name of the device whose peak rate is used: that of the GPUs here, or without any, the one that `hardware`
+    names."""
     return device_name or f"{config.hardware.name.upper()} SXM"
 
 
 def step_s(config: TrialConfig, device_name: str | None, share: float) -> float | None:
-    """Seconds of one step at a share of the peak; None: not on GPUs, no FLOPs to count, or no peak is known."""
+    """Seconds of one step at a share of the peak. None on the CPU, without FLOPs to count, or if no peak is known."""
     workload = config.workload
     peak = hardware.peak_flops(peak_device(config, device_name), config.dtype)
     if config.hardware.device != "cuda" or workload.name not in ("attention", *TRAINING) or peak is None:
@@ -32,11 +33,11 @@ def step_s(config: TrialConfig, device_name: str | None, share: float) -> float 
 
 
 def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
-    """Of one trial, as is likely; None: not on GPUs, or nothing says."""
+    """Likely seconds of one trial; None as for `step_s`."""
     workload = config.workload
     if (one_step_s := step_s(config, device_name, LIKELY_SHARE)) is None:
         return None
-    # beside them the counted one, the proof at the timed length and the arms
+    # 3: the step that the ledger counts, the proof at the timed length, and the arms
     steps = workload.warmup_steps + workload.timed_steps + (0 if workload.single_step else 3)
     kind = "attention" if workload.name == "attention" else config.engine.name
     fresh, warm = BESIDE_S.get(kind, BESIDE_S["other engines"])

@@ -1,4 +1,4 @@
-"""One measurement at a time on a device: a lock of this machine, and an end to all processes that a trial started.
+"""One measurement at a time on a device: a lock on this machine, and the end of all processes that a trial started.
 
 The lock holds for all runs of all users, whatever their campaigns.
 """
@@ -27,11 +27,11 @@ def reserved(devices: Sequence[str], check: Callable[[], None], say: Callable[[s
     """While open, no other run on this machine measures on any of the `devices`. The kernel frees what a killed run
     held.
 
-    check: called while waiting; may raise. say: hears once what is waited for.
+    check: called while waiting; may raise. say: called once with what is waited for.
     """
     with ExitStack() as held:
         for device in sorted(devices):  # all runs in one order, so that no two wait for each other
-            with _locked(f"{device}.next", check, say):  # who waits gets the device before who had it last
+            with _locked(f"{device}.next", check, say):  # a waiting run gets the device before the run that had it last
                 held.enter_context(_locked(device, check, say))
         yield
 

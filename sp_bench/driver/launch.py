@@ -1,5 +1,5 @@
-"""Launches trials: starts a process per rank, and watches them under a deadline per phase. `verdict` says how they
-ended, and `record_check` whether what they handed over can be believed.
+"""Launches trials: starts a process per rank, and watches them under a deadline per phase. `verdict` decides how they
+ended, and `record_check` whether their record can be true.
 
 Several trials may share the processes of one launch. This file knows the worker by its module name only, never imports
 torch and never touches a device.
@@ -27,7 +27,7 @@ from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
 UNEQUAL_NODES = "unequal_nodes"  # the flag of a row whose hosts differ in processors, GPUs, drivers or packages
-ECHO_S = 0.5  # how long the peers of a failed rank may go on, so that they can say what they saw of it
+ECHO_S = 0.5  # how long the peers of a failed rank may go on, to report their own errors
 FAILURE_GRACE_S = 10.0  # how long all ranks may take to end after the first failure
 MAX_LOG_BYTES, LOG_HEAD_BYTES, LOG_TAIL_BYTES = 4 * 2**20, 2**20, 2**20
 
@@ -42,7 +42,7 @@ def launch(
     replicate: int = 0,
     nodes: Nodes | None = None,
 ) -> Generator[Outcome, None, None]:
-    """Run trials one after another in one set of processes, each in its own new folder; yield what came of each.
+    """Run trials one after another in one set of processes, each in its own new folder; yield the outcome of each.
 
     The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
     rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size,
@@ -100,7 +100,7 @@ def launch(
 
 
 def with_nodes(outcome: Outcome, environments: Sequence[Mapping[str, Any]]) -> Outcome:
-    """The outcome with what each host is and has, and with a doubt if they are not equal."""
+    """The outcome with the environment of each host, and a flag if hosts differ."""
     measured = {**outcome.measured, "node_environments": [dict(each) for each in environments]}
     if outcome.status == "ok" and any(_compared(each) != _compared(environments[0]) for each in environments[1:]):
         measured["flags"] = [*(measured.get("flags") or []), UNEQUAL_NODES]
@@ -108,7 +108,7 @@ def with_nodes(outcome: Outcome, environments: Sequence[Mapping[str, Any]]) -> O
 
 
 def _compared(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What equal hosts have in common."""
+    """The part of an environment that equal hosts have in common."""
     return {name: value for name, value in environment.items() if name not in ("hostname", "device_uuids", "env")}
 
 
@@ -176,7 +176,7 @@ class PhaseClock:
         return self._mark[0]
 
     def expired(self, events: Sequence[handover.Event], exits: Sequence[Exit], now: float) -> str | None:
-        """What is overdue at monotonic time `now`, or None."""
+        """Says which deadline has passed at monotonic time `now`; None if none has."""
         if self.failed_since is None and _any_rank_failed(events, exits):
             self.failed_since = now
         if self.failed_since is not None and now - self.failed_since > FAILURE_GRACE_S:
@@ -196,7 +196,7 @@ class PhaseClock:
 
 
 def _any_rank_failed(events: Sequence[handover.Event], exits: Sequence[Exit]) -> bool:
-    """Whether a rank has said so, exited with an error, or left before it was done."""
+    """Whether a rank has reported a failure, exited with an error, or left before it was done."""
     done = {e.rank for e in events if e.name == "done"}
     return any(e.name == "failed" for e in events) or any(e.code != 0 or e.rank not in done for e in exits)
 

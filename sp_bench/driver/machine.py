@@ -1,4 +1,4 @@
-"""What a run's trials find on this machine."""
+"""This machine, as a plan sees it: GPUs, memory, and which trials it can run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Machine:
         return self.gpus.devices[0].name if self.gpus and self.gpus.devices else None
 
     def gpu_bytes(self, config: TrialConfig) -> int | None:
-        """Of the smallest GPU here, or where none is, of one as `hardware` names it, if that is known."""
+        """Memory of the smallest GPU here. Without GPUs, that of the device that `hardware` names, if it is known."""
         return self.smallest_gpu_bytes or (None if self.gpus else hardware.device_bytes(peak_device(config, None)))
 
     def plan(self, configs: Sequence[TrialConfig], replicates: int) -> list[Trial]:
@@ -44,7 +44,8 @@ class Machine:
         )
 
     def refusal(self, config: TrialConfig) -> str | None:
-        """Why a trial would not run here, or without GPUs here, on any machine that has them."""
+        """Why a trial cannot run here, or None. Without GPUs here: why it could not run on any machine that has
+        them."""
         if self.device_name is None and config.hardware.device == "cuda":
             return plan.reason_anywhere(config, self.settings.deadlines.measure, self.settings.deadlines.warmup)
         (trial,) = self.plan([config], 1)

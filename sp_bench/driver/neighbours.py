@@ -1,8 +1,7 @@
-"""Whether anybody else worked on the machine while a trial was measured: the flag `foreign_load` of its row.
+"""The flag `foreign_load` of a row: other programs worked on the machine while the trial was measured.
 
-The lock of `devices` keeps our own runs apart. This sees the others: a notebook on the same GPU, a build on the same
-processors. It looks before the measured window and after it, and never inside it.
-"""
+The lock of `devices` keeps our own runs apart. This file looks for others: a notebook on the same GPU, a build on the
+same processors. It looks before the measured window and after it, and never inside it."""
 
 import os
 from pathlib import Path
@@ -53,7 +52,8 @@ class Neighbours:
 
 
 def foreign(before: Look, after: Look) -> bool:
-    """Whether others had processes on the GPUs at either look, or more than their share of the processors between."""
+    """Whether others had processes on the GPUs at either look, or used more than MAX_FOREIGN_SHARE of the processors
+    between."""
     possible_s = after.possible_s - before.possible_s
     others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
     return bool(before.processes or after.processes) or others_s > MAX_FOREIGN_SHARE * possible_s > 0
@@ -87,6 +87,6 @@ def _own() -> tuple[set[int], float]:
 
 
 def _others(pids: set[int], own: set[int]) -> int:
-    """How many of the processes on a GPU are not ours. In a container the driver may number them otherwise than we do:
-    then one is our rank."""
+    """How many of the processes on a GPU are not ours. In a container the NVIDIA driver may number processes
+    differently; then one of them is our rank."""
     return len(pids - own) if pids & own else max(0, len(pids) - 1)

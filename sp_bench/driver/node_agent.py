@@ -1,4 +1,4 @@
-"""The agent of one host: starts, watches and ends the ranks of this host, as the driver of the run on another says.
+"""The agent of one host: starts, watches and ends the ranks of this host, by orders of the driver on another.
 
 `python -m sp_bench.driver.node_agent FILE`, where srun starts it; under torchrun `sp-bench run` becomes it. Once the
 connection to the driver ends, whatever the reason, the ranks of this host end too.
@@ -27,14 +27,14 @@ from sp_bench.driver.ranks import Meeting, Ranks
 
 
 class DriverGone(Exception):
-    """The connection ended without a farewell."""
+    """The connection ended before the driver let go."""
 
 
 def serve(file: Path, node: int, address: str) -> int:
     """Serve the driver that `file` leads to, which is at `address`, until it lets go. Returns the exit code: 0, or 1 if
     there is no driver or it was lost."""
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)  # the driver hears them too, records what ran, and ends this
+        signal.signal(number, signal.SIG_IGN)  # the driver gets them too, records what ran, and ends this
     connection = _connect(file, node, address)
     if connection is None:
         print(f"sp-bench: no driver within {JOIN_LIMIT_S:.0f} s: {file} leads to none at {address}", file=sys.stderr)
@@ -48,7 +48,7 @@ def serve(file: Path, node: int, address: str) -> int:
             return 1
         except Exception as error:
             with suppress(OSError):
-                agent.say(said="failed", reason=f"{type(error).__name__}: {error}")
+                agent.send(event="failed", reason=f"{type(error).__name__}: {error}")
             raise
         finally:
             agent.end()
@@ -82,7 +82,7 @@ class _Agent:
         self._orders: queue.Queue[Mapping[str, Any]] = queue.Queue()
         self._driver_is_gone = threading.Event()
         self._ranks: Ranks | None = None
-        self._num_told = 0  # exits that the driver knows
+        self._num_reported = 0  # exits that the driver knows
         self._neighbours: Neighbours | None = None
         self._reserved = ExitStack()
         threading.Thread(target=self._read, name="driver", daemon=True).start()
@@ -93,7 +93,7 @@ class _Agent:
                 self._orders.put(json.loads(line))
         self._driver_is_gone.set()
 
-    def say(self, **words: Any) -> None:
+    def send(self, **words: Any) -> None:
         self._connection.sendall(json.dumps(words).encode() + b"\n")
 
     def serve(self) -> None:
@@ -131,27 +131,27 @@ class _Agent:
                 self._end_ranks()
                 self._tell_exits()
                 self._ranks = self._neighbours = None
-                self.say(said="ended", flags=flags)
+                self.send(event="ended", flags=flags)
 
     def _reserve(self, kinds: list[str]) -> None:
         found = hardware.gpus() if "cuda" in kinds else None
         own = [*("cpu",) * ("cpu" in kinds), *(gpu.uuid for gpu in (found.devices if found else ()))]
         self._reserved.enter_context(devices.reserved(own, self._require_driver, lambda words: None))
-        self.say(said="reserved")
+        self.send(event="reserved")
 
     def _start(self, order: Mapping[str, Any]) -> None:
         devices.end_orphans()
         config = parse(TrialConfig, order["config"])
-        self._ranks, self._num_told, self._neighbours = Ranks(), 0, Neighbours(config)
+        self._ranks, self._num_reported, self._neighbours = Ranks(), 0, Neighbours(config)
         meeting = Meeting(self._address, order["port"], None)
         folder = Path(order["folder"])
         self._ranks.start_node(self._node, order["command"], config, folder, devices.new_token(), meeting)
 
     def _tell_exits(self) -> None:
         if self._ranks is not None:
-            for each in self._ranks.exits[self._num_told :]:
-                self.say(said="exit", rank=each.rank, code=each.code, at=each.at)
-                self._num_told += 1
+            for each in self._ranks.exits[self._num_reported :]:
+                self.send(event="exit", rank=each.rank, code=each.code, at=each.at)
+                self._num_reported += 1
 
     def _end_ranks(self) -> None:
         if self._ranks is not None:
@@ -159,13 +159,13 @@ class _Agent:
             self._ranks.join()
 
     def end(self) -> None:
-        """Leave no rank behind; the driver, if there still is one, needs no word of it."""
+        """End all ranks, without a report to the driver."""
         self._end_ranks()
         self._reserved.close()
 
 
 def main(file: Path) -> int:
-    """As srun starts it, on a node of the job after the first."""
+    """The entry point for srun, on each node of the job but the first."""
     return serve(file, 1 + int(os.environ["SLURM_PROCID"]), os.environ["SLURM_LAUNCH_NODE_IPADDR"])
 
 

@@ -41,12 +41,12 @@ class LostHost(ConfigError):
 
 
 def file_of(folder: Path, name: str) -> Path:
-    """Where the agents of a run find its driver, for the campaign in `folder`."""
+    """The file in which the agents of a run find its driver, for the campaign in `folder`."""
     return folder / store.WORK / FOLDER / f"{''.join(c if c.isalnum() or c in '.-' else '_' for c in name)}.json"
 
 
 def keep_alive(connection: socket.socket) -> None:
-    """Let a connection to a host that is gone without a word end within half a minute."""
+    """Let a connection end within half a minute after its host has vanished."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 4)):
         connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
@@ -65,7 +65,7 @@ class Agent:
         self._exits: list[Exit] = []
         self._running: set[int] = set()
         self._flags: list[str] = []
-        self._lost: str | None = None  # why no word comes from there any more
+        self._lost: str | None = None  # why nothing comes from there any more
         self._change = threading.Lock()
         threading.Thread(target=self._read, name=f"node {self.node}", daemon=True).start()
 
@@ -73,18 +73,18 @@ class Agent:
         reason = "its connection ended"
         with suppress(OSError, ValueError):
             for line in self._lines:
-                said = json.loads(line)
-                if said["said"] == "exit":
-                    self._exited(said["rank"], said["code"], said["at"])
-                elif said["said"] == "failed":
-                    reason = said["reason"]
+                message = json.loads(line)
+                if message["event"] == "exit":
+                    self._exited(message["rank"], message["code"], message["at"])
+                elif message["event"] == "failed":
+                    reason = message["reason"]
                 else:
-                    self._replies.put(said)
+                    self._replies.put(message)
         with self._change:
             self._lost = reason
         for rank in sorted(self._running):
             self._exited(rank, None, time.time())
-        self._replies.put({"said": "lost"})
+        self._replies.put({"event": "lost"})
 
     def _exited(self, rank: int, code: int | None, at: float) -> None:
         with self._change:
@@ -102,20 +102,20 @@ class Agent:
                 "stays. Go on with sp-bench resume and the same words"
             )
 
-    def say(self, **words: Any) -> None:
-        """Give an order; a host that is lost hears none."""
+    def send(self, **words: Any) -> None:
+        """Send an order; one to a lost host is dropped."""
         with suppress(OSError):
             self._connection.sendall(json.dumps(words).encode() + b"\n")
 
     def reserve(self, kinds: Sequence[str], check: Callable[[], None]) -> None:
         """Wait until no other run measures there."""
-        self.say(do="reserve", kinds=list(kinds))
+        self.send(do="reserve", kinds=list(kinds))
         while True:
             check()
             with suppress(queue.Empty):
-                said = self._replies.get(timeout=0.1)
+                message = self._replies.get(timeout=0.1)
                 self.require()
-                if said["said"] == "reserved":
+                if message["event"] == "reserved":
                     return
 
     def start(self, command: Sequence[str], config: TrialConfig, folder: Path, port: int, exits: list[Exit]) -> None:
@@ -129,7 +129,7 @@ class Agent:
             if self._lost is None:
                 self._exits, self._running, self._flags = exits, set(range(first, first + config.ranks_per_node)), []
         self.require()
-        self.say(do="start", command=list(command), config=config.to_mapping(), folder=str(folder), port=port)
+        self.send(do="start", command=list(command), config=config.to_mapping(), folder=str(folder), port=port)
 
     def end_ranks(self) -> None:
         """End all ranks of this host; returns once none is left, or the host is lost.
@@ -137,31 +137,31 @@ class Agent:
         Raises:
             RuntimeError: a process would not die.
         """
-        self.say(do="end")
+        self.send(do="end")
         deadline = time.monotonic() + END_LIMIT_S
         while self._lost is None:
             try:
-                said = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
+                message = self._replies.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 raise RuntimeError(f"node {self.node} did not end its ranks within {END_LIMIT_S:.0f} s") from None
-            if said["said"] == "ended":
-                self._flags = list(said["flags"])
+            if message["event"] == "ended":
+                self._flags = list(message["flags"])
                 return
 
     @property
     def flags(self) -> list[str]:
-        """Its doubts about the trial whose ranks were ended last."""
+        """The flags of this host for the trial whose ranks were ended last."""
         return self._flags
 
     def close(self) -> None:
         """Let the agent go: the run is over."""
-        self.say(do="leave")
+        self.send(do="leave")
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
 
 
 class SpreadRanks:
-    """The processes of one launch over several hosts, with the words of `Ranks`."""
+    """The processes of one launch over several hosts, with the methods of `Ranks`."""
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         self._own, self._agents = Ranks(), agents
@@ -184,12 +184,12 @@ class SpreadRanks:
         if phase != self._phase:
             self._phase = phase
             for agent in self._agents:
-                agent.say(do="phase", phase=phase)
+                agent.send(do="phase", phase=phase)
 
     def terminate(self) -> None:
         self._own.terminate()
         for agent in self._agents:
-            agent.say(do="terminate")
+            agent.send(do="terminate")
 
     def kill(self) -> None:
         """End all ranks on all hosts.
@@ -219,7 +219,7 @@ class Nodes:
         return SpreadRanks(self._agents[: num_nodes - 1])
 
     def environments(self, num_nodes: int) -> list[Mapping[str, Any]]:
-        """What each of the first hosts is and has."""
+        """The environments of the first `num_nodes` hosts."""
         return [self._own, *(agent.environment for agent in self._agents[: num_nodes - 1])]
 
     @contextmanager
@@ -247,7 +247,7 @@ class Nodes:
                 if machine == here:
                     held.enter_context(devices.reserved(own, check, say))
                 else:
-                    held.callback(others[machine].say, do="release")
+                    held.callback(others[machine].send, do="release")
                     others[machine].reserve(kinds, check)
             yield
 
@@ -309,10 +309,10 @@ def _write_privately(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def _welcome(connection: socket.socket, secret: str) -> Agent | None:
-    """The agent behind a connection; None: somebody else.
+    """The agent behind a connection; None if it does not know the secret.
 
     Raises:
-        ConfigError: who has the secret leaves out what an agent says of itself.
+        ConfigError: it knows the secret, but its greeting lacks a field.
     """
     with ExitStack() as held:
         held.enter_context(connection)
@@ -320,10 +320,10 @@ def _welcome(connection: socket.socket, secret: str) -> Agent | None:
         connection.settimeout(10)
         try:
             hello = json.loads(lines.readline(1_000_000))
-            said = str(hello["secret"]).encode()
+            given = str(hello["secret"]).encode()
         except (OSError, ValueError, KeyError, TypeError, RecursionError):  # silent, not JSON, or of another shape
             return None
-        if not secrets.compare_digest(said, secret.encode()):
+        if not secrets.compare_digest(given, secret.encode()):
             return None
         connection.settimeout(None)
         keep_alive(connection)

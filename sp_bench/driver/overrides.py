@@ -1,4 +1,4 @@
-"""What a user may say: the keys of the command line, the files of conf, and Hydra's grammar for values.
+"""Checks the command line: its keys, the files of conf that it chooses, and values in Hydra's grammar.
 
 Every name is checked here, before Hydra composes anything. So a misspelt name gets one line with the nearest valid
 name, and no override reads the environment, adds a key or touches Hydra's own settings.
@@ -47,8 +47,8 @@ SWEEP_FILE_KEYS = ("sweep", *(field.name for field in fields(CampaignConfig)))  
 
 
 def is_cell_key(key: str) -> bool:
-    """Whether a key says what a trial measures. With a method from outside, any `method.NAME` may be an option of
-    its own: which method has it is known once a point is composed."""
+    """Whether a key is a field of a trial. With a method from outside, any `method.NAME` may be one of its own options;
+    that is checked once the point is composed."""
     return key in CELL_KEYS or bool(
         re.fullmatch(r"method\.[A-Za-z_]\w*", key)
         and key not in ("method.name", "method.own", METHOD_PATH)
@@ -59,12 +59,12 @@ def is_cell_key(key: str) -> bool:
 # Methods, kernels and engines from outside
 
 METHOD_PATH = "method.path"
-ONLY = "only."  # only.KEY=VALUE,...: of the trials that were asked for, those that have one of these values
+ONLY = "only."  # only.KEY=VALUE,...: run only the trials that have one of these values
 
 
 def take_files(arguments: Sequence[str]) -> list[str]:
-    """The command line without `method.path=FILE,...`: the methods of the files are known from here on, and are those
-    that run unless `method=...` says others.
+    """Register the methods of `method.path=FILE,...` and return the other words. Without `method=...` among them, the
+    methods of the files are the ones that run.
 
     Raises:
         ConfigError: no such file, or a name that is taken.
@@ -81,8 +81,8 @@ def take_files(arguments: Sequence[str]) -> list[str]:
 
 
 def choice_from_outside(group: str, name: str) -> dict[str, Any] | None:
-    """What a file of conf would say of a method, kernel or engine from outside, and what a user's own file says; None:
-    there is such a file of ours."""
+    """The content that a file of conf would have for a choice from outside: a method, kernel or engine, a user's own
+    file, or hardware=device. None: the choice is one of our files."""
     if own_file(f"{group}/{name}"):
         return dict(conf_file(f"{group}/{name}"))
     if group == "hardware" and name == THIS_DEVICE:
@@ -96,7 +96,7 @@ THIS_DEVICE = "device"  # hardware=device: the GPUs of this machine, whatever th
 
 
 def _this_device() -> dict[str, Any]:
-    """The file of conf/hardware that describes the GPUs of this machine, or one that they make themselves.
+    """The file of conf/hardware that describes the GPUs of this machine, or a config made from what they report.
 
     Raises:
         ConfigError: there are none.
@@ -114,7 +114,7 @@ def _this_device() -> dict[str, Any]:
 
 
 def names(group: str) -> list[str]:
-    """What `group=...` may choose: files of conf, and what comes from outside."""
+    """The choices of `group=...`: files of conf, and methods, kernels and engines from outside."""
     if group == "hardware":
         return sorted([*choices(group), THIS_DEVICE])
     every = {"method": methods, "kernel": kernels, "engine": engines}.get(group)
@@ -139,7 +139,7 @@ _own_folders: tuple[Path, ...] = ()
 
 
 def use_config_dirs(given: Sequence[Path]) -> None:
-    """From here on, files of OWN_GROUPS are looked for in these folders first, then in ./conf, then among ours.
+    """Look for files of OWN_GROUPS in these folders first, then in ./conf, then among ours.
 
     Raises:
         ConfigError: one of them is no folder.
@@ -165,8 +165,8 @@ def _path(name: str) -> Path:
     return own_file(name) or conf_folder() / f"{name}.yaml"
 
 
-def _called(name: str) -> str:
-    """How messages call a file: by its path, ours from conf on."""
+def called(name: str) -> str:
+    """The name of a file in messages: its path; one of ours begins with conf."""
     return shown(own_file(name) or f"conf/{name}.yaml")
 
 
@@ -178,22 +178,23 @@ def choices(group: str) -> list[str]:
 
 
 @cache
-def conf_file(name: str) -> Mapping[str, Any]:
-    """The keys and values of one file of conf, such as `fabric/gloo`.
+def conf_file(name: str, *, for_hydra: bool = True) -> Mapping[str, Any]:
+    """The keys and values of one file of conf, such as `fabric/gloo`. In a file that is not for Hydra, ${...} is text.
 
     Raises:
         ConfigError: the file is not YAML, or does not map keys to values.
     """
     try:
-        content = OmegaConf.to_container(OmegaConf.load(_path(name)))
+        path = _path(name)
+        content = OmegaConf.to_container(OmegaConf.load(path)) if for_hydra else yaml.safe_load(path.read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         line = f", line {error.problem_mark.line + 1}," if error.problem_mark else ""
-        raise ConfigError(f"{_called(name)}{line} is not YAML: {shown(error.problem)}") from None
+        raise ConfigError(f"{called(name)}{line} is not YAML: {shown(error.problem)}") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{_called(name)} cannot be read: {shown(reason)}") from None
+        raise ConfigError(f"{called(name)} cannot be read: {shown(reason)}") from None
     if not isinstance(content, Mapping):
-        raise ConfigError(f"{_called(name)} must map keys to values; it is a list")
+        raise ConfigError(f"{called(name)} must map keys to values, such as name: {name.rpartition('/')[2]}")
     return {str(key): value for key, value in content.items()}
 
 
@@ -209,12 +210,12 @@ def check_file(group: str, choice: str) -> None:
     name = conf_file(f"{group}/{choice}").get("name")
     if name != choice:
         says = f"says name: {shown(name)}" if name is not None else "gives no name"
-        raise ConfigError(f"{_called(f'{group}/{choice}')} {says}; rows are labelled by it: write name: {choice}")
+        raise ConfigError(f"{called(f'{group}/{choice}')} {says}; rows are labelled by it: write name: {choice}")
 
 
 def _check_sweep_file(name: str) -> None:
     """Check that a sweep file begins with the header, has a list of blocks, and has no key that nothing reads."""
-    file = _called(f"sweep/{name}")
+    file = called(f"sweep/{name}")
     shape = f"begin it with the line '{SWEEP_HEADER}', and list what it sweeps over below 'sweep: blocks:'"
     content = conf_file(f"sweep/{name}")
     lines = _path(f"sweep/{name}").read_text(encoding="utf-8").splitlines()
@@ -298,7 +299,8 @@ def read_arguments(arguments: Sequence[str]) -> Request:
 
 
 def _check_only(lines: Sequence[str], show_config: bool) -> None:
-    """Refuse `only.` words, here without that, that name no field of a trial, or one twice, or come with --cfg job."""
+    """Refuse `only.` words that name no field of a trial, or one twice, or come with --cfg job. lines: without
+    `only.`."""
     parsed = parse_overrides(lines, ONLY)
     _refuse_repeated(parsed, ONLY)
     for override in parsed:
@@ -310,7 +312,7 @@ def _check_only(lines: Sequence[str], show_config: bool) -> None:
 
 
 def _refuse_repeated(overrides: Sequence[Override], before: str = "") -> None:
-    """Refuse a key that is given twice. If its plain values can be swept, say how. before: what keys begin with."""
+    """Refuse a key that is given twice, and say how to sweep its values if that works. before: a prefix of the keys."""
     lines: dict[str, list[str]] = {}
     for override in overrides:
         lines.setdefault(override.key_or_group, []).append(f"{before}{override.input_line}")
@@ -326,14 +328,14 @@ def _refuse_repeated(overrides: Sequence[Override], before: str = "") -> None:
 
 
 def replaced(lines: Iterable[str], above: Sequence[str]) -> list[str]:
-    """`above`, and before it those of `lines` whose key `above` does not set."""
+    """`lines` without those whose key `above` sets, then `above`."""
     keys = {line.partition("=")[0] for line in above}
     return [*(line for line in lines if line.partition("=")[0] not in keys), *above]
 
 
 def parse_overrides(lines: Iterable[str], before: str = "") -> list[Override]:
-    """Parse `key=value` lines by Hydra's grammar, after a check of their names. before: what the user's words have
-    in front, which are those that errors name.
+    """Check the names of `key=value` lines and parse them by Hydra's grammar. before: a prefix that the user's words
+    have, for errors.
 
     Raises:
         ConfigError: not key=value, an unknown key or choice of a group, or a value that Hydra's grammar refuses.
@@ -391,7 +393,7 @@ def _check_key(line: str, before: str) -> None:
 
 
 def _why_unreadable(line: str, error: Exception) -> str:
-    """Say in our words why Hydra's grammar refuses a value; its own are about tokens."""
+    """Explain why Hydra's grammar refuses a value; its own messages speak of tokens."""
     value = line.partition("=")[2]
     if re.search(r"^\s*,|,\s*,|,\s*$", value):
         return "a value is missing beside a comma; there are no spaces around commas, as in sp_size=2,4"

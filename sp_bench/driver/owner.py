@@ -1,4 +1,4 @@
-"""Which process something belongs to, told so that any other process can ask whether it still lives."""
+"""Names the process that owns something, so that any other process can find out whether it still lives."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ class Owner:
         return f"{self.host}.{self.machine}.{self.pid}.{self.started}"
 
     def has_ended(self) -> bool:
-        """Whether the process is known to be gone. False where that cannot be told: on another machine."""
+        """Whether the process is known to be gone. False if it runs on another machine, where nobody can say."""
         if self.machine != _machine():
             return False
         try:
@@ -52,7 +52,7 @@ def _stat(pid: int) -> tuple[str, int]:
 
 
 def _answers(pid: int) -> bool:
-    """For a /proc that hides the processes of other users."""
+    """Whether the process exists, if /proc hides the processes of other users."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

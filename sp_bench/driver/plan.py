@@ -3,7 +3,7 @@
 import hashlib
 import math
 import random
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
@@ -13,7 +13,6 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
-from sp_bench.driver import ranks
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
 from sp_bench.rows.row import Resolved
@@ -50,11 +49,11 @@ def trial_id(cell: str, replicate: int) -> str:
 def unsupported_reason(
     config: TrialConfig, num_gpus: int | None, host_bytes: int | None = None, num_hosts: int | None = 1
 ) -> str | None:
-    """Why this trial cannot run, naming what would work, or None.
+    """Why this trial cannot run and what would work; None if it can run.
 
     num_gpus: CUDA devices of a host; None without an NVIDIA driver.
-    host_bytes: its memory; None: that does not matter.
-    num_hosts: that this run has; None: as many as a trial asks for.
+    host_bytes: memory of a host; None: not checked.
+    num_hosts: hosts of this run; None: as many as the trial needs.
 
     Raises:
         ConfigError: options of the method that no shape could make valid.
@@ -93,7 +92,8 @@ def unsupported_reason(
 
 
 def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: float = math.inf) -> str | None:
-    """Why no machine could run it, though it had the GPUs, hosts, memory and packages that the trial asks for.
+    """Why no machine could run the trial, even with the GPUs, hosts, memory and packages that it needs; None if one
+    could.
 
     Raises:
         ConfigError: as `unsupported_reason`.
@@ -104,7 +104,7 @@ def reason_anywhere(config: TrialConfig, measure_s: float = math.inf, warmup_s: 
 
 
 def resolve(config: TrialConfig) -> Resolved:
-    """What the method and the engine make of the config; known without running it."""
+    """The columns that follow from the config, its method and its engine without running it."""
     method, workload = methods.get(config.method.name), config.workload.name
     layout = method.layout(config.method, config.sp_size)
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
@@ -147,18 +147,18 @@ def _sharing_reason(config: TrialConfig) -> str | None:
     ranks, fabric = config.hardware.ranks_per_gpu, config.fabric
     if ranks == 1:
         return None
-    said = f"hardware.ranks_per_gpu={ranks}"
+    option = f"hardware.ranks_per_gpu={ranks}"
     if fabric.env.get("NCCL_NET") != "Socket":
-        return f"{said}: ranks of one GPU meet by sockets, not over fabric={fabric.name}; use fabric=socket"
+        return f"{option}: ranks of one GPU meet by sockets, not over fabric={fabric.name}; use fabric=socket"
     if config.num_nodes > 1:
-        return f"{said} is for one host, not for num_nodes={config.num_nodes}; use ranks_per_gpu=1"
+        return f"{option} is for one host, not for num_nodes={config.num_nodes}; use ranks_per_gpu=1"
     if config.workload.name == "collective":
-        return f"{said} leaves no times, and workload=collective has nothing else; use ranks_per_gpu=1"
+        return f"{option} leaves no times, and workload=collective has nothing else; use ranks_per_gpu=1"
     return None
 
 
 def _peer_access_reason(config: TrialConfig) -> str | None:
-    """Copy engines go from GPU to GPU whatever NCCL is told, so no other fabric may be said to carry what they move."""
+    """Copy engines move data from GPU to GPU whatever NCCL does, so rows must not name another fabric."""
     if config.method.exchange == "copy_engines" and config.num_nodes > 1:
         return (
             f"method.exchange=copy_engines goes from GPU to GPU of one host, not to num_nodes={config.num_nodes}; use "
@@ -175,7 +175,7 @@ def _peer_access_reason(config: TrialConfig) -> str | None:
 
 
 def _graph_reason(config: TrialConfig) -> str | None:
-    """What a CUDA graph cannot hold, or not safely."""
+    """Why a CUDA graph cannot hold the step safely, or None."""
     if config.workload.launch != "cuda_graph":
         return None
     if config.fabric.backend != "nccl":
@@ -212,8 +212,8 @@ def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
 
 
 def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: float, warmup_s: float) -> str | None:
-    """Why a single step, or what warms up for it, would not end before its deadline even at best; None if they would,
-    or if the peak of the devices is not known."""
+    """Why a single step or its warm-up could not end before its deadline; None if they could, or if the peak of the
+    devices is not known."""
     if not config.workload.single_step or (one_step_s := step_s(config, device_name, BEST_SHARE)) is None:
         return None
     steps = config.workload.warmup_steps
@@ -231,7 +231,8 @@ def _too_long_reason(config: TrialConfig, device_name: str | None, measure_s: fl
 
 
 def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
-    """Only what by count cannot fit the host. Any other trial on GPUs runs, and may end as `oom`, which is a result."""
+    """Why the trial cannot fit the host, by exact count. Any other trial runs, and may end as `oom`, which is a
+    result."""
     needed = memory.needed_on_host_bytes(config)
     if host_bytes is None or needed <= host_bytes:
         return None
@@ -245,80 +246,6 @@ def _missing_memory(config: TrialConfig, host_bytes: int | None) -> str | None:
     parts += ["offloaded checkpoints"] * offloads + ["processes"] * on_gpus
     smaller = "seq_len or model" if offloads else "model"
     return f"{', '.join(parts)} together take {have}; use a smaller {smaller}"
-
-
-def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> list[str]:
-    """What to tell about trials that will run, and perhaps not as was hoped. gpu_bytes: memory of the smallest GPU."""
-    running = {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values()
-    found = []
-    on_cpus = [c.ranks_per_node for c in running if c.hardware.device == "cpu"]
-    if crowded := [number for number in on_cpus if number > num_cores]:
-        found.append(
-            f"{len(crowded)} of {len(running)} cells have up to {max(crowded)} ranks on {num_cores} processors: their "
-            "times are of ranks that wait for each other"
-        )
-    full = []
-    for config in running:
-        emulated = config.hardware.device_memory_gib
-        own = (gpu_bytes or math.inf) / config.hardware.ranks_per_gpu
-        limit = min(own, math.inf if emulated is None else emulated * 2**30)
-        if config.hardware.device == "cuda" and (needed := _needed_bytes(config)) > limit:
-            full.append(needed)
-    if full:
-        found.append(
-            f"{len(full)} of {len(running)} cells will probably end as oom: a rank needs up to "
-            f"{max(full) / 2**30:,.1f} GiB, by the memory model where it knows the step, and elsewhere without what "
-            "the method and the kernel need"
-        )
-    doubts = (_doubt(config) for config in running)
-    return found + list(dict.fromkeys(filter(None, doubts)))
-
-
-def inherited(configs: Collection[TrialConfig], variables: Mapping[str, str]) -> list[str]:
-    """A warning if GPU ranks get variables of this shell that shape what is measured, and that no fabric file says:
-    rows are named after the fabric, and compared by it. configs: listed and searched ones."""
-    unsaid = {
-        f"{name}={value}"
-        for config in configs
-        if config.hardware.device == "cuda"
-        for name, value in variables.items()
-        if hardware.OF_TRANSPORT_AND_MEMORY.fullmatch(name) and name not in config.fabric.env
-    }
-    if not unsaid:
-        return []
-    return [
-        f"ranks inherit {', '.join(sorted(unsaid))}, which no fabric of these trials sets: rows do not differ by it in "
-        "name. Unset it, or give it a fabric of its own: a file in conf/fabric with it in `env`"
-    ]
-
-
-def slow_updates(configs: Collection[TrialConfig]) -> list[str]:
-    """A warning if ranks update parameters in host memory with one thread each. configs: listed and searched ones."""
-    of_one_thread = [
-        config
-        for config in configs
-        if config.workload.name in TRAINING and config.engine.optimizer_offload and config.hardware.device == "cuda"
-        if config.hardware.threads_per_rank is None and ranks.environment(config).get("OMP_NUM_THREADS") == "1"
-    ]
-    if not of_one_thread:
-        return []
-    return [
-        f"{len(of_one_thread)} of {len(configs)} configurations update their parameters on the host, where each rank "
-        "has one thread; set hardware.threads_per_rank, to 8 for example"
-    ]
-
-
-def _doubt(config: TrialConfig) -> str | None:
-    """What the adapter of a method knows of the library with this kernel."""
-    ask = getattr(methods.get(config.method.name), "doubt", None)
-    return ask(config.kernel.name, hardware.package_versions()) if ask else None
-
-
-def _needed_bytes(config: TrialConfig) -> float:
-    """Of one rank's device: the estimated peak, or less where there is no estimate."""
-    if memory.unmodelled_reason(config) is None:
-        return memory.peak(config).bytes
-    return memory.held_bytes(config) / config.world_size
 
 
 def process_key(config: TrialConfig) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live panel on a terminal, plain lines elsewhere."""
+"""Shows a run or a plan to a person: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from sp_bench.rows.names import config_values, tell_apart
 
 if TYPE_CHECKING:  # every command prints, but few of them plan
     from sp_bench.driver.plan import Trial
+    from sp_bench.rows.row import Outcome
 
 FAILURES = ("timeout", "incorrect", "error", "preempted")
 STYLES = {"ok": "green", "unsupported": "yellow", "oom": "magenta", "to run": "cyan"}
@@ -52,7 +53,7 @@ def composing(points: Sequence[Any]) -> Iterator[Any]:
 
 @contextmanager
 def working() -> Iterator[Callable[[str], None]]:
-    """A function that says on stderr what is being done; nothing where no person watches."""
+    """A function that shows on stderr what is being done; it shows nothing if stderr is no terminal."""
     stderr = Console(stderr=True)
     if not stderr.is_terminal:
         yield lambda words: None
@@ -80,13 +81,13 @@ def duration(seconds: float) -> str:
 
 
 def label(trial: Trial, options: Apart) -> str:
-    """One trial in a few words. `options`: as `apart` has them for the trials that it stands among."""
+    """One trial in a few words. options: from `apart`, of all trials that are shown together."""
     more = (_option_words(options[trial.cell_id]), f"replicate {trial.replicate}" if trial.replicate else "")
     return " ".join(filter(None, (_cell_label(trial.config), *more)))
 
 
 def layout(config: TrialConfig) -> str:
-    """The layout, and for a method on two axes which of them is the inner one."""
+    """The layout, and for a method on two axes its placement, which says which of them is the inner one."""
     method = config.method
     return f"{method.layout}/{method.placement}" if method.placement else method.layout
 
@@ -98,29 +99,29 @@ def workload(config: TrialConfig) -> str:
 
 
 def apart(trials: Iterable[Trial]) -> Apart:
-    """cell_id -> the options, with its values, that tell a cell from others with the same label."""
+    """cell_id -> the options and values that distinguish the cell from others with the same label."""
     cells = {trial.cell_id: trial.config for trial in trials}
-    return dict(zip(cells, _told_apart([*cells.values()]), strict=True))
+    return dict(zip(cells, _distinguishing([*cells.values()]), strict=True))
 
 
-def _told_apart(configs: Sequence[TrialConfig]) -> list[list[tuple[str, Any]]]:
+def _distinguishing(configs: Sequence[TrialConfig]) -> list[list[tuple[str, Any]]]:
     values = [config_values(config) for config in configs]
     paths = dict.fromkeys(path for each in values for path in each)
     return tell_apart([*map(_cell_label, configs)], values, [*paths])
 
 
 def _option_words(options: Sequence[tuple[str, Any]]) -> str:
-    """As they are overridden: workload.micro_batches=8."""
+    """Options as a command line has them: workload.micro_batches=8."""
     return " ".join(f"{as_overridden(path)}={'null' if value is None else value}" for path, value in options)
 
 
 def search_names(configs: Sequence[TrialConfig]) -> list[str]:
-    """Searches in a few words: those of their trials but for the length."""
+    """Names of searches: the labels of their trials, with seq_len=max."""
     return [
         " ".join(
             filter(None, (_cell_label(c).replace(f"seq_len={c.seq_len} ", "seq_len=max ", 1), _option_words(options)))
         )
-        for c, options in zip(configs, _told_apart(configs), strict=True)
+        for c, options in zip(configs, _distinguishing(configs), strict=True)
     ]
 
 
@@ -144,15 +145,15 @@ def _cell_label(config: TrialConfig) -> str:
 
 
 class Progress:
-    """Counts the trials of one run as they end. `before`: the statuses of those that are left as they are committed."""
+    """Counts and shows the trials of one run as they end. before: the statuses of trials that were done before."""
 
     def __init__(self, left: Sequence[Trial], before: Sequence[str] = ()) -> None:
         self.planned, self.before = len(left) + len(before), Counter(before)
         self.counts: Counter[str] = Counter()
-        self.elsewhere = 0  # of these, by other runs
+        self.elsewhere = 0  # how many of these other runs committed
         self.later = 0  # probes that searches after this one will take
-        self._probing: str | None = None  # what is known of the edge that is searched for
-        self._probes, self._most_probes = 0, 0  # left of this search: about, and of its budget
+        self._probing: str | None = None  # the search that runs and its bracket, in words
+        self._probes, self._most_probes = 0, 0  # probes left in this search: an estimate, and its budget
         self._to_launch = sum(1 for trial in left if not trial.unsupported_reason)
         self._launched_s: list[float] = []
         self._current: Trial | None = None
@@ -188,7 +189,7 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """How much is left, in words."""
+        """The trials or probes that are left and the time they take, in words."""
         eta = f", ETA {duration(self.eta_s)}" if self.eta_s is not None else ""
         if self._probing is None:
             later = f" and about {self.later} probes of searches" if self.later else ""
@@ -196,18 +197,18 @@ class Progress:
         return f"about {self._probes} of at most {self._most_probes} probes left{eta}"
 
     def probe(self, words: str, left: int, most: int) -> None:
-        """The next trial is of a search. words: what that knows. left, most: its probes with this one, about and of its
-        budget."""
+        """The next trial is a probe of a search. words: the search and its bracket. left: estimated probes that remain,
+        this one included. most: how many its budget allows."""
         self._probing, self._probes, self._most_probes = words, left, most
         self.note(f"{words}; {self.left}")
 
     def know(self, status: str) -> None:
-        """One more trial, which has had its row since before the run."""
+        """Count one more trial, which had its row before the run."""
         self.planned += 1
         self.before[status] += 1
 
     def expect(self, trial: Trial) -> None:
-        """One more trial, which was not planned when the run began."""
+        """Count one more trial to run, which was not planned when the run began."""
         self.planned += 1
         self._to_launch += not trial.unsupported_reason
         self._options |= {trial.cell_id: []}
@@ -218,43 +219,36 @@ class Progress:
     def enter_phase(self, phase: str) -> None:
         self._phase = phase
 
-    def finish(
-        self,
-        trial: Trial,
-        status: str,
-        reason: str | None,
-        median_step_ms: float | None = None,
-        flags: Sequence[str] = (),
-        logs: Path | None = None,
-    ) -> None:
+    def finish(self, trial: Trial, outcome: Outcome, logs: Path | None = None) -> None:
+        """Show a trial whose row was committed. logs: the folder of its ranks, if a launch failed."""
         elapsed = None
         if trial is self._current:
             elapsed = time.monotonic() - self._since
             self._launched_s.append(elapsed)
             self._current = None
+        status, median_ms = outcome.status, outcome.measured.get("median_step_ms")
         self._count(status)
         took = f" {duration(elapsed)}" if elapsed is not None else ""
-        said = (
-            f": {shown(shorten(reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
-            if reason and status != "ok"
-            else ""
-        )
-        if status == "ok":
-            said = "" if trial.config.is_timed else ": it fits"
-            said = f": {median_step_ms:,.3f} ms a step" if median_step_ms is not None else said
+        words = ""
+        if status != "ok" and outcome.reason:
+            words = f": {shown(shorten(outcome.reason, REASON_WIDTH, placeholder=' ...'), LONGEST)}"
+        elif status == "ok" and median_ms is not None:
+            words = f": {median_ms:,.3f} ms a step"
+        elif status == "ok" and not trial.config.is_timed:
+            words = ": it fits"
         if logs is not None:
-            said += f"; trial {trial.trial_id}, logs: {logs}"
-        self._tell(f"{status}{took}: {self._label(trial)}{said}", STYLES.get(status, "red"))
-        for flag, words in OF_DEVICES.items():
-            if flag in flags:
-                self.note(f"flag {flag}: {words}; every step waits for it")
+            words += f"; trial {trial.trial_id}, logs: {logs}"
+        self._print(f"{status}{took}: {self._label(trial)}{words}", STYLES.get(status, "red"))
+        for flag, meaning in OF_DEVICES.items():
+            if flag in (outcome.measured.get("flags") or ()):
+                self.note(f"flag {flag}: {meaning}; every step waits for it")
 
     def finish_elsewhere(self, trial: Trial, status: str) -> None:
-        """Another run has committed the trial's row."""
+        """Show a trial whose row another run committed."""
         self._count(status)
         self.elsewhere += 1
         self._to_launch -= not trial.unsupported_reason
-        self._tell(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
+        self._print(f"{status} by another run: {self._label(trial)}", STYLES.get(status, "red"))
 
     def _count(self, status: str) -> None:
         self.counts[status] += 1
@@ -262,7 +256,7 @@ class Progress:
             self._probes, self._most_probes = max(self._probes - 1, 0), max(self._most_probes - 1, 0)
 
     def refuse(self, trial: Trial) -> None:
-        """The row of the trial that ran was not taken."""
+        """Show that the row of the trial that ran was refused."""
         self._current = None
         self.note(
             "another run took this trial over while this one stood still, so its row is refused here: "
@@ -273,7 +267,7 @@ class Progress:
         return label(trial, self._options)
 
     def note(self, words: str) -> None:
-        """A line for what is said once a run, however often it happens."""
+        """Print a line, but only once a run."""
         if words in self._noted:
             return
         self._noted.add(words)
@@ -282,7 +276,7 @@ class Progress:
         else:
             print(words, flush=True)
 
-    def _tell(self, words: str, style: str) -> None:
+    def _print(self, words: str, style: str) -> None:
         line = f"[{self.done}/{self.planned}] {words}"
         if self._console.is_terminal:
             self._console.print(Text(line, style))
@@ -300,7 +294,7 @@ class Progress:
 
 
 def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool) -> str:
-    """The one line that a run ends with. `effort`: how much of the time was measurement, or nothing."""
+    """The line that a run ends with. effort: how much of the time was measurement, in words; may be empty."""
     ran = f"{counts_text(progress.counts)}; " if progress.counts else ""
     before = f"{_before(progress.before)}; " if progress.before else ""
     others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
@@ -328,13 +322,13 @@ PLAN_HEADINGS = (
     "sp",
     "dp",
     "rep",
-    "options",  # that tell apart what else would read alike
+    "options",  # that distinguish trials with the same label
 )
 PLAN_NUMBERS = ("seq_len", "sp", "dp", "rep")  # to the right
 
 
 def plan_as_json(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Sequence[str]) -> dict[str, Any]:
-    """What `show_plan` says, for programs. `status`: of the row that counts as done, else null."""
+    """The content of `show_plan`, for programs. `status` is null unless the trial is done."""
     planned = [
         {
             "trial_id": trial.trial_id,
@@ -394,7 +388,7 @@ def _plan_cells(trial: Trial, options: Apart) -> tuple[str, ...]:
 
 
 def _painter(output: Console, style: str) -> Callable[[str], str]:
-    """Text in that style, where the output has any; rendered once."""
+    """A function that puts text in a style, if the output has styles. The style is rendered once."""
     with output.capture() as captured:
         output.print(Text("x", style), end="")
     before, _, after = captured.get().partition("x")

@@ -20,7 +20,7 @@ _OF_TORCHRUN = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROL
 
 
 class Meeting(NamedTuple):
-    """Where the ranks of a launch meet: rank 0 listens there."""
+    """The address where the ranks of a launch meet: rank 0 listens there."""
 
     address: str  # by which this host reaches it
     port: int
@@ -89,7 +89,7 @@ class Ranks:
         self.exits.append(Exit(rank, exit_code, time.time()))
 
     def enter_phase(self, phase: str) -> None:
-        """For ranks on other hosts, where somebody looks at the neighbours too."""
+        """Does nothing here; agents on other hosts look at their neighbours."""
 
     def terminate(self) -> None:
         """Ask those that still run to end."""
@@ -111,15 +111,15 @@ class Ranks:
             thread.join()
 
     def flags(self) -> list[str]:
-        """What other hosts say of the measured window; none are here."""
+        """Flags of other hosts; none, since all ranks are here."""
         return []
 
 
 def _place(config: TrialConfig, rank: int, local_rank: int) -> dict[str, str]:
-    """Who a rank is. LOCAL_RANK is its GPU, for every library reads it so."""
+    """The variables that place a rank. LOCAL_RANK is its GPU, since every library reads it so."""
     sharing = config.hardware.ranks_per_gpu
     variables = {"RANK": str(rank), "LOCAL_RANK": str(local_rank // sharing)}
-    if sharing > 1:  # NCCL refuses two ranks of one GPU on one host, so each of them says another host
+    if sharing > 1:  # NCCL refuses two ranks of one GPU on one host, so each of them names another host
         variables["NCCL_HOSTID"] = f"rank-{local_rank % sharing}"
     return variables
 

@@ -1,9 +1,9 @@
-"""seq_len=max: searches for the longest sequence that fits, by trials at lengths that nobody has listed.
+"""seq_len=max: the search for the longest sequence that fits, as pure functions: no files, no processes.
 
-The search is a function of what is known so far, whichever run, list of lengths or other search found it out. It starts
-from a guess, unless that is known to fit or not to. It steps away from there until one length fits and a longer one
+The next probe follows from the probes that have a status, whichever run or search made them. The search starts from a
+guess, unless the guess is known to fit or not to. It steps away from there until one length fits and a longer one
 does not, and halves that bracket down to the resolution. Then it tries both ends of the bracket once more, each in
-fresh processes, and one length above: memory need not be monotone in the length. Pure; no files, no processes.
+fresh processes, and one length above: memory need not be monotone in the length.
 """
 
 import math
@@ -33,10 +33,10 @@ OUTSIDE_ON_HOST_BYTES = 6 * 2**30
 # to 0.95 in five searches with torch's own. With expandable_segments what fitted took 0.88 to 1.00, and what did not
 # would have taken 0.95 to 1.09, in 36; on one GPU, without NCCL's memory, 1.02 and 1.05
 TENSORS_SHARE = {None: 0.85, "expandable_segments": 0.98}
-STARTS_FROM = 4096  # tokens a rank, where nothing tells better
+STARTS_FROM = 4096  # tokens a rank, without a better guess
 # of a training step: a text may begin with equal bytes, a line of `#`, over which dQ and dK are 0 whatever is computed
 SHORTEST_STEP_TOKENS = 256
-# how a whole step may end that says nothing of memory -> what that leaves of a bracket
+# status of a whole step that says nothing about memory -> the doubt that it leaves
 UNCONFIRMED = {
     "unsupported": "fit only: the whole step cannot run here",
     "timeout": "fit only: the whole step did not end in time",
@@ -62,7 +62,7 @@ class Search:
 
     @property
     def shortest(self) -> int:
-        """The first of the multiples that is tried: a pack has two documents or more, a step SHORTEST_STEP_TOKENS."""
+        """The shortest length to try: a pack has two documents or more, a step SHORTEST_STEP_TOKENS."""
         workload, multiple = self.config.workload, self.multiple
         least = SHORTEST_STEP_TOKENS if workload.name in TRAINING else PROVABLE_TOKENS
         if workload.packing != "none":
@@ -71,7 +71,7 @@ class Search:
 
     @property
     def longest(self) -> int:
-        """Of the multiples the last that a trial may have: a pack has MAX_DOCUMENTS documents at most."""
+        """The longest length that a trial may have: a pack has at most MAX_DOCUMENTS documents."""
         workload, multiple = self.config.workload, self.multiple
         if workload.packing == "none":
             return LONGEST // multiple * multiple
@@ -79,7 +79,7 @@ class Search:
         return longest_pack(*drawn, LONGEST) // multiple * multiple
 
     def probe_of(self, row: Mapping[str, Any]) -> "Probe | None":
-        """Which probe of this search a row is; None: it is of another configuration, whatever its length."""
+        """The probe of this search that a row is; None if the row differs in more than its length."""
         fit = self.config.workload.fit
         apart = ("seq_len", "workload.fit") if fit else ("seq_len",)
         if said(row["config"], apart) != said(canonical(self.config), apart):
@@ -93,9 +93,9 @@ class Search:
         return Course(min(guess, longest), self.multiple, self.shortest, within, self.config.workload.fit)
 
     def guess(self, device_bytes: int | None, host_bytes: int | None, start: int | None) -> int:
-        """Where the search starts: where the user says, or where the memory model puts the edge of a step that it
-        knows, or STARTS_FROM. 0: the model lets nothing fit. device_bytes: of the smallest GPU. host_bytes: free on
-        its machine."""
+        """Tokens of the first probe: the user's `start`, else the edge that the memory model expects, else STARTS_FROM
+        a rank. 0 if nothing fits by the model. device_bytes: memory of the smallest GPU. host_bytes: free host
+        memory."""
         config = self.config
         cap = config.hardware.device_memory_gib
         own = device_bytes and device_bytes / config.hardware.ranks_per_gpu
@@ -110,12 +110,12 @@ class Search:
         )
 
     def longest_on_host(self, host_bytes: int | None) -> int | None:
-        """The longest length that the memory of a host holds, as `plan` refuses beyond it; 0: none; None: any."""
+        """The longest length that a host's memory holds; `plan` refuses longer ones. 0 if none fits; None if all do."""
         longest = self._longest(lambda tried: memory.needed_on_host_bytes(tried) <= (host_bytes or math.inf))
         return longest if longest < self.longest else None
 
     def _longest(self, fits: Callable[[TrialConfig], bool]) -> int:
-        """The longest length that fits, of those that a trial may have; 0: none does."""
+        """The longest length that a trial may have and that fits; 0 if none does."""
         lengths = range(self.shortest, self.longest + 1, self.multiple)
         number = bisect_left(lengths, True, key=lambda length: not fits(self.at(length)))
         return lengths[number - 1] if number else 0
@@ -129,7 +129,7 @@ class Probe(NamedTuple):
 
 @dataclass(frozen=True)
 class Edge:
-    """Where memory runs out, as far as is known. None: no such length was tried."""
+    """The bracket in which memory runs out, as far as is known. None: no such length was tried."""
 
     fits: int | None  # the longest that ran, each time that it was tried
     fails: int | None  # the shortest above it that was out of memory
@@ -146,7 +146,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Course:
-    """What steers a search, apart from what is known."""
+    """The lengths that a search may try, and how far apart."""
 
     guess: int  # tokens
     multiple: int  # of which lengths are
@@ -156,7 +156,7 @@ class Course:
 
     @property
     def longest(self) -> int:
-        """Of the lengths that may be tried."""
+        """The longest length that may be tried."""
         return max((self.settings.longest or LONGEST) // self.multiple * self.multiple, self.shortest)
 
     @property
@@ -171,13 +171,13 @@ class Course:
         return max(round(length / unit) * unit, self.shortest)
 
     def factor(self, number: int) -> float:
-        """How far the next length is, after `number` of lengths on one side of the edge."""
+        """The next length over the last one, after `number` lengths on one side of the edge."""
         factors = (*(1 + step * self.settings.resolution for step in FIRST_STEPS), 1.5, 2.0)
         return factors[min(max(number, 1), len(factors)) - 1]
 
 
 def so_far(found: Mapping[Probe, str]) -> Edge:
-    """The bracket that the statuses give. A length that was out of memory once does not fit."""
+    """The bracket so far. A length that was out of memory once does not fit."""
     ran, failed = _lengths(found, "ok"), _lengths(found, "oom")
     low = max(ran - failed, default=None)
     return Edge(low, min((length for length in failed if low is None or length > low), default=None), ended=False)
@@ -192,8 +192,8 @@ def _probes(found: Mapping[Probe, str], seq_len: int, ended: str) -> list[Probe]
 
 
 def next_step(found: Mapping[Probe, str], course: Course, known: int = 0) -> Probe | Edge:
-    """What to try next, or the end of the search. found: the status of each probe so far. known: how many of them were
-    no trials of this run, and so take nothing of its budget."""
+    """The next probe, or the end of the search. found: the status of each probe so far. known: how many of them were no
+    trials of this run and do not count against its budget."""
     step = _next_step(found, course)
     if isinstance(step, Probe) and len(found) - known >= (most := course.settings.max_probes):
         return replace(so_far(found), note=f"stopped after search.max_probes={most}")
@@ -254,12 +254,12 @@ def _between(found: Mapping[Probe, str], course: Course) -> int | None:
 
 
 def _doubts(found: Mapping[Probe, str], low: int, high: int, longest: int) -> str:
-    told = [UNCONFIRMED[status]] if (status := found.get(Probe(low, 1, confirming=True))) in UNCONFIRMED else []
+    doubts = [UNCONFIRMED[status]] if (status := found.get(Probe(low, 1, confirming=True))) in UNCONFIRMED else []
     if high in _lengths(found, "ok"):
         ran, failed = ({probe.confirming for probe in _probes(found, high, ended)} for ended in ("ok", "oom"))
         whole = (ran, failed) == ({False}, {True})
-        told.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
-    told += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
+        doubts.append(f"{high:,} {'fits without attention, and a whole step does not' if whole else 'ran at times'}")
+    doubts += [f"{length:,} was out of memory" for length in sorted(_lengths(found, "oom")) if length < low]
     if high > longest:
-        told.append(f"this search tried no length beyond {longest:,}")
-    return ", ".join(told)
+        doubts.append(f"this search tried no length beyond {longest:,}")
+    return ", ".join(doubts)

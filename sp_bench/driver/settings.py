@@ -1,4 +1,4 @@
-"""How a list of trials is run. None of it changes what a trial measures, so no worker reads it."""
+"""Settings of a campaign. None changes what a trial measures, so no worker reads them."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,12 +24,12 @@ class DeadlinesConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How seq_len=max is searched for (driver/search.py)."""
+    """Settings of the search that seq_len=max starts (driver/search.py)."""
 
     resolution: float  # the bracket's width over its shorter end
-    max_probes: int  # trials of one search in one run; rows that are there take nothing of it
-    start: int | None  # tokens of the first probe; None: the memory model's guess
-    longest: int | None  # tokens beyond which nothing is tried; None: there is no such length
+    max_probes: int  # trials of one search in one run; existing rows do not count
+    start: int | None  # tokens of the first probe; None: where the memory model expects the edge
+    longest: int | None  # tokens; nothing longer is tried. None: no limit
 
     def __post_init__(self) -> None:
         require_positive(self, "resolution", "max_probes", "start", "longest")
@@ -57,5 +57,5 @@ class CampaignConfig:
 
     @property
     def folder(self) -> Path:
-        """Where the campaign's rows lie."""
+        """The folder of the campaign's rows."""
         return Path(self.results_root) / self.campaign

@@ -1,4 +1,4 @@
-"""Being told to stop: Ctrl-C, or the scheduler that takes the machine away."""
+"""Signals that stop a run: Ctrl-C, or the scheduler that takes the machine away."""
 
 import signal
 from types import FrameType
@@ -11,8 +11,8 @@ class Interrupted(Exception):
 
 
 class Signals:
-    """Keeps the first signal until somebody asks, so that it never falls into the middle of a write. A Ctrl-C after
-    another signal does not wait: it raises KeyboardInterrupt wherever the program is.
+    """Keeps the first signal until `check`, so that it never interrupts a write. A Ctrl-C after another signal does not
+    wait: it raises KeyboardInterrupt wherever the program is.
 
     A signal that is ignored stays ignored (nohup, jobs in the background).
     """
@@ -38,7 +38,7 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """Of a run that a signal ended, as in shells: 130 after Ctrl-C, 143 after SIGTERM."""
+        """The exit code after a signal, as in shells: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + (self._first or signal.SIGINT)
 
     def check(self) -> None:

@@ -33,7 +33,7 @@ Point = Mapping[str, Any]  # a key of the command line -> its value
 
 
 class Sweep(NamedTuple):
-    """What is asked for, and how the campaign is run."""
+    """The trials and searches of a command line, and the campaign's settings."""
 
     configs: list[TrialConfig]
     searches: list[Search]  # the points with seq_len=max
@@ -73,7 +73,7 @@ def read(request: overrides.Request) -> Sweep:
 
 
 def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConfig]:
-    """`read` for who takes no searches.
+    """Like `read`, but refuses searches.
 
     Raises:
         ConfigError: as `read`, and for a search.
@@ -85,7 +85,7 @@ def configs(request: overrides.Request) -> tuple[list[TrialConfig], CampaignConf
 
 
 def as_yaml(request: overrides.Request) -> str:
-    """The only configuration of a request without sweeps, as YAML. Refuses what `configs` refuses."""
+    """The one configuration of a command line without sweeps, as YAML. Raises ConfigError as `configs` does."""
     composed, _, [trial] = _compose(request)
     _trial(trial)
     return OmegaConf.to_yaml(OmegaConf.create(dict(composed) | trial))
@@ -104,7 +104,7 @@ def _compose(request: overrides.Request) -> tuple[Mapping[str, Any], CampaignCon
             settings = parse(CampaignConfig, {field.name: composed[field.name] for field in fields(CampaignConfig)})
             blocks = composed.get("sweep", {}).get("blocks", [])
             default = {field.name: composed[field.name] for field in fields(TrialConfig)}
-            for group in overrides.GROUPS:  # a user's own file may have the name of one that is chosen unless told
+            for group in overrides.GROUPS:  # a user's own file may have the name of a default
                 default[group] = overrides.choice_from_outside(group, default[group]["name"]) or default[group]
             # (group, file) -> what the file says
             chosen = {(group, default[group]["name"]): default[group] for group in overrides.GROUPS}
@@ -226,8 +226,8 @@ def expand(blocks: Sequence[Sequence[Override]], max_points: int) -> list[Point]
 
 
 def with_only(trials: list[dict[str, Any]], lines: Sequence[str], max_values: int) -> list[dict[str, Any]]:
-    """Those of the composed trials that have one of the values of each of these lines, as overrides write them. What a
-    trial's file does not have is null.
+    """The composed trials that have, for each line, one of its values. lines: of `only.`, as overrides. An option that
+    a trial's file lacks is null.
 
     Raises:
         ConfigError: a listed value, or all values of a range, that no trial has; no trial that has one of each line;
@@ -264,7 +264,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _value(trial: Mapping[str, Any], key: str) -> Any:
-    """What a composed trial has of a key of the command line; the name, of a group."""
+    """The value of a command-line key in a composed trial; of a group, the name."""
     if key in overrides.GROUPS:
         return trial[key]["name"]
     group, _, name = key.rpartition(".")

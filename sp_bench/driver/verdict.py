@@ -1,6 +1,6 @@
-"""How a trial ended, from what it left behind: its record, its events, its logs, and how its processes exited.
+"""Decides how a trial ended, from its record, its events, its logs and the exits of its processes.
 
-A rank that fails says its status itself (`worker._failure`). `_died` decides for one that could say nothing any more.
+A rank that fails reports its status itself (`worker._failure`). `_died` decides for a rank that died without a report.
 """
 
 import math
@@ -13,7 +13,7 @@ from pathlib import Path
 from sp_bench import handover, hardware
 from sp_bench.rows.row import Outcome
 
-# How an error reads that is the echo of a peer's end.
+# An error with one of these words may be the echo of a peer's end.
 LOST_PEER = re.compile(r"connection|peer|broken pipe|remote|TCPStore|abort|timed? ?out", re.IGNORECASE)
 
 
@@ -35,7 +35,7 @@ class Exit:
 
 @dataclass(frozen=True)
 class Ending:
-    """What the driver saw of a trial's end."""
+    """How the driver saw a trial end."""
 
     exits: Sequence[Exit]
     expired: str | None  # which deadline passed
@@ -44,7 +44,7 @@ class Ending:
 
 
 def classify(folder: Path, ending: Ending) -> Outcome:
-    """What came of a trial: why and in which phase it failed, or what its record says, which is not checked here.
+    """The outcome of a trial: why and in which phase it failed, or its record, which is not checked here.
 
     A trial is ok if it left a record and every process exited with code 0. Else its status is that of the first
     failure, whether a rank reported it or died of it; or of the deadline; or of any exit that came too early.
@@ -55,19 +55,19 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     record = handover.read_record(folder)
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
         return Outcome("ok", phase, measured=record)
-    told = next((e for e in events if e.name == "failed"), None)
-    # Ranks of a lost host may live on for a moment, and tell of the peers that the driver then ended.
-    lost = {each.rank for each in exits if each.code is None and (told is None or each.at <= told.at)}
+    report = next((e for e in events if e.name == "failed"), None)
+    # Ranks of a lost host may live on for a moment and report the peers that the driver then ended.
+    lost = {each.rank for each in exits if each.code is None and (report is None or each.at <= report.at)}
     spoke = {e.rank for e in events if e.name == "failed"} - lost
     done = {e.rank for e in events if e.name == "done"}
     silent = [each for each in exits if each.rank not in spoke and not (each.code == 0 and each.rank in done)]
-    cause = next((each for each in silent if _is_cause(each, told)), None)
+    cause = next((each for each in silent if _is_cause(each, report)), None)
     if cause:
         return _died(folder, cause, _phase(events, cause.rank), ending.oom_killed)
-    if told:
-        own_phase = _phase([e for e in events if e.at <= told.at], told.rank)
-        assert told.status is not None  # a failure says it
-        return Outcome(told.status, own_phase, told.reason, told.oom_site)
+    if report:
+        own_phase = _phase([e for e in events if e.at <= report.at], report.rank)
+        assert report.status is not None  # a failure has one
+        return Outcome(report.status, own_phase, report.reason, report.oom_site)
     if ending.expired:
         return Outcome("timeout", phase, f"{ending.expired}{_last_words(folder, events)}")
     if silent:
@@ -77,13 +77,13 @@ def classify(folder: Path, ending: Ending) -> Outcome:
 
 
 def _phase(events: Sequence[handover.Event], rank: int | None = None) -> str:
-    """The phase entered last, by the rank or by any."""
+    """The phase that was entered last, by this rank or, with None, by any."""
     entered = [e.name for e in events if e.name in handover.PHASES and rank in (None, e.rank)]
     return entered[-1] if entered else handover.PHASES[0]
 
 
-def _is_cause(silent: Exit, told: handover.Event | None) -> bool:
-    """Whether the exit of a rank that reported nothing is the first failure, and not the consequence of a peer's.
+def _is_cause(silent: Exit, report: handover.Event | None) -> bool:
+    """Whether the exit of a rank without a report is the first failure, and not the consequence of a peer's.
 
     SIGTERM never is: the driver sends it to the peers of a failed rank. What a rank reported first is the cause unless
     it reads like the loss of a peer, because such an echo may be stamped before the exit that caused it is seen.
@@ -91,9 +91,9 @@ def _is_cause(silent: Exit, told: handover.Event | None) -> bool:
     """
     if silent.code == -signal.SIGTERM:
         return False
-    if told is None or silent.at <= told.at:
+    if report is None or silent.at <= report.at:
         return True
-    is_echo = told.status == "error" and LOST_PEER.search(told.reason or "") is not None
+    is_echo = report.status == "error" and LOST_PEER.search(report.reason or "") is not None
     return is_echo and silent.code != -signal.SIGABRT
 
 
@@ -133,7 +133,7 @@ def _last_line(path: Path) -> str | None:
 
 
 def oom_kills() -> int | None:
-    """How often the kernel has killed for memory in this process's cgroup; None where no cgroup tells."""
+    """How often the kernel has killed for memory in this process's cgroup; None if no cgroup counts."""
     for path in hardware.cgroup_files("memory.oom_control", "memory.events"):
         if path.exists() and (match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)):
             return int(match[1])

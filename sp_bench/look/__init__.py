@@ -1,1 +1,1 @@
-"""What is there: status of campaigns, one trial, this machine, the methods; and packing of rows."""
+"""Shows what is there: campaigns, one trial, this machine, the methods. Also packs the rows of a campaign."""

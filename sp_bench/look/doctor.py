@@ -1,4 +1,4 @@
-"""What runs here, and why the rest does not: machine, libraries, kernels, methods; and how fast its fabrics are."""
+"""Examines this machine: its libraries, which kernels and methods run here or why not, and how fast its fabrics are."""
 
 import json
 import socket
@@ -39,7 +39,7 @@ print(json.dumps({
 
 
 def probe_torch() -> dict[str, Any]:
-    """What torch says of itself, or `error`: the last line of why it cannot be imported."""
+    """Torch's version and devices, or `error`: the last line of its import error."""
     done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
@@ -47,13 +47,13 @@ def probe_torch() -> dict[str, Any]:
 
 
 def kernel_support(device: str) -> dict[str, str | None]:
-    """Each kernel: why it does not run on `device`, or None. In bfloat16, 32/8 heads of 128."""
+    """Kernel -> why it does not run on `device`, or None; for bfloat16 and 32/8 heads of 128."""
     shape = AttentionShape(1, 8192, 32, 8, 128, True, "bfloat16")
     return {name: kernels.get(name).unsupported_reason(shape, device) for name in kernels.names()}
 
 
 def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
-    """Whether a method runs here on any of those kernels, or why not."""
+    """Says whether a method runs here on any of those kernels, or why not."""
     runs_on = [name for name in supported.kernels if name in usable_kernels]
     return supported.missing_library or (
         f"usable on {', '.join(runs_on)}" if runs_on else f"takes {', '.join(supported.kernels)}; none is usable here"
@@ -61,7 +61,7 @@ def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
 
 
 def examine() -> dict[str, Any]:
-    """What `doctor` shows: headings, and below each names with what was found, or why not. JSON-ready."""
+    """Headings, and below each the names with what was found or why not. JSON-ready."""
     found, versions = hardware.gpus(), hardware.package_versions()
     sections: dict[str, Any] = {
         "machine": {
@@ -91,7 +91,7 @@ def show() -> None:
 
 
 def host_name() -> str:
-    """What this machine calls itself, and which address gloo takes for that."""
+    """The name of this machine, and the address that gloo finds for it."""
     name, start = socket.gethostname(), time.monotonic()
     try:
         found = f"is {socket.gethostbyname(name)}"

@@ -1,8 +1,9 @@
-"""Which method can split which attention over how many ranks: asked of the methods themselves, a line a variant.
+"""The table of which method can split which attention over how many ranks, from the methods themselves: a line a
+variant.
 
 `sp-bench methods` prints the table, and docs/METHODS.md holds that of our methods between two markers. A library's
-shapes are asked for as if it were installed, so that the answers are the same on every machine; what is missing on
-this one is told apart.
+answers are those with the library installed, so that they are the same on every machine. What is missing on this one is
+listed below the table.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,14 +31,14 @@ class Question(NamedTuple):
     sp_size: int
 
     def answer(self) -> str | None:
-        """Why the method cannot, or None."""
+        """Why the method cannot split these heads over these ranks, or None."""
         refused = methods.packing_reason(self.method, self.shape)
         return refused or methods.get(self.method.name).unsupported_reason(*self)
 
 
 @dataclass(frozen=True)
 class Support:
-    """What one variant of a method can do, with any of its layouts and degrees, wherever its library is installed."""
+    """The heads, ranks and kernels that one variant of a method supports, with any of its layouts and degrees."""
 
     name: str
     variant: str | None
@@ -46,11 +47,11 @@ class Support:
 
     @property
     def kernels(self) -> list[str]:
-        """Those that it takes."""
+        """The kernels that it takes."""
         return [name for name in kernels.NAMES if any(q.kernel == name for q in self.works)]
 
     def sp_sizes(self, heads: tuple[int, int]) -> list[int]:
-        """Over how many ranks it splits them."""
+        """The numbers of ranks over which it splits these heads."""
         split = {q.sp_size for q in self.works if (q.shape.num_heads, q.shape.num_kv_heads) == heads}
         return sorted(split)
 
@@ -63,13 +64,13 @@ class Support:
 
     @property
     def on_cpu(self) -> bool:
-        """A kernel that it takes runs there."""
+        """Whether a kernel that it takes runs on the CPU."""
         shape = replace(self.works[0].shape, dtype="float32")
         return any(kernels.get(name).unsupported_reason(shape, "cpu") is None for name in self.kernels)
 
     @property
     def missing_library(self) -> str | None:
-        """Why this machine cannot run what the method supports, for want of a library, or None."""
+        """The library that this machine lacks for the method, or None."""
         return self.works[0].answer()
 
 
@@ -95,14 +96,14 @@ def _options(name: str, variant: str | None, sp_size: int) -> Iterator[MethodCon
 
 
 def of_variant(name: str, variant: str | None) -> Support:
-    asked = [
+    questions = [
         Question(method, kernel, AttentionShape(1, 8192, *heads, 128, causal, "bfloat16"), sp_size)
         for sp_size in SP_SIZES
         for method in _options(name, variant, sp_size)
         for kernel, heads, causal in product(kernels.NAMES, HEADS.values(), (True, False))
     ]
     with hardware.as_if_installed():
-        answers = [(question, question.answer()) for question in asked]
+        answers = [(question, question.answer()) for question in questions]
     works = tuple(question for question, reason in answers if reason is None)
     taken, split = {q.kernel for q in works}, {(q.shape.num_kv_heads, q.sp_size) for q in works}
     refusals = (
@@ -122,7 +123,8 @@ def our_methods() -> list[Support]:
 
 
 def all_methods() -> tuple[list[Support], list[str]]:
-    """Ours and those from outside, and a line for each of these that does not load or splits nothing that is asked."""
+    """Our methods and those from outside, and a line for each outside one that does not load or supports nothing
+    here."""
     found, problems = our_methods(), []
     for name in methods.names()[len(methods.NAMES) :]:
         try:
@@ -150,7 +152,7 @@ takes packed documents.
 
 
 def show() -> None:
-    """The table; below it why not, once a reason, and which libraries are missing here."""
+    """Print the table; below it each reason once, and the libraries that are missing here."""
     found, problems = all_methods()
     print(table(found), end="")
     reasons = dict.fromkeys(f"{each.name}: {each.refusal}" for each in found if each.refusal)
@@ -182,7 +184,7 @@ def as_json() -> list[dict[str, Any]]:
 
 
 def table(supports: Sequence[Support]) -> str:
-    """Markdown, its columns aligned, and what they mean: the same on every machine."""
+    """The table and the meaning of its columns as Markdown; the same on every machine."""
     heads = [f"{kind} {query}/{kv}" for kind, (query, kv) in HEADS.items()]
     headings = ["method", "variant", "library", "moves", "kernels", *heads, "causal", "not causal", "CPU"]
     rows = tabulate(map(_cells, supports), headings, tablefmt="github", disable_numparse=True)

@@ -100,7 +100,7 @@ def unpack(campaign: Path) -> int:
 
 @contextmanager
 def _alone(campaign: Path) -> Iterator[None]:
-    """Holds the claim on the campaign's pack.
+    """While open, this process holds the claim on the campaign's pack.
 
     Raises:
         ConfigError: somebody else works in the campaign, or it cannot be written.
@@ -141,8 +141,8 @@ def _require_equal(folder: Path, want: pa.Table) -> None:
     """The rows of `folder` are those of `want`, in every column that we know."""
     got, problems = store.read(folder)
     if not (got.equals(want) or repr(got.to_pylist()) == repr(want.to_pylist())):  # NaN equals nothing
-        told = "; ".join(problems[:1]) or "values differ"
-        raise ConfigError(f"rows were not written as they were read ({told}); nothing was removed")
+        reason = "; ".join(problems[:1]) or "values differ"
+        raise ConfigError(f"rows were not written as they were read ({reason}); nothing was removed")
 
 
 def _size(campaign: Path) -> int:

@@ -77,14 +77,14 @@ def row_of(found: Found) -> dict[str, Any]:
 
 
 def lines(found: Sequence[Found]) -> list[str]:
-    """What to print of a trial: its attempts, then all of the last one."""
+    """The lines to print for a trial: its attempts, then all columns of the last one."""
     last = found[-1]
     row = row_of(last)
-    told = [f"{shown(folder)}: attempt {name.attempt} in {name.env_id}: {name.status}" for folder, name in found]
-    told += ["", *_columns(row), "", f"repeat it alone: {repeat(row['config'])}"]
+    printed = [f"{shown(folder)}: attempt {name.attempt} in {name.env_id}: {name.status}" for folder, name in found]
+    printed += ["", *_columns(row), "", f"repeat it alone: {repeat(row['config'])}"]
     for log in logs(*last):
-        told += ["", f"{shown(log)}, its last lines:", *(f"  {line}" for line in _tail(log))]
-    return told
+        printed += ["", f"{shown(log)}, its last lines:", *(f"  {line}" for line in _tail(log))]
+    return printed
 
 
 def _columns(row: dict[str, Any]) -> list[str]:
@@ -114,10 +114,10 @@ def repeat(config: str | None) -> str:
     """The command line that runs a row's cell once, in a campaign of its own; or why there is none."""
     try:
         overrides.use_config_dirs([])
-        asked = parse(TrialConfig, json.loads(config or "null") or {})
-        chosen = [f"{group}={getattr(asked, group).name}" for group in overrides.GROUPS]
+        wanted = parse(TrialConfig, json.loads(config or "null") or {})
+        chosen = [f"{group}={getattr(wanted, group).name}" for group in overrides.GROUPS]
         (default,), _ = sweep.configs(overrides.read_arguments(chosen))
-        ours, theirs = config_values(default), config_values(asked)
+        ours, theirs = config_values(default), config_values(wanted)
         more = [
             f"{as_overridden(path)}={_literal(value)}"
             for path, value in theirs.items()
@@ -126,7 +126,7 @@ def repeat(config: str | None) -> str:
         (again,), _ = sweep.configs(overrides.read_arguments([*chosen, *more]))
     except ConfigError as error:
         return f"not with the files of conf and the methods that are here: {error}"
-    differs = "" if cell_id(again) == cell_id(asked) else "  # not the same cell: a file of conf has changed since"
+    differs = "" if cell_id(again) == cell_id(wanted) else "  # not the same cell: a file of conf has changed since"
     return f"sp-bench run {shlex.join([*chosen, *more, REPEATED])}{differs}"
 
 

@@ -57,12 +57,12 @@ class Failure:
 
 @dataclass(frozen=True)
 class Overview:
-    """What `status` says of a campaign. The fields are what --json shows."""
+    """The state of a campaign. Its fields are those of --json."""
 
     campaign: str
     counts: Mapping[str, int]  # of each status, over the latest attempts of each trial and environment
     env_ids: int
-    planned: int | None  # trials of the run that began last; None: no run has said
+    planned: int | None  # trials of the run that began last; None: no run wrote a plan
     left: int | None  # of them, those without a row
     eta_s: float | None  # at the pace since that run began; None: nothing has ended since, or nothing is left
     running: tuple[Running, ...]
@@ -101,7 +101,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
 
 
 def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
-    """(when the last run began, its trials); None: no run has said."""
+    """(when the last run began, its trials); None if no run wrote a plan."""
     found = plans.read(folder)
     if not found:
         return 0.0, None
@@ -161,7 +161,8 @@ def _jobs(folder: Path) -> tuple[tuple[Job, ...], str | None]:
 
 
 def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
-    """By status and reason, whatever numbers it has; the most frequent first. Of many only the newest are opened."""
+    """Failures counted by status and reason, without the numbers in the reason; the most frequent first. Only the
+    newest MAX_REASONS rows are opened."""
     if not rows:
         return
     newest = sorted(rows, key=lambda row: _written_at(folder, row))[-MAX_REASONS:]
@@ -174,7 +175,7 @@ def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
 
 
 def lines(found: Overview) -> Iterator[str]:
-    """What the counts do not say, for people."""
+    """Lines with what the counts leave out, for people."""
     if found.planned is not None and (found.left or found.running):
         left = f"{found.left:,} of {found.planned:,} planned left"
         eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""

@@ -98,7 +98,7 @@ def test_a_sweep_file_that_would_run_something_else_is_refused(write, capfd, tex
         ("sweep/mine", f"{HEADER}sweep:\n\tblocks: []\n", ", line 3, is not YAML: found character"),
         ("sweep/mine", f"{HEADER}campaign: a\ncampaign: b\n{BLOCKS}", ", line 3, is not YAML: found duplicate key"),
         ("fabric/mine", "name: mine\n backend: gloo\n", ", line 2, is not YAML: mapping values are not allowed here"),
-        ("fabric/mine", "- mine\n", " must map keys to values; it is a list"),
+        ("fabric/mine", "- mine\n", " must map keys to values, such as name: mine"),
         ("fabric/mine", "name: mine\0\n", " cannot be read: unacceptable character"),
     ],
 )

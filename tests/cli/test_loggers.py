@@ -67,7 +67,7 @@ def test_a_logger_that_fails_is_named_and_the_sweep_goes_on(tmp_path, with_wandb
     words = ("run", *ONE, "seq_len=64,65", "isolation=group", "campaign=night", "--log-to", "wandb")
     done = says(tmp_path, *words, **with_wandb, BROKEN="yes")
     assert done.returncode == 0
-    assert done.stdout.count("--log-to wandb failed and hears of no further row: no network") == 1
+    assert done.stdout.count("--log-to wandb failed and gets no further rows: no network") == 1
     assert len(store.read(tmp_path / "results" / "night")[0]) == 2
 
 

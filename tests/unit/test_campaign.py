@@ -11,7 +11,7 @@ import pytest
 from sp_bench import hardware
 from sp_bench.config.parsing import ConfigError
 from sp_bench.costs import memory
-from sp_bench.driver import campaign, devices, identity, plan
+from sp_bench.driver import campaign, devices, identity, plan, to_run
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.search import Search
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig, SearchConfig
@@ -39,13 +39,13 @@ def trial(reason=None):
 def test_resume_retries_preempted_timeout_and_error_and_run_nothing(status):
     again = 1 if status in ("preempted", "timeout", "error") else None
     planned = trial("sp_size=3 does not divide 8 heads" if status == "unsupported" else None)
-    assert campaign.next_attempt(row(status), planned, settings()) == again
-    assert campaign.next_attempt(row(status), planned, settings(resume=False)) is None
+    assert to_run.next_attempt(row(status), planned, settings()) == again
+    assert to_run.next_attempt(row(status), planned, settings(resume=False)) is None
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_was_refused_runs_once_nothing_refuses_it(resume):
-    assert campaign.next_attempt(row("unsupported", 3), trial(), settings(resume=resume)) == 4
+    assert to_run.next_attempt(row("unsupported", 3), trial(), settings(resume=resume)) == 4
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_plan_for_the_cpu_and_gpus_runs_where_there_are_none(make_config):
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_what_has_no_row_is_attempt_0(resume):
-    assert campaign.next_attempt(None, trial(), settings(resume=resume)) == 0
+    assert to_run.next_attempt(None, trial(), settings(resume=resume)) == 0
 
 
 def test_rows_of_another_environment_are_named_before_their_trials_run_again(make_config, tmp_path, capsys):
@@ -121,7 +121,7 @@ def test_a_search_with_checkpoints_in_host_memory_starts_from_what_of_it_is_free
 
 
 def test_attempts_are_bounded():
-    numbers = [campaign.next_attempt(row("error", n), trial(), settings(max_attempts=4)) for n in range(5)]
+    numbers = [to_run.next_attempt(row("error", n), trial(), settings(max_attempts=4)) for n in range(5)]
     assert numbers == [1, 2, 3, None, None]
 
 

@@ -144,7 +144,7 @@ def test_code_is_edited_once_a_statement_of_the_trial_is_another(package, forget
     assert edited_cells() == set()
 
 
-@pytest.mark.parametrize("file", ["driver/campaign.py", "analysis/cells.py", "rows/schema.py", "cli.py"])
+@pytest.mark.parametrize("file", ["driver/campaign.py", "analysis/cells.py", "rows/schema.py", "cli/run.py"])
 def test_code_that_no_rank_runs_is_of_no_cell(file, package, forget, cells):
     assert edited(package, file, forget, cells) == (set(), False)
 

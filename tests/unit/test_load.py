@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from sp_bench import cli
+from sp_bench.cli import rows as verbs
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import attempt, campaign, identity, plan
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
@@ -88,7 +88,7 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
 
 
 def test_status_counts_them_without_opening_one(full, unopened, capsys):
-    cli.status([full[0] / "full"] * 2)  # of one campaign alone, the newest failures are opened for their reasons
+    verbs.status([full[0] / "full"] * 2)  # of one campaign alone, the newest failures are opened for their reasons
     heading, line, _ = capsys.readouterr().out.splitlines()
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert {status: counts[status] for status in STATUSES} == dict.fromkeys(STATUSES, str(ROWS // 5))

@@ -102,7 +102,6 @@ USES = {
             "allocator",
             "backend",
             "checkpoint_offload",
-            "device_memory_gib",
             "dkv_dtype",
             "optimizer_offload",
             "env",
@@ -119,10 +118,14 @@ USES = {
     "driver/record_check.py": {"fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
     "driver/attempt.py": {"num_nodes"},
-    "driver/campaign.py": {"document_lens", "num_nodes", "packing", "seed"},  # a plan says which pack its line is of
+    "driver/campaign.py": {"num_nodes"},
+    "driver/notes.py": {  # doubts about trials, and which pack a line is about
+        *("device_memory_gib", "document_lens", "env", "optimizer_offload", "packing", "ranks_per_gpu", "seed"),
+        "threads_per_rank",
+    },
     "driver/launch.py": {"num_nodes"},
     "cluster/packs.py": {"num_nodes"},
-    "driver/searching.py": {"device_memory_gib", "num_nodes"},  # what a plan without GPUs counts on
+    "driver/searching.py": {"device_memory_gib"},  # what a plan without GPUs counts on
     "cluster/submission.py": {"num_nodes"},
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have

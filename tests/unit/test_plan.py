@@ -14,7 +14,7 @@ from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.costs.training import block_shapes, num_parameters
-from sp_bench.driver import plan, ranks
+from sp_bench.driver import notes, plan, ranks
 from sp_bench.driver.overrides import choices
 from sp_bench.methods import double_ring
 from sp_bench.rows.row import asked_for
@@ -298,7 +298,7 @@ def test_a_trial_on_gpus_runs_whatever_it_holds_and_the_plan_warns(make_config):
     configs = [make_config(seq_len=seq_len, **gpu) for seq_len in (2**24, 2**12)]
     trials = plan.plan(configs, 1, 0, 2, host_bytes=2**30)
     assert [trial.unsupported_reason for trial in trials] == [None, None]
-    (warning,) = plan.warnings(trials, 64, 140 * 2**30)
+    (warning,) = notes.warnings(trials, 64, 140 * 2**30)
     assert warning.startswith("1 of 2 cells will probably end as oom: a rank needs up to ")
 
 
@@ -308,7 +308,7 @@ def test_the_plan_warns_of_steps_that_the_memory_model_puts_above_the_device(mak
     step = gpu | {"workload": "train_step", "workload__activation_checkpointing": "full", "sp_size": 1}
     configs = [make_config(engine=engine, method="single", seq_len=seq_len, **step) for seq_len in (2**20, 2**12)]
     trials = [replace(trial, unsupported_reason=None) for trial in plan.plan(configs, 1, 0, 2)]  # with the libraries
-    found = plan.warnings(trials, 64, 140 * 2**30)
+    found = notes.warnings(trials, 64, 140 * 2**30)
     needed = memory.peak(configs[0]).bytes / 2**30
     assert [f"up to {needed:,.1f} GiB, by the memory model" in each for each in found] == [True]
     assert found[0].startswith("1 of 2 cells")
@@ -372,18 +372,18 @@ def test_the_memory_model_follows_what_is_offloaded(make_config):
 
 def test_more_ranks_than_processors_is_a_warning(make_config):
     trials = plan.plan([make_config(sp_size=4), make_config(sp_size=2)], 1, 0, None)
-    (warning,) = plan.warnings(trials, 2, None)
+    (warning,) = notes.warnings(trials, 2, None)
     assert warning.startswith("1 of 2 cells have up to 4 ranks on 2 processors")
-    assert plan.warnings(trials, 4, None) == []
+    assert notes.warnings(trials, 4, None) == []
 
 
 def test_variables_of_the_shell_that_shape_messages_are_a_warning(make_config):
     """A fabric's own win over the shell's, and are in its name."""
     gpu, cpu = make_config(hardware="h200", fabric="nvlink", dtype="bfloat16", kernel="cudnn"), make_config()
     shell = {"NCCL_P2P_DISABLE": "1", "NCCL_NVLS_ENABLE": "1", "NCCL_DEBUG": "INFO", "HOME": "/"}
-    (warning,) = plan.inherited([gpu, gpu], shell)
+    (warning,) = notes.inherited([gpu, gpu], shell)
     assert warning.startswith("ranks inherit NCCL_P2P_DISABLE=1, which no fabric of these trials sets")
-    assert plan.inherited([cpu], shell) == plan.inherited([gpu], {"NCCL_NVLS_ENABLE": "1"}) == []
+    assert notes.inherited([cpu], shell) == notes.inherited([gpu], {"NCCL_NVLS_ENABLE": "1"}) == []
 
 
 def test_an_optimizer_in_host_memory_with_one_thread_is_a_warning(make_config, monkeypatch):
@@ -392,13 +392,13 @@ def test_an_optimizer_in_host_memory_with_one_thread_is_a_warning(make_config, m
     plain = make_config(**gpu, sp_size=2)
     slow = replace(plain, engine=replace(plain.engine, optimizer_offload="torch_adamw"))
     fast = replace(slow, hardware=replace(slow.hardware, threads_per_rank=8))
-    assert plan.slow_updates([plain, fast]) == []
-    (warning,) = plan.slow_updates([plain, fast, slow])
+    assert notes.slow_updates([plain, fast]) == []
+    (warning,) = notes.slow_updates([plain, fast, slow])
     assert warning.startswith(
         "1 of 3 configurations update their parameters on the host, where each rank has one thread"
     )
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    assert plan.slow_updates([slow]) == []
+    assert notes.slow_updates([slow]) == []
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ def test_the_plan_warns_of_a_library_that_computes_another_attention(make_config
     theirs = gpu | {"method": "transformer_engine"}
     configs = [make_config(kernel=kernel, **theirs) for kernel in ("flash_attn_4", "cudnn")]
     trials = [replace(trial, unsupported_reason=None) for trial in plan.plan(configs, 1, 0, 2)]
-    assert [f"flash-attn-4 {version} computes another" in each for each in plan.warnings(trials, 64, None)] == (
+    assert [f"flash-attn-4 {version} computes another" in each for each in notes.warnings(trials, 64, None)] == (
         [True] if warned else []
     )
 

@@ -13,6 +13,7 @@ from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
 from sp_bench.driver.signals import Signals
 from sp_bench.rows import schema, store
+from sp_bench.rows.row import Outcome
 
 from .rows import asked_for
 
@@ -142,8 +143,8 @@ def test_an_unsupported_trial_becomes_a_row_that_says_what_was_asked_for_and_why
     with Claims(campaign.work / "claims") as claims:
         driver = attempt.Driver(campaign, claims, Signals(), Progress([planned]), ())
         refused = attempt.Attempt(planned, "01234567", 0)
-        assert attempt.refuse(refused, driver) == ("unsupported", planned.unsupported_reason, None, (), None)
-        assert attempt.refuse(refused, driver) is None  # it has its row
+        assert attempt.refuse(refused, driver)
+        assert not attempt.refuse(refused, driver)  # it has its row
     ((row,), problems) = (store.read(tmp_path)[0].to_pylist(), store.read(tmp_path)[1])
     assert problems == []
     assert (row["status"], row["phase"], row["trial_id"]) == ("unsupported", "plan", planned.trial_id)
@@ -157,7 +158,7 @@ def test_a_run_says_once_that_a_gpu_is_slow(make_config, capsys):
     planned = plan.plan([make_config(seq_len=n) for n in (256, 512, 1024)], 1, 7, None)
     progress = Progress(planned)
     for trial, flags in zip(planned, ([], ["transient", "thermal_slowdown"], ["thermal_slowdown"]), strict=True):
-        progress.finish(trial, "ok", None, 3.0, flags)
+        progress.finish(trial, Outcome("ok", "done", measured={"median_step_ms": 3.0, "flags": flags}))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert lines[2].startswith("flag thermal_slowdown: a GPU that NVML reports in thermal slowdown; every step waits")

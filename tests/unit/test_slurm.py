@@ -95,7 +95,7 @@ def test_the_queue_is_read_whatever_its_reasons_hold(program):
     [
         (None, "there is no sbatch on this machine"),
         ("echo 'invalid account' >&2; exit 1", "sbatch failed: invalid account"),
-        ("echo", "sbatch said '' instead of a job id"),
+        ("echo", "sbatch printed '' instead of a job id"),
         ("echo 'Submitted batch job 7'", "instead of a job id"),
     ],
 )

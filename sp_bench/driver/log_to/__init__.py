@@ -1,5 +1,5 @@
-"""Loggers of experiments that hear of each row as it is committed. The rows stay what counts: a logger that fails is
-told of and left, and the sweep goes on.
+"""Loggers of experiments, which get each row as it is committed. The rows are what counts: after a logger fails, the
+sweep says so and goes on without it.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ class Logger:
         except Exception as error:  # whatever a service raises: the measurement goes on
             self._failed = True
             first = str(error).splitlines()[0] if str(error) else type(error).__name__
-            print(f"--log-to {self._name} failed and hears of no further row: {shown(first)}")
+            print(f"--log-to {self._name} failed and gets no further rows: {shown(first)}")
 
 
 def _module(name: str) -> ModuleType:

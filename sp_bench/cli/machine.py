@@ -1,0 +1,94 @@
+"""doctor, methods: what this machine and the methods can do."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp_bench.cli.options import FAILURES, AsJson, exit_if_failed, named_campaigns
+from sp_bench.cli.run import Reporter
+from sp_bench.config.parsing import ConfigError, shown
+
+
+def doctor(
+    context: typer.Context,
+    curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show what this machine has: devices, libraries, and which kernels and methods run here or why not.
+
+    sp-bench doctor
+
+    With --curves: measure how fast each fabric of this machine moves messages, for each primitive. This runs
+    sweep=fabrics (over gloo without two GPUs) and takes the overrides of `run`. Each curve is a row in results/fabrics
+    and is measured once:
+
+        sp-bench doctor --curves
+
+        sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
+    """
+    from sp_bench.driver import campaign, overrides, sweep
+    from sp_bench.look import doctor as examination
+
+    if not curves:
+        if context.args:
+            raise ConfigError(f"{shown(' '.join(context.args))}: doctor takes --curves, and overrides only with that")
+        if as_json:
+            print(json.dumps(examination.examine(), indent=1))
+        else:
+            examination.show()
+        return
+    if as_json:
+        raise ConfigError("--json shows what this machine has; curves are rows, which the report reads")
+    overrides.use_config_dirs([])
+    request = overrides.read_arguments(overrides.replaced(examination.fabrics_here(), context.args))
+    configs, settings = sweep.configs(request)
+    statuses = campaign.run(configs, settings, Reporter())
+    examination.show_curves(settings.folder)
+    exit_if_failed(statuses, FAILURES.split(","))
+
+
+def methods(
+    write: Annotated[Path | None, typer.Option(help="Write the table into this file, between its two markers")] = None,
+    packed: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="CAMPAIGN", help="Show who computes packed documents right, from these rows; repeatable"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which method can split which heads over how many ranks, or why it cannot.
+
+    sp-bench methods
+
+    Which of them compute packed documents right, after `sp-bench run sweep=cpu_packed_gate`:
+
+        sp-bench methods --packed results/cpu_packed_gate
+    """
+    from sp_bench.look import methods_table
+
+    if packed:
+        if as_json:
+            raise ConfigError("--json is for the table of heads and ranks; sp_bench.load reads rows")
+        from sp_bench import report as reports
+        from sp_bench.report import packed_gate
+
+        gates = []
+        for campaign in named_campaigns(packed):
+            of_campaign = packed_gate.gates(reports.read([campaign]))
+            if not of_campaign:
+                raise ConfigError(
+                    f"{shown(campaign)} has no rows of packed documents; sp-bench run sweep=cpu_packed_gate"
+                )
+            gates += of_campaign
+        text = packed_gate.markdown(gates)
+        print(text, end="")
+        if write:
+            methods_table.write_between(write, packed_gate.BEGIN, packed_gate.END, text)
+        return
+    if as_json:
+        print(json.dumps(methods_table.as_json(), indent=1))
+    else:
+        methods_table.show()
+    if write:
+        methods_table.write_into(write)

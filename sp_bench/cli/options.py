@@ -1,0 +1,58 @@
+"""Options, exit codes and checks that several verbs share."""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp_bench.config.parsing import ConfigError, shown
+
+SHOWN = 20  # skipped files that are named
+FAILED = 1  # exit code when --fail-on finds something
+FAILURES = "error,incorrect,timeout"  # default of --fail-on; oom and unsupported are results
+
+FailOn = Annotated[
+    str, typer.Option(metavar="STATUSES", help="Exit with 1 if the latest row of a trial has one of these; or none")
+]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs")]
+
+ConfigDir = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="FOLDER", help="With files of your own in sweep, model, hardware, fabric or cluster; may be repeated"
+    ),
+]
+
+
+def named_campaigns(named: Sequence[Path]) -> list[Path]:
+    """The campaign folders. Passes over a plain file among several, since results/* may name some, and says so."""
+    from sp_bench.rows.store import require_campaigns
+
+    files = [path for path in named if path.is_file()] if len(named) > 1 else []
+    folders = require_campaigns([path for path in named if path not in files])
+    for path in files:
+        print(f"sp-bench: {shown(path)} is not a folder of results; passed over", file=sys.stderr)
+    return folders
+
+
+def listed_statuses(option: str, given: str) -> Collection[str]:
+    """`error,timeout` -> both; `none` -> nothing."""
+    from sp_bench.rows import store
+
+    named = [] if given == "none" else given.split(",")
+    if unknown := [name for name in named if name not in store.STATUSES]:
+        raise ConfigError(
+            f"{option} {shown(given)}: {shown(unknown[0]) or 'an empty name'} is no status; use some of "
+            f"{', '.join(store.STATUSES)}, or none"
+        )
+    return named
+
+
+def exit_if_failed(statuses: Mapping[str, int], failures: Collection[str]) -> None:
+    failed = [f"{statuses[name]} {name}" for name in failures if statuses.get(name)]
+    if failed:
+        print(f"sp-bench: the latest rows of trials are {', '.join(failed)}", file=sys.stderr)
+        raise typer.Exit(FAILED)

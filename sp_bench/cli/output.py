@@ -1,0 +1,35 @@
+"""A stdout that may fail without ending the run."""
+
+import os
+from typing import Any, TextIO
+
+
+class Output:
+    """Writes to a stream until that fails, as when a reader went away (`sp-bench run | head -1`) or a disk is full;
+    then drops what follows, so that the run goes on."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.lost: OSError | None = None  # why nothing is written any more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        self.lost = self.lost or error
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())  # what is still in the buffer, and what follows, goes there
+        os.close(nowhere)

@@ -1,0 +1,187 @@
+"""report, archive, compare: what the rows of campaigns say."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sp_bench.cli.options import FAILED, SHOWN, AsJson, named_campaigns
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.driver.progress import console, working
+
+
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Only this of throughput, ratios, steps, memory, bytes, fabrics"),
+    ] = None,
+    column: Annotated[int, typer.Option(min=1, max=2, help="Figures as wide as one column of a paper, or two")] = 2,
+    height: Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Height of every figure")] = None,
+    venue: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Widths and fonts of neurips, icml, iclr, mlsys, acm or ieee")
+    ] = None,
+    smallest: Annotated[
+        float, typer.Option(min=0, max=1, help="Smallest effect of interest: differences below it are ties")
+    ] = 0.02,
+    anonymous: Annotated[
+        bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
+    ] = False,
+    mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments; the page says so")] = False,
+    export: Annotated[
+        str | None, typer.Option(metavar="csv|json", help="Print the tables of all settings so; write no page")
+    ] = None,
+    findings: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write what the rows say, as Markdown, there; write no page")
+    ] = None,
+) -> None:
+    """Make a page, figures and tables from the rows of campaigns.
+
+    sp-bench report results/smoke
+
+    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) keep lines
+    of their own; with --mix they share them:
+
+        sp-bench report results/monday results/tuesday --out page
+
+    Draw one figure as wide as a column of a paper, anonymously:
+
+        sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
+
+    Print the table of all cells, or write what the rows of all campaigns say:
+
+        sp-bench report results/h200 --export csv > h200.csv
+
+        sp-bench report results/* --findings docs/RESULTS.md
+
+    It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and
+    tables.tex, md, csv, json. A second report removes what the first one wrote and is no longer true. Exit codes: 0
+    written, 2 bad input.
+    """
+    from sp_bench import report as reports
+    from sp_bench.rows import store
+
+    for option, value, known in (("--venue", venue, reports.VENUES), ("--export", export, ("csv", "json"))):
+        if value is not None and value not in known:
+            raise ConfigError(f"{option} {value} is not known; use one of {', '.join(known)}")
+    if unknown := set(only or ()) - set(reports.NAMES):
+        raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
+    folders = named_campaigns(folders)
+    look = reports.Look(column, height, venue)
+    options = reports.Options(look, tuple(only or reports.NAMES), smallest, anonymous, mix)
+    target = reports.default_out(folders) if out is None else out
+    if not export and not findings and (obstacle := reports.obstacle(target, folders)):
+        raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
+    empty = [folder for folder in folders if next(store.committed(folder), None) is None]
+    if len(empty) == len(folders):
+        raise ConfigError(
+            f"{', '.join(map(shown, empty))}: no rows, and so no report; name folders that a run wrote to"
+        )
+    try:
+        with working() as say, reports.processes(folders) as executor:
+            exported, built = "", None
+            if export:
+                exported = reports.export(folders, export, options, executor)
+            elif findings:
+                reports.write_findings(folders, findings, options, executor)
+            else:
+                built = reports.build(folders, target, options, executor=executor, say=say)
+    except OSError as error:
+        raise ConfigError(f"no report in {shown(findings or target)}: {shown(error)}") from error
+    if built is None:
+        print(exported or f"findings: {findings}\n", end="")
+        return
+    for folder in empty:
+        print(f"{shown(folder)}: no rows")
+    for problem in built.problems[:SHOWN]:
+        print(problem)
+    if more := built.problems[SHOWN:]:
+        print(f"{len(more):,} further files are named on the page")
+    print(f"report: {built.page}")
+
+
+def archive(
+    folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/night")],
+    out: Annotated[Path, typer.Option(metavar="FILE.zip", help="Where the archive is written")],
+    anonymous: Annotated[bool, typer.Option("--anonymous", help="The report without hosts, users and paths")] = False,
+) -> None:
+    """Make the artifact of a paper: rows, plans, environment, report and checksums of campaigns in one zip.
+
+    sp-bench archive results/night --out night.zip
+
+    Equal rows give equal bytes. Rows go in as they are: with --anonymous they are left out, and the report alone is
+    anonymous. Exit codes: 0 written, 2 bad input, or a row that cannot be read.
+    """
+    from sp_bench import report as reports
+    from sp_bench.report import archive as archives
+
+    folders = named_campaigns(folders)
+    if out.suffix != ".zip":
+        raise ConfigError(f"--out {shown(out)}: the archive is a zip; give it a name that ends so")
+    try:
+        with working() as say, reports.processes(folders) as executor:
+            options = reports.Options(anonymous=anonymous)
+            number = archives.write(folders, out, options, executor=executor, say=say)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"no archive in {shown(out)}: {shown(error)}") from error
+    print(f"archive: {out}, {number:,} files")
+
+
+def compare(
+    a: Annotated[Path, typer.Argument(metavar="A", help="Campaign folder to compare with")],
+    others: Annotated[
+        list[Path], typer.Argument(metavar="B...", help="Campaign folders that may have become slower, each against A")
+    ],
+    fail_on: Annotated[
+        str | None, typer.Option(metavar="median:NUMBER%", help="Exit with 1 if a cell became slower by more")
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(metavar="OPTION", help="Cells may differ in it, as workload.warmup_steps; may be repeated"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare campaigns cell by cell: ratios of step times, changed statuses, cells that only one side has.
+
+    sp-bench compare results/before results/after
+
+    sp-bench compare results/monday results/tuesday results/wednesday --ignore workload.timed_steps
+
+    sp-bench compare results/before results/after --fail-on median:5%
+
+    A cell fails when B over A is above the bound; with 6 replicates or more on both sides, the interval of that ratio
+    must exclude 1 as well. A cell also fails when more of its replicates failed in B than in A, or when a row of B
+    cannot be read. Exit codes: 0 nothing fails, 1 something fails, 2 bad input.
+    """
+    from sp_bench import report as reports
+    from sp_bench.analysis import comparison
+    from sp_bench.analysis.formats import counted
+    from sp_bench.report.comparison_table import show as show_comparison
+    from sp_bench.rows.store import require_campaigns
+
+    try:
+        bound = None if fail_on is None else comparison.fail_bound(fail_on)
+        folder_a, *folders_b = folders = require_campaigns([a, *others])
+        with working() as say, reports.processes(folders) as executor:
+            say("reading campaigns")
+            all_compared = [comparison.compare(folder_a, each, executor, ignore or []) for each in folders_b]
+    except comparison.NotComparable as error:
+        raise ConfigError(str(error)) from None
+    if as_json:
+        made = [compared.as_json() for compared in all_compared]
+        print(json.dumps(made[0] if len(made) == 1 else made, indent=1))
+    else:
+        for number, compared in enumerate(all_compared):
+            print("\n" * bool(number), end="")
+            show_comparison(compared, console())
+    if bound is None or not (worse := [line for each in all_compared for line in each.regressions(bound)]):
+        return
+    print(f"sp-bench: worse than --fail-on {fail_on} allows: {counted(len(worse), 'finding')}", file=sys.stderr)
+    for line in worse:
+        print(f"  {line}", file=sys.stderr)
+    raise typer.Exit(FAILED)

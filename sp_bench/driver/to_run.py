@@ -1,0 +1,57 @@
+"""Which planned trials are to run: the one rule of `run`, `resume`, `plan` and `submit`.
+
+A trial is to run if it has no row in this environment, that is, no row with its `env_id` (`driver/identity.py`). With a
+row it is done, unless
+
+- the row is `unsupported`, and nothing stands in the way of the trial any more (`plan.unsupported_reason`);
+- `resume` retries: the status is in RETRIED, and there were fewer than `max_attempts` attempts.
+
+A trial that cannot run here is attempted too, and gets a row that says why; nothing is launched for it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sp_bench.driver.attempt import Attempt, Campaign
+from sp_bench.driver.plan import Trial
+from sp_bench.driver.settings import CampaignConfig
+from sp_bench.rows import store
+from sp_bench.rows.store import RowName
+
+RETRIED = ("preempted", "timeout", "error")  # by `resume`; with another status a trial would end the same way
+
+
+@dataclass(frozen=True)
+class TrialState:
+    """How far a planned trial is in this environment."""
+
+    trial: Trial
+    latest: RowName | None  # the row of its last attempt
+    next: Attempt | None  # None: it is done
+
+    @property
+    def done(self) -> str | None:
+        """The status that the trial ended with; None: it is to run."""
+        return self.latest.status if self.latest and self.next is None else None
+
+
+def next_attempt(latest: RowName | None, trial: Trial, settings: CampaignConfig) -> int | None:
+    """The number of the next attempt at a trial, given the row of the last one; None: the trial is done."""
+    if latest is None:
+        return 0
+    if latest.status == "unsupported":
+        return None if trial.unsupported_reason else latest.attempt + 1
+    again = settings.resume and latest.status in RETRIED and latest.attempt + 1 < settings.max_attempts
+    return latest.attempt + 1 if again else None
+
+
+def states(trials: Sequence[Trial], campaign: Campaign) -> list[TrialState]:
+    """The state of each trial, by the names of the rows in the campaign's folder."""
+    found = store.latest(store.committed(campaign.folder))
+    made = []
+    for trial in trials:
+        env_id = campaign.env_id(trial)
+        latest = found.get((trial.trial_id, env_id))
+        number = next_attempt(latest, trial, campaign.settings)
+        made.append(TrialState(trial, latest, None if number is None else Attempt(trial, env_id, number)))
+    return made
