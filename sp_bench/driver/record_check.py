@@ -88,9 +88,10 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
     if workload.packing != "none" and own:
         trials["packed"] = "trial of packed documents"
+    excused = {"fits"} if workload.fit else set()
     for name, column in OF_RANKS.items():
         needed_by = next((trials[case] for case in column.required if case in trials), None)
-        if needed_by and record.get(name) is None and not (column.unless_fit and workload.fit):
+        if needed_by and record.get(name) is None and excused.isdisjoint(column.unless):
             yield f"{name}=null; expected a value, as every {needed_by} has"
     known = {name: value for name, value in record.items() if value is not None}
     measured = [(OF_RANKS[name], value) for name, value in known.items() if name in OF_RANKS]

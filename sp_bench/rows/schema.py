@@ -25,7 +25,7 @@ class Column(NamedTuple):
     # Trials whose record must have it: `any`, a workload, a pass_kind, `packed` (documents in attention of ours), or
     # `arms` (a record has all of these columns or none).
     required: tuple[str, ...] = ()
-    unless_fit: bool = False  # not required where `workload.fit` is true
+    unless: tuple[str, ...] = ()  # trials that need not have it all the same: `fits` (workload.fit)
     positive: bool = False  # all its numbers are times above 0
 
 
@@ -241,13 +241,13 @@ COLUMNS = (
         required=("packed",)),
     measured("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it", required=("packed",)),
     measured("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)",
-        required=("attention", "train_step"), unless_fit=True),
+        required=("attention", "train_step"), unless=("fits",)),
     measured("sampled_grad_error", TENSOR_ERRORS, "",
         "dq, dk, dv of a loss of those rows; null: no backward, or an old row",
-        required=("forward_backward", "train_step"), unless_fit=True),
+        required=("forward_backward", "train_step"), unless=("fits",)),
     measured("identity_error", IDENTITY_ERRORS, "",
         "identities of all rows' gradients at the timed length, the largest of any KV head; null: no backward, old row",
-        required=("forward_backward", "train_step"), unless_fit=True),
+        required=("forward_backward", "train_step"), unless=("fits",)),
     measured("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
     measured("rel_error_loss", REAL, "",
         "train_step: relative L2 over the tokens' losses of the first step against one process",
@@ -266,9 +266,9 @@ COLUMNS = (
     measured("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
     measured("timed_loss_error", REAL, "",
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
-        required=("train_step",), unless_fit=True),
+        required=("train_step",), unless=("fits",)),
     measured("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square",
-        required=("train_step",), unless_fit=True),
+        required=("train_step",), unless=("fits",)),
     measured("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps",
         required=("parity",)),
     measured("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute",
