@@ -22,26 +22,14 @@ from sp_bench.costs.flags import (
     flags_of_times,
 )
 from sp_bench.engines import requirements
+from sp_bench.rows.schema import COLUMNS
 
 HOST_BOUND_SHARE = 0.9  # of a step: what the host may take to issue it
 MIN_WINDOW_MS = 200.0  # shorter windows are within the noise of the clocks and the scheduler
 MAX_CLOCK_MISMATCH = 0.02  # of a rank's window: how far the sum of its steps may be off without a flag
 
-TIMES = (  # columns that a row without times (`TrialConfig.is_timed`) has not
-    *("rank_step_ms", "window_ms", "host_step_ms", "host_launch_us", "energy_j", "device_state", "part_ms"),
-    *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "mfu", "hfu"),
-    *("attention_flops_per_s", "share_of_limit", "limit_ms", "kernel_ms", "optimizer_ms"),
-    *("compute_only_step_ms", "compute_only_rank_ms", "comm_only_step_ms"),
-    *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency"),
-)
-DERIVED = (
-    *("step_ms", "median_step_ms", "tokens_per_s", "tokens_per_s_per_gpu", "window_tokens_per_s", "flags"),
-    *("imbalance_ms", "exposed_comm_ms", "overlap_efficiency", "latency_us", "bandwidth_bytes_per_s"),
-    *("model_flops", "hardware_flops", "mfu", "hfu", "share_of_limit", "attention_flops_per_s", "comm_predicted_bytes"),
-    "internode_predicted_bytes",
-    *("num_documents", "longest_document", "median_document", "flops_imbalance"),
-    *("max_peak_allocated_bytes", "max_peak_host_bytes", "predicted_peak_bytes"),
-)
+TIMES = tuple(column.name for column in COLUMNS if column.is_time)
+DERIVED = tuple(column.name for column in COLUMNS if column.source == "derived")
 Columns = dict[str, Any]
 Record = Mapping[str, Any]  # what rank 0 handed over, by column
 

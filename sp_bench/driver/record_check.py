@@ -8,8 +8,8 @@ Not seen here: times that are wrong by one factor in all steps and in the window
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -20,47 +20,17 @@ from sp_bench.config.parsing import shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
-from sp_bench.driver.derived import DERIVED, TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
+from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
 from sp_bench.driver.plan import resolve
-from sp_bench.rows.row import Identity, Outcome, asked_for
-from sp_bench.rows.schema import SCHEMA
+from sp_bench.rows.row import Outcome, asked_for
+from sp_bench.rows.schema import COLUMNS, SCHEMA
 
 # Between a rank's window and the sum of its steps. On a GPU the window has the launch of the first step too.
 MAX_CLOCK_GAP, CLOCK_SLACK_MS = 0.1, 1.0
 
-PROOF = ("correctness_seq_len", "rel_error_output", "error_budget", "kernel_rel_error", "sampled_rel_error")
-PROOF_OF_GRADIENTS = ("sampled_grad_error", "identity_error")
-PERTURBED = ("repeat_difference", "outside_difference", "inside_difference")
-TRAINED = ("loss", "grad_norm")
-REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
-    "any": ("rank_step_ms", "window_ms", "peak_host_bytes", "comm", "comm_counted_bytes", "environment"),
-    "attention": PROOF,
-    "forward_backward": ("rel_error_dq", "rel_error_dk", "rel_error_dv", *PROOF_OF_GRADIENTS),
-    "train_step": (
-        *(*PROOF, *PROOF_OF_GRADIENTS, "rel_error_loss", "rel_error_grad_norm"),
-        *("timed_loss_error", "timed_max_loss_error", *TRAINED),
-    ),
-    "parity": ("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", *TRAINED),
-    "collective": ("curve",),
-}
-AT_TIMED_LENGTH = (*PROOF[-1:], *PROOF_OF_GRADIENTS, "timed_loss_error", "timed_max_loss_error")
-PER_RANK = (
-    *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
-    "internode_counted_bytes",
-    *("peak_allocated_bytes", "peak_reserved_bytes", "peak_host_bytes", "device_used_bytes", "allocator_retries"),
-    "leftover_bytes",
-    *("device_state", "part_ms", "kernel_ms", "limit_ms", "phase_end_bytes", "peak_parts_bytes"),
-)
-PER_STEP = ("compute_only_step_ms", "comm_only_step_ms", *TRAINED)
-ARMS = ("compute_only_step_ms", "compute_only_rank_ms", "comm_only_step_ms")  # all of them or none
-POSITIVE = ("rank_step_ms", "window_ms", *ARMS)
-DRIVERS = {  # columns of the driver, beside those that say what was asked for
-    "schema_version",
-    "node_environments",
-    *(name for name in DERIVED if name != "flags"),  # ranks may have doubts too
-    *(field.name for field in fields(Identity)),
-    *(field.name for field in fields(Outcome) if field.name != "environment"),
-}
+# What a record may have. Ranks have doubts of their own (flags); the driver adds its own to them.
+OF_RANKS = {column.name: column for column in COLUMNS if column.source == "measured" or column.name == "flags"}
+ARMS = tuple(name for name, column in OF_RANKS.items() if "arms" in column.required)  # all of them or none
 
 
 def checked(outcome: Outcome, config: TrialConfig) -> Outcome:
@@ -102,7 +72,7 @@ def _overridden(record: Record, asked: Mapping[str, Any], columns: Mapping[str, 
             yield f"{shown(name)}={_short(value)}; expected no such column"
         elif name in asked:
             yield f"{name}={_short(value)}; expected no {name} from a rank, since {_short(asked[name])} was asked for"
-        elif name in DRIVERS:
+        elif name not in OF_RANKS:
             own = _short(columns[name]) if name in columns else "its own"
             yield f"{name}={_short(value)}; expected no {name} from a rank, since the driver has {own}"
 
@@ -113,75 +83,74 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         yield f"{_short(record)}; expected columns"
         return
     workload = config.workload
-    unproven = AT_TIMED_LENGTH if workload.fit else ()
-    for name in (*REQUIRED["any"], *REQUIRED[workload.name], *REQUIRED.get(workload.pass_kind, ())):
-        if record.get(name) is None and name not in unproven:
-            yield f"{name}=null; expected a value, as every {workload.name} trial has"
+    trial = f"{workload.name} trial"
+    trials = {"any": trial, workload.name: trial, workload.pass_kind: trial}
     own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
     if workload.packing != "none" and own:
-        for name in PERTURBED:
-            if record.get(name) is None:
-                yield f"{name}=null; expected a value, as every trial of packed documents has"
-    told = {name: value for name, value in record.items() if value is not None}
-    measured = {name: value for name, value in told.items() if name in SCHEMA.names and name not in DRIVERS}
-    for name, value in measured.items():
-        if not _has_type(value, SCHEMA.field(name).type) or (isinstance(value, list) and None in value):
-            yield f"{name}={_short(value)}; expected {SCHEMA.field(name).type}"
+        trials["packed"] = "trial of packed documents"
+    excused = {"fits"} if workload.fit else set()
+    for name, column in OF_RANKS.items():
+        needed_by = next((trials[case] for case in column.required if case in trials), None)
+        if needed_by and record.get(name) is None and excused.isdisjoint(column.unless):
+            yield f"{name}=null; expected a value, as every {needed_by} has"
+    known = {name: value for name, value in record.items() if value is not None}
+    measured = [(OF_RANKS[name], value) for name, value in known.items() if name in OF_RANKS]
+    for column, value in measured:
+        if not _has_type(value, column.type) or (isinstance(value, list) and None in value):
+            yield f"{column.name}={_short(value)}; expected {column.type}"
         elif not all(map(math.isfinite, _numbers(value))):
-            yield f"{name}={_short(value)}; expected finite numbers"
-    for name in POSITIVE:
-        if not all(ms > 0 for ms in _numbers(told.get(name, ()), null=0)):
-            yield f"{name}={_short(told[name])}; expected times above 0"
+            yield f"{column.name}={_short(value)}; expected finite numbers"
+        elif column.positive and not all(ms > 0 for ms in _numbers(value, null=0)):
+            yield f"{column.name}={_short(value)}; expected times above 0"
     steps = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
-    lengths = dict.fromkeys(PER_RANK, config.world_size) | dict.fromkeys(PER_STEP, steps)
-    for name, length in lengths.items():
-        if name in told and len(told[name]) != length:
-            of = "ranks" if name in PER_RANK else "steps"
-            yield f"{name} has {len(told[name])} entries; expected {length}, one for each of the {of}"
-    for rank, step_ms in enumerate(told["rank_step_ms"]):
+    lengths = {"rank": config.world_size, "step": steps}
+    for column, value in measured:
+        if column.per and len(value) != (length := lengths[column.per]):
+            yield f"{column.name} has {len(value)} entries; expected {length}, one for each of the {column.per}s"
+    for rank, step_ms in enumerate(known["rank_step_ms"]):
         if len(step_ms) != workload.timed_steps:
             yield f"rank_step_ms of rank {rank} has {len(step_ms)} steps; expected timed_steps={workload.timed_steps}"
-    if 0 < sum(name in told for name in ARMS) < len(ARMS):
-        yield f"{', '.join(name for name in ARMS if name not in told)}=null; expected all arms or none"
-    for rank, (step_ms, window_ms) in enumerate(zip(told["rank_step_ms"], told["window_ms"], strict=True)):
+    if 0 < sum(name in known for name in ARMS) < len(ARMS):
+        yield f"{', '.join(name for name in ARMS if name not in known)}=null; expected all arms or none"
+    for rank, (step_ms, window_ms) in enumerate(zip(known["rank_step_ms"], known["window_ms"], strict=True)):
         if abs(sum(step_ms) - window_ms) > MAX_CLOCK_GAP * window_ms + CLOCK_SLACK_MS:
             yield f"rank_step_ms of rank {rank} adds up to {sum(step_ms):.3f}; expected its window_ms={window_ms:.3f}"
-    yield from _problems_of_bytes(config, padded_len, told)
-    yield from _problems_of_work(config, padded_len, told)
+    yield from _problems_of_bytes(config, padded_len, known)
+    yield from _problems_of_work(config, padded_len, known)
     if workload.name == "collective":
-        yield from _problems_of_curve(config, told)
+        yield from _problems_of_curve(config, known)
 
 
-def _problems_of_bytes(config: TrialConfig, padded_len: int | None, told: Record) -> Iterator[str]:
-    inside = [entry for entry in told["comm"] if entry.get("phase") != "other"]
+def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
+    inside = [entry for entry in known["comm"] if entry.get("phase") != "other"]
     counted, of_entries = (math.fsum(e.get(f"{kind}_bytes") or 0 for e in inside) for kind in ("counted", "predicted"))
-    total, predicted = told["comm_counted_bytes"], predicted_bytes(config, padded_len)
+    total, predicted = known["comm_counted_bytes"], predicted_bytes(config, padded_len)
     if not _equal(total, counted):
         yield f"comm_counted_bytes={total}; expected {counted}, the sum of comm"
     if predicted is not None and not _equal(of_entries, predicted):
         yield f"predicted_bytes of comm add up to {of_entries}; expected {predicted}, the closed form"
     if predicted is not None and not _equal(total, predicted) and not methods.traffic_is_mean(config.method.name):
         yield f"comm_counted_bytes={total}; expected {predicted}, the closed form"
-    far, expected = told.get("internode_counted_bytes"), internode_predicted_bytes(config, padded_len)
+    far, expected = known.get("internode_counted_bytes"), internode_predicted_bytes(config, padded_len)
     if (far is None) != (config.num_nodes == 1):
         yield f"internode_counted_bytes={_short(far)}; expected null of one node only, and num_nodes={config.num_nodes}"
     elif expected is not None and not all(map(_equal, far or (), expected)):
         yield f"internode_counted_bytes={_short(far)}; expected {_short(expected)}, the closed form"
 
 
-def _problems_of_work(config: TrialConfig, padded_len: int | None, told: Record) -> Iterator[str]:
+def _problems_of_work(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
     for name, value in methods.expected_work(config, padded_len or config.seq_len, 0).columns.items():
-        if told.get(name) != value:
-            yield f"{name}={_short(told.get(name))}; expected {_short(value)}, the closed form"
+        if known.get(name) != value:
+            yield f"{name}={_short(known.get(name))}; expected {_short(value)}, the closed form"
 
 
-def _problems_of_curve(config: TrialConfig, told: Record) -> Iterator[str]:
-    got, sizes = told["curve"], [size.sent_bytes for size in message_sizes.message_sizes(config)]
+def _problems_of_curve(config: TrialConfig, known: Record) -> Iterator[str]:
+    got, sizes = known["curve"], [size.sent_bytes for size in message_sizes.message_sizes(config)]
     if [size.get("message_bytes") for size in got] != sizes:
         yield f"curve={_short(got)}; expected messages of {sizes} bytes"
     elif not all((size.get("ms") or 0) > 0 for size in got):
         yield f"curve={_short(got)}; expected times above 0"
-    elif not _equal(got[-1]["ms"], slowest := median(map(max, zip(*told["rank_step_ms"], strict=True)))):
+    elif not _equal(got[-1]["ms"], slowest := median(map(max, zip(*known["rank_step_ms"], strict=True)))):
         yield f"curve ends with {got[-1]['ms']} ms; expected {slowest}, the median of its timed steps"
 
 

@@ -1,9 +1,11 @@
-"""The row's schema: name, type, unit and meaning of every column. No torch.
+"""The row's schema: what every column is called, holds, means and is made by. No torch.
 
-Options of a trial are declared in config/trial.py, all other columns here.
+Options of a trial are declared in config/trial.py, all other columns here. What a record must have, which columns are
+computed and which are times follow from these declarations.
 """
 
-from typing import NamedTuple
+from functools import partial
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
@@ -13,11 +15,24 @@ SCHEMA_VERSION = 4
 
 
 class Column(NamedTuple):
+    source: Literal["driver", "asked", "measured", "derived"]  # one name for each is below
     name: str
     type: pa.DataType
     unit: str
     doc: str
+    per: Literal["rank", "step", None] = None  # a list with one entry for each
+    is_time: bool = False  # null where `TrialConfig.is_timed` is false
+    # Trials whose record must have it: `any`, a workload, a pass_kind, `packed` (documents in attention of ours), or
+    # `arms` (a record has all of these columns or none).
+    required: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()  # trials that need not have it all the same: `fits` (workload.fit)
+    positive: bool = False  # all its numbers are times above 0
 
+
+driver = partial(Column, "driver")  # which attempt at which trial, and what came of it
+asked = partial(Column, "asked")  # what was asked for, and what the method's and the engine's code make of it
+measured = partial(Column, "measured")  # what the ranks hand over
+derived = partial(Column, "derived")  # what the driver computes from it (driver/derived.py)
 
 TEXT, INT, REAL, FLAG, TIME = pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.timestamp("us", tz="UTC")
 OF_TYPE = {str: TEXT, int: INT, float: REAL, bool: FLAG}
@@ -66,253 +81,215 @@ ENVIRONMENT = pa.struct(
 
 COLUMNS = (
     # what happened
-    Column("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
-    Column("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
-    Column(
-        "phase", TEXT, "", "the last phase reached: plan, init, correctness, warmup, measure, ledger, handover, done"
-    ),
-    Column("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
-    Column("flags", pa.list_(TEXT), "", "doubts about the times of an ok row; docs/METRICS.md has their names"),
+    driver("status", TEXT, "", "ok | unsupported | oom | timeout | incorrect | error | preempted"),
+    driver("reason", TEXT, "", "why the status is not ok; the first failing rank's message"),
+    driver("phase", TEXT, "",
+        "the last phase reached: plan, init, correctness, warmup, measure, ledger, handover, done"),
+    driver("oom_site", TEXT, "", "torch | nccl | host, when status is oom"),
+    derived("flags", pa.list_(TEXT), "", "doubts about the times of an ok row; docs/METRICS.md has their names"),
     # identity
-    Column("schema_version", INT, "", "version of these columns"),
-    Column("campaign", TEXT, "", "folder of the row"),
-    Column("cell_id", TEXT, "", "hash of the semantic config; equal for the replicates of a cell"),
-    Column("trial_id", TEXT, "", "hash of cell and replicate"),
-    Column("env_id", TEXT, "", "hash of all that this trial was measured with: core_id, its method, kernel and engine"),
-    Column("core_id", TEXT, "", "hash of packages, device model and shared measuring code; null in old rows: env_id"),
-    Column("method_source", TEXT, "", "hash of the source of a method from outside; null: a method of this package"),
-    Column("replicate", INT, "", "fresh-process repetition, from 0"),
-    Column("attempt", INT, "", "launches of this trial, from 0"),
-    Column("order_index", INT, "", "place in the campaign's randomised order"),
-    Column("order_seed", INT, "", "seed of that order"),
+    driver("schema_version", INT, "", "version of these columns"),
+    driver("campaign", TEXT, "", "folder of the row"),
+    driver("cell_id", TEXT, "", "hash of the semantic config; equal for the replicates of a cell"),
+    driver("trial_id", TEXT, "", "hash of cell and replicate"),
+    driver("env_id", TEXT, "", "hash of all that this trial was measured with: core_id, its method, kernel and engine"),
+    driver("core_id", TEXT, "", "hash of packages, device model and shared measuring code; null in old rows: env_id"),
+    driver("method_source", TEXT, "", "hash of the source of a method from outside; null: a method of this package"),
+    driver("replicate", INT, "", "fresh-process repetition, from 0"),
+    driver("attempt", INT, "", "launches of this trial, from 0"),
+    driver("order_index", INT, "", "place in the campaign's randomised order"),
+    driver("order_seed", INT, "", "seed of that order"),
     # what was asked for, and what the method's and the engine's code make of it
-    *(Column(option.column, OF_TYPE[option.type], option.unit, option.doc) for option in OPTIONS if option.column),
-    Column("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
-    Column("primitive", TEXT, "", "collective that moves the attention tensors"),
-    Column("engine_implementation", TEXT, "", "whose code trains: sp_bench, or the libraries and their versions"),
-    Column(
-        "batch_loading",
-        TEXT,
-        "",
+    *(asked(option.column, OF_TYPE[option.type], option.unit, option.doc) for option in OPTIONS if option.column),
+    asked("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
+    asked("primitive", TEXT, "", "collective that moves the attention tensors"),
+    asked("engine_implementation", TEXT, "", "whose code trains: sp_bench, or the libraries and their versions"),
+    asked("batch_loading", TEXT, "",
         "training: a step's tokens are on the device before the first step (before), or its loop loads and copies them "
-        "inside the step (in_step); null: an old row",
-    ),
-    Column(
-        "loss_gradients",
-        TEXT,
-        "",
+        "inside the step (in_step); null: an old row"),
+    asked("loss_gradients", TEXT, "",
         "engine fsdp2: what makes the gradients of the loss's tiles: autograd, or one function of torch.compile's "
-        "(compiled); null: no tiles, or an old row, where it is autograd",
-    ),
-    Column("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
-    Column("num_documents", INT, "", "packing: documents of the sequence"),
-    Column("longest_document", INT, "tokens", "packing: the longest document"),
-    Column("median_document", REAL, "tokens", "packing: median length of a document"),
-    Column(
-        "flops_imbalance",
-        REAL,
-        "",
-        "packing: attention FLOPs of the rank that computes most, over the mean of all ranks; predicted",
-    ),
-    Column("ring_degree", INT, "ranks", "ranks that exchange KV"),
-    Column(
-        "outer_ring_degree",
-        INT,
-        "ranks",
+        "(compiled); null: no tiles, or an old row, where it is autograd"),
+    asked("padded_seq_len", INT, "tokens", "length that was computed; tokens count valid ones, bytes padded ones"),
+    derived("num_documents", INT, "", "packing: documents of the sequence"),
+    derived("longest_document", INT, "tokens", "packing: the longest document"),
+    derived("median_document", REAL, "tokens", "packing: median length of a document"),
+    derived("flops_imbalance", REAL, "",
+        "packing: attention FLOPs of the rank that computes most, over the mean of all ranks; predicted"),
+    asked("ring_degree", INT, "ranks", "ranks that exchange KV"),
+    asked("outer_ring_degree", INT, "ranks",
         "double_ring: ring_degree / inner_ring_degree; where either is 1, all ranks are in one ring; null: another "
-        "method, or an old row",
-    ),
-    Column("world_size", INT, "ranks", "all ranks of the trial"),
-    Column("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
-    Column("config", TEXT, "JSON", "the whole trial config, canonical"),
+        "method, or an old row"),
+    asked("world_size", INT, "ranks", "all ranks of the trial"),
+    asked("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
+    asked("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
-    Column("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks"),
-    Column("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step"),
-    Column("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps"),
-    Column("median_step_ms", REAL, "ms", "median of step_ms"),
-    Column("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms"),
-    Column("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size"),
-    Column(
-        "window_tokens_per_s",
-        REAL,
-        "tokens/s",
+    derived("step_ms", pa.list_(REAL), "ms", "per step, the max over ranks", per="step", is_time=True),
+    measured("rank_step_ms", PER_RANK_STEP, "ms", "per rank, per step",
+        per="rank", is_time=True, required=("any",), positive=True),
+    measured("window_ms", pa.list_(REAL), "ms", "per rank, wall clock around all timed steps",
+        per="rank", is_time=True, required=("any",), positive=True),
+    derived("median_step_ms", REAL, "ms", "median of step_ms", is_time=True),
+    derived("tokens_per_s", REAL, "tokens/s", "valid global tokens of a step / median_step_ms", is_time=True),
+    derived("tokens_per_s_per_gpu", REAL, "tokens/s", "tokens_per_s / world_size", is_time=True),
+    derived("window_tokens_per_s", REAL, "tokens/s",
         "valid global tokens of all timed steps / the longest of window_ms; readers add it to older rows",
-    ),
+        is_time=True),
     # where the time goes: the same step in the same processes, right after the timed one
-    Column("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies"),
-    Column("compute_only_rank_ms", PER_RANK_REAL, "ms", "per rank, median of its own compute-only steps"),
-    Column("imbalance_ms", REAL, "ms", "median of compute_only_step_ms - mean of compute_only_rank_ms"),
-    Column("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: all but the attention kernels"),
-    Column("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms"),
-    Column("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic"),
+    measured("compute_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: messages are local copies",
+        per="step", is_time=True, required=("arms",), positive=True),
+    measured("compute_only_rank_ms", PER_RANK_REAL, "ms", "per rank, median of its own compute-only steps",
+        per="rank", is_time=True, required=("arms",), positive=True),
+    derived("imbalance_ms", REAL, "ms", "median of compute_only_step_ms - mean of compute_only_rank_ms", is_time=True),
+    measured("comm_only_step_ms", pa.list_(REAL), "ms", "per step, max over ranks: all but the attention kernels",
+        per="step", is_time=True, required=("arms",), positive=True),
+    derived("exposed_comm_ms", REAL, "ms", "median_step_ms - median of compute_only_step_ms", is_time=True),
+    derived("overlap_efficiency", REAL, "", "1 - exposed_comm_ms / median of comm_only_step_ms; null without traffic",
+        is_time=True),
     # the collective workload: the method's primitive over message sizes
-    Column("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks"),
-    Column("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
-    Column("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
-    Column(
-        "compile_s", REAL, "s", "training: rank 0's seconds in torch.compile before the timed steps, proof included"
-    ),
-    Column(
-        "optimizer_ms",
-        REAL,
-        "ms",
+    measured("curve", CURVE, "bytes, ms", "bytes one rank sends off-rank, median over steps of the max over ranks",
+        required=("collective",)),
+    derived("latency_us", REAL, "us", "alpha of the fit ms = alpha + bytes / beta"),
+    derived("bandwidth_bytes_per_s", REAL, "bytes/s", "beta of that fit: bytes one rank sends off-rank per second"),
+    measured("compile_s", REAL, "s",
+        "training: rank 0's seconds in torch.compile before the timed steps, proof included"),
+    measured("optimizer_ms", REAL, "ms",
         "fsdp2 with engine.optimizer_offload: rank 0's median time of AdamW in host memory, of the timed steps",
-    ),
+        is_time=True),
     # work
-    Column(
-        "model_flops", REAL, "FLOP", "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"
-    ),
-    Column("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
-    Column(
-        "counted_matmul_flops",
-        REAL,
-        "FLOP",
-        "matrix products outside attention in one step, all ranks; null: uncounted",
-    ),
-    Column("counted_attention_flops", REAL, "FLOP", "calls of the kernel in one step, all ranks; null: uncounted"),
-    Column("counted_parameters", INT, "", "elements that one step's optimizers updated, all ranks; null: uncounted"),
-    Column("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown"),
-    Column("hfu", REAL, "", "the same of hardware_flops"),
-    Column("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x"),
+    derived("model_flops", REAL, "FLOP",
+        "FLOPs of a step over all ranks, mask-exact, attention backward 2x, no recompute"),
+    derived("hardware_flops", REAL, "FLOP", "what ran: attention backward 2.5x, with recompute"),
+    measured("counted_matmul_flops", REAL, "FLOP",
+        "matrix products outside attention in one step, all ranks; null: uncounted"),
+    measured("counted_attention_flops", REAL, "FLOP", "calls of the kernel in one step, all ranks; null: uncounted"),
+    measured("counted_parameters", INT, "", "elements that one step's optimizers updated, all ranks; null: uncounted"),
+    derived("mfu", REAL, "", "model_flops / time / world_size / peak; null when the device's peak is unknown",
+        is_time=True),
+    derived("hfu", REAL, "", "the same of hardware_flops", is_time=True),
+    derived("attention_flops_per_s", REAL, "FLOP/s", "attention workload, all ranks, forward 1x and backward 2.5x",
+        is_time=True),
     # what the untimed step is made of; it is slower than a timed one, for its operations are counted
-    Column("part_ms", STEP_PARTS, "ms", "per rank, phases of the untimed step; null: the engine does not mark them"),
-    Column(
-        "kernel_ms",
-        KERNEL_PARTS,
-        "ms",
+    measured("part_ms", STEP_PARTS, "ms", "per rank, phases of the untimed step; null: the engine does not mark them",
+        per="rank", is_time=True),
+    measured("kernel_ms", KERNEL_PARTS, "ms",
         "per rank: CUDA kernels of the untimed step by class, messages that nothing hides, and nothing running",
-    ),
-    Column("limit_ms", PER_RANK_REAL, "ms", "train_step, per rank: attention and matrix products alone, nothing twice"),
-    Column("share_of_limit", REAL, "", "max over ranks of limit_ms / median_step_ms"),
+        per="rank", is_time=True),
+    measured("limit_ms", PER_RANK_REAL, "ms",
+        "train_step, per rank: attention and matrix products alone, nothing twice", per="rank", is_time=True),
+    derived("share_of_limit", REAL, "", "max over ranks of limit_ms / median_step_ms", is_time=True),
     # memory
-    Column("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
-    Column("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU"),
-    Column("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured"),
-    Column(
-        "pinned_host_bytes",
-        INT,
-        "bytes",
-        "training on fsdp2: host memory of a rank for its checkpoints; page-locked, but not on a CPU",
-    ),
-    Column("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU"),
-    Column("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink"),
-    Column(
-        "leftover_bytes",
-        PER_RANK_INT,
-        "bytes",
+    measured("peak_allocated_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU", per="rank"),
+    measured("peak_reserved_bytes", PER_RANK_INT, "bytes", "per rank, torch's allocator; null on CPU", per="rank"),
+    measured("peak_host_bytes", PER_RANK_INT, "bytes", "per rank, peak resident set of the process while measured",
+        per="rank", required=("any",)),
+    measured("pinned_host_bytes", INT, "bytes",
+        "training on fsdp2: host memory of a rank for its checkpoints; page-locked, but not on a CPU"),
+    measured("device_used_bytes", PER_RANK_INT, "bytes", "per rank, whole device, after the timed steps; null on CPU",
+        per="rank"),
+    measured("allocator_retries", PER_RANK_INT, "", "per rank, in the timed steps; more than 0: they ran at the brink",
+        per="rank"),
+    measured("leftover_bytes", PER_RANK_INT, "bytes",
         "per rank, allocated by torch before what is measured was built: of earlier trials or proofs; null: CPU",
-    ),
-    Column("phase_end_bytes", PHASE_ENDS, "bytes", "per rank, allocated as phases of that step ended; null: CPU"),
-    Column(
-        "peak_parts_bytes",
-        PEAK_PARTS,
-        "bytes",
+        per="rank"),
+    measured("phase_end_bytes", PHASE_ENDS, "bytes", "per rank, allocated as phases of that step ended; null: CPU",
+        per="rank"),
+    measured("peak_parts_bytes", PEAK_PARTS, "bytes",
         "per rank, the peak of the untimed step by what holds it (workload.trace); null: CPU, or not traced",
-    ),
-    Column("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
-    Column("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
-    Column("predicted_peak_bytes", INT, "bytes", "training: what the memory model says of the allocator's peak"),
-    Column("host_step_ms", PER_RANK_REAL, "ms", "per rank, the host's time to issue a step; null: CPU"),
-    Column("host_launch_us", PER_RANK_REAL, "us", "per rank, the host's time to issue one operation, after the steps"),
+        per="rank"),
+    derived("max_peak_allocated_bytes", INT, "bytes", "max over ranks of peak_allocated_bytes"),
+    derived("max_peak_host_bytes", INT, "bytes", "max over ranks of peak_host_bytes"),
+    derived("predicted_peak_bytes", INT, "bytes", "training: what the memory model says of the allocator's peak"),
+    measured("host_step_ms", PER_RANK_REAL, "ms", "per rank, the host's time to issue a step; null: CPU",
+        per="rank", is_time=True),
+    measured("host_launch_us", PER_RANK_REAL, "us", "per rank, the host's time to issue one operation, after the steps",
+        per="rank", is_time=True),
     # the device, by NVML from outside the timed window; null on CPU and where NVML does not tell
-    Column("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps"),
-    Column("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps"),
-    Column(
-        "launched_kernels", pa.list_(TEXT), "", "CUDA kernels of attention in one untimed step; else torch's operations"
-    ),
-    Column("kernel_launches", LAUNCHES, "", "how often each of launched_kernels ran in that step, all ranks"),
-    Column(
-        "trace_files", pa.list_(TEXT), "", "traces of the untimed step (workload.trace), from the campaign's folder"
-    ),
+    measured("energy_j", PER_RANK_REAL, "J", "per rank, energy of the timed window / timed_steps",
+        per="rank", is_time=True),
+    measured("device_state", DEVICE_STATE, "", "per rank, sampled while the device works on untimed steps",
+        per="rank", is_time=True),
+    measured("launched_kernels", pa.list_(TEXT), "",
+        "CUDA kernels of attention in one untimed step; else torch's operations"),
+    measured("kernel_launches", LAUNCHES, "", "how often each of launched_kernels ran in that step, all ranks"),
+    measured("trace_files", pa.list_(TEXT), "",
+        "traces of the untimed step (workload.trace), from the campaign's folder"),
     # communication: bytes one rank sends off-rank in one step, max over ranks, phase `other` left out of the totals
-    Column("comm_predicted_bytes", REAL, "bytes", "closed form"),
-    Column("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step"),
-    Column("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
-    Column(
-        "internode_predicted_bytes",
-        PER_RANK_REAL,
-        "bytes",
-        "per rank, of comm_predicted_bytes those to other nodes; null: one node, or no closed form",
-    ),
-    Column("internode_counted_bytes", PER_RANK_REAL, "bytes", "per rank, counted to other nodes; null: one node"),
-    Column("comm", COMM, "bytes", "by phase and op"),
+    derived("comm_predicted_bytes", REAL, "bytes", "closed form"),
+    measured("comm_counted_bytes", REAL, "bytes", "counted from the collectives of one untimed step",
+        required=("any",)),
+    measured("comm_wire_bytes", REAL, "bytes", "NVLink counters; null where traffic takes another way"),
+    derived("internode_predicted_bytes", PER_RANK_REAL, "bytes",
+        "per rank, of comm_predicted_bytes those to other nodes; null: one node, or no closed form", per="rank"),
+    measured("internode_counted_bytes", PER_RANK_REAL, "bytes", "per rank, counted to other nodes; null: one node",
+        per="rank"),
+    measured("comm", COMM, "bytes", "by phase and op", required=("any",)),
     # correctness, at the reduced length unless said
-    Column("correctness_seq_len", INT, "tokens", "length at which the method was proven"),
-    Column("rel_error_output", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dq", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dk", REAL, "", "relative L2 against the reference"),
-    Column("rel_error_dv", REAL, "", "relative L2 against the reference"),
-    Column("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)"),
-    Column("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device"),
-    Column("repeat_difference", TENSOR_ERRORS, "", "packing: largest difference of an element between two equal runs"),
-    Column("outside_difference", TENSOR_ERRORS, "", "packing: the same outside a document that is changed"),
-    Column("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it"),
-    Column("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)"),
-    Column(
-        "sampled_grad_error", TENSOR_ERRORS, "", "dq, dk, dv of a loss of those rows; null: no backward, or an old row"
-    ),
-    Column(
-        "identity_error",
-        IDENTITY_ERRORS,
-        "",
+    measured("correctness_seq_len", INT, "tokens", "length at which the method was proven",
+        required=("attention", "train_step")),
+    measured("rel_error_output", REAL, "", "relative L2 against the reference", required=("attention", "train_step")),
+    measured("rel_error_dq", REAL, "", "relative L2 against the reference", required=("forward_backward",)),
+    measured("rel_error_dk", REAL, "", "relative L2 against the reference", required=("forward_backward",)),
+    measured("rel_error_dv", REAL, "", "relative L2 against the reference", required=("forward_backward",)),
+    measured("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)",
+        required=("attention", "train_step")),
+    measured("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device",
+        required=("attention", "train_step")),
+    measured("repeat_difference", TENSOR_ERRORS, "", "packing: largest difference of an element between two equal runs",
+        required=("packed",)),
+    measured("outside_difference", TENSOR_ERRORS, "", "packing: the same outside a document that is changed",
+        required=("packed",)),
+    measured("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it", required=("packed",)),
+    measured("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)",
+        required=("attention", "train_step"), unless=("fits",)),
+    measured("sampled_grad_error", TENSOR_ERRORS, "",
+        "dq, dk, dv of a loss of those rows; null: no backward, or an old row",
+        required=("forward_backward", "train_step"), unless=("fits",)),
+    measured("identity_error", IDENTITY_ERRORS, "",
         "identities of all rows' gradients at the timed length, the largest of any KV head; null: no backward, old row",
-    ),
-    Column("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
-    Column(
-        "rel_error_loss",
-        REAL,
-        "",
+        required=("forward_backward", "train_step"), unless=("fits",)),
+    measured("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
+    measured("rel_error_loss", REAL, "",
         "train_step: relative L2 over the tokens' losses of the first step against one process",
-    ),
-    Column("max_error_loss", REAL, "", "train_step: worst error of a token's loss, over their root mean square"),
-    Column("rel_error_grad_norm", REAL, "", "train_step: gradient norm of the first step against one process"),
-    Column(
-        "grad_error",
-        PARAMETER_ERROR,
-        "",
-        "train_step: worst parameter's gradient before clipping, relative L2 against one process; null: an old row",
-    ),
-    Column(
-        "update_error",
-        PARAMETER_ERROR,
-        "roundings",
+        required=("train_step",)),
+    measured("max_error_loss", REAL, "", "train_step: worst error of a token's loss, over their root mean square"),
+    measured("rel_error_grad_norm", REAL, "", "train_step: gradient norm of the first step against one process",
+        required=("train_step",)),
+    measured("grad_error", PARAMETER_ERROR, "",
+        "train_step: worst parameter's gradient before clipping, relative L2 against one process; null: an old row"),
+    measured("update_error", PARAMETER_ERROR, "roundings",
         "train_step: worst element of parameters and moments of 3 steps against the formula, in eps of |parameter| + "
-        "|update|; null: an old row",
-    ),
-    Column(
-        "fp32_proof",
-        TEXT,
-        "",
+        "|update|; null: an old row"),
+    measured("fp32_proof", TEXT, "",
         "train_step in half precision: its step was proven in fp32 too, by its method (method), or by ours of the same "
-        "degrees where its own takes half precision only (step_only); null: fp32, fp64, or an old row",
-    ),
-    Column("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
-    Column(
-        "timed_loss_error",
-        REAL,
-        "",
+        "degrees where its own takes half precision only (step_only); null: fp32, fp64, or an old row"),
+    measured("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
+    measured("timed_loss_error", REAL, "",
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
-    ),
-    Column("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square"),
-    Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
-    Column("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute"),
-    Column("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm"),
-    Column("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step"),
-    Column("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step"),
+        required=("train_step",), unless=("fits",)),
+    measured("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square",
+        required=("train_step",), unless=("fits",)),
+    measured("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps",
+        required=("parity",)),
+    measured("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute",
+        required=("parity",)),
+    measured("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm",
+        required=("parity",)),
+    measured("loss", pa.list_(REAL), "nats/token", "train_step and parity: loss of each step",
+        per="step", required=("train_step", "parity")),
+    measured("grad_norm", pa.list_(REAL), "", "train_step and parity: global gradient norm of each step",
+        per="step", required=("train_step", "parity")),
     # provenance
-    Column("started_at", TIME, "UTC", "when the attempt was launched"),
-    Column("duration_s", REAL, "s", "launch to exit"),
-    Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
-    Column("git_sha", TEXT, "", "commit of the working tree"),
-    Column("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
-    Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
-    Column(
-        "node_environments",
-        pa.list_(ENVIRONMENT),
-        "",
-        "of each host of a trial over several, in the order of the ranks; null: one host",
-    ),
-)
+    driver("started_at", TIME, "UTC", "when the attempt was launched"),
+    driver("duration_s", REAL, "s", "launch to exit"),
+    driver("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
+    driver("git_sha", TEXT, "", "commit of the working tree"),
+    driver("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
+    measured("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list",
+        required=("any",)),
+    driver("node_environments", pa.list_(ENVIRONMENT), "",
+        "of each host of a trial over several, in the order of the ranks; null: one host"),
+)  # fmt: skip
 
 # Units and words stay here: in each file they would be two thirds of it, and reading thousands of files as much slower.
 SCHEMA = pa.schema(

@@ -4,22 +4,23 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import PASS_KINDS, TrialConfig
 from sp_bench.driver import plan
-from sp_bench.driver.derived import DERIVED
+from sp_bench.driver.derived import derived
 from sp_bench.driver.record_check import checked
 from sp_bench.rows import store
-from sp_bench.rows.row import Outcome, asked_for
-from sp_bench.rows.schema import SCHEMA
+from sp_bench.rows.row import Identity, Outcome, asked_for
+from sp_bench.rows.schema import COLUMNS
 
 from .records import record_of
 
-WORKLOADS = ("attention", "train_step", "parity", "collective")
+WORKLOADS = tuple(PASS_KINDS)
 Tamper = Callable[[dict[str, Any]], object]
 
 
@@ -174,10 +175,51 @@ def test_a_failure_has_no_record_to_check(make_config):
     assert checked(failed, make_config()) == failed
 
 
-def test_no_column_is_both_a_ranks_and_the_drivers(make_config):
-    config = make_config()
-    others = {*DERIVED, *asked_for(config, plan.resolve(config)), "flags"}
-    assert {*record_of(config)} - {*SCHEMA.names} == set()
-    assert {*record_of(config)} & others == {"flags"}
-    assert {*DERIVED} <= {*SCHEMA.names}
-    assert replace(outcome_of(config), measured={}).status == "ok"
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_each_column_comes_from_where_it_is_declared_to_come_from(make_config, workload):
+    config = make_config(workload=workload, seq_len=256)
+    resolved = plan.resolve(config)
+    record = record_of(config)
+    named = {kind: {f.name for f in fields(kind)} for kind in (Identity, Outcome)}
+    of_driver = named[Identity] | (named[Outcome] - {"measured", "environment"})
+    assert of_driver <= of("driver")
+    assert of("driver") - of_driver == {"schema_version", "node_environments"}
+    assert {*asked_for(config, resolved)} == of("asked")
+    assert {*derived(config, resolved.padded_seq_len, record, None)} == of("derived")
+    assert {*record} - {"flags"} <= of("measured")
+
+
+def of(source: str) -> set[str]:
+    return {column.name for column in COLUMNS if column.source == source}
+
+
+def test_columns_are_required_by_what_a_trial_can_be():
+    cases = {case for column in COLUMNS for case in column.required}
+    assert cases <= {"any", "packed", "arms", *PASS_KINDS, *(kind for kinds in PASS_KINDS.values() for kind in kinds)}
+    assert cases >= {"any", "packed", "arms", *PASS_KINDS}
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_record_without_a_required_column_is_refused_by_its_name(make_config, workload):
+    config = make_config(workload=workload, seq_len=256)
+    required = [c.name for c in COLUMNS if {"any", workload, config.workload.pass_kind} & {*c.required}]
+    assert {"rank_step_ms", "environment"} <= {*required}
+    for name in required:
+        reason = f"the record is broken: {name}=null; expected a value, as every {workload} trial has"
+        assert outcome_of(config, lambda record, name=name: record.pop(name)).reason == reason
+
+
+def test_a_column_with_an_entry_a_rank_or_a_step_is_a_list_and_its_meaning_says_so():
+    assert [c.name for c in COLUMNS if ("per rank" in c.doc) != (c.per == "rank")] == []
+    assert all(pa.types.is_list(column.type) for column in COLUMNS if column.per or column.positive)
+
+
+def test_a_trial_that_asks_whether_a_step_fits_has_no_times_and_needs_no_proof_at_the_timed_length(make_config):
+    fit = {"workload__single_step": True, "workload__timed_steps": 1, "workload__fit": True}
+    config = make_config(workload="train_step", **fit)
+    unproven = ("sampled_rel_error", "sampled_grad_error", "identity_error", "timed_loss_error", "timed_max_loss_error")
+    outcome = outcome_of(config, lambda record: [record.pop(name) for name in unproven])
+    assert outcome.status == "ok", outcome.reason
+    known = {name for name, value in outcome.measured.items() if value is not None}
+    assert known & {column.name for column in COLUMNS if column.is_time} == set()
+    assert {"loss", "peak_host_bytes", "hardware_flops"} <= known
