@@ -83,10 +83,10 @@ def _keys() -> Iterator[str]:
 
 def _say_version(asked: bool) -> None:
     if asked:
-        from sp_bench import hardware
+        from sp_bench.rows import git
 
-        commit, dirty = hardware.git_state()
-        code = f" ({commit[:12]}{', with uncommitted changes' if dirty else ''})" if commit else ""
+        code, dirty = git.state()
+        code = f" ({git.short(code, 12)}{', with uncommitted changes' if dirty else ''})" if code else ""
         print(f"sp-bench {__version__}{code}")
         raise typer.Exit
 
@@ -868,7 +868,7 @@ def _run_sweep(
 ) -> None:
     """Compose the trials of these overrides and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import allocation, campaign, overrides, sweep
-    from sp_bench.rows import submissions
+    from sp_bench.rows import campaign_file, submissions
 
     failures = _statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dirs or [])
@@ -880,11 +880,12 @@ def _run_sweep(
         heard = {"hear": _logger(log_to)} if log_to else {}
         asked = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
+        words = campaign_file.command("resume" if asked.settings.resume else "run", arguments, config_dirs or ())
         hosts = allocation.here()
         if hosts.node and not asked.settings.plan_only:
             raise typer.Exit(_serve(asked.settings.folder, hosts))
         statuses = campaign.run(
-            asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, **heard
+            asked.configs, asked.settings, reporter, asked.searches, as_json=as_json, only=only, words=words, **heard
         )
         _exit_if_failed(statuses, failures)
 

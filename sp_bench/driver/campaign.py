@@ -19,6 +19,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, derived, nodes, plan
 from sp_bench.driver.attempt import Attempt, Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
+from sp_bench.driver.command_record import record
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.filling import RETRIED, fill, latest_rows, next_attempt
 from sp_bench.driver.machine import Machine
@@ -28,7 +29,7 @@ from sp_bench.driver.search import Search
 from sp_bench.driver.searching import Begun, Searching, begin
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
-from sp_bench.rows import plans, store
+from sp_bench.rows import git, plans, store
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained
 
@@ -80,7 +81,7 @@ def _state(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: S
     machine = Machine(settings, hardware.gpus() if "cuda" in kinds else None)
     require_devices(every, machine.gpus, settings)
     require_contained(settings.folder)
-    campaign = Campaign(settings, settings.folder, *hardware.git_state())
+    campaign = Campaign(settings, settings.folder, *git.state())
     trials = machine.plan(configs, settings.replicates)
     rows = latest_rows(trials, campaign)
     numbers = [next_attempt(row, trial, settings) for row, trial in zip(rows, trials, strict=True)]
@@ -107,6 +108,7 @@ def run(
     *,
     as_json: bool = False,
     only: Collection[str] | None = None,
+    words: str = "",
     hear: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
@@ -114,7 +116,8 @@ def run(
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
-    this run is for, such as those of one job; None: all. `hear` is told of each row that this run commits.
+    this run is for, such as those of one job; None: all. `words`: the command line, for the campaign's file; empty:
+    none. `hear` is told of each row that this run commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -145,6 +148,8 @@ def run(
     devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
     try:
         with Claims(campaign.work / FOLDER) as claims:
+            if words and (attempts or searches) and (problem := record(claims, campaign.folder, words, campaign.git_sha)):
+                print(f"warning: {problem}")
             killed = interrupted = False
             planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()

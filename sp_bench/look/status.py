@@ -125,7 +125,7 @@ def _running(folder: Path) -> Iterator[Running]:
     place = folder / store.WORK / claims.FOLDER
     now = time.time()
     for claim in claims.listed(place) if place.is_dir() else ():
-        if claim.key == claims.REPORT:
+        if claim.key in (claims.REPORT, claims.COMMAND):
             continue
         with suppress(FileNotFoundError):  # released meanwhile
             quiet_s = now - claim.path.stat().st_mtime
