@@ -264,6 +264,9 @@ def report(
     findings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what the rows say, as Markdown, there; write no page")
     ] = None,
+    campaigns: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write where the rows come from between two lines of that file")
+    ] = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
@@ -284,6 +287,10 @@ def report(
 
         sp-bench report results/* --findings docs/RESULTS.md
 
+    List the campaigns with their commands, commits, machines and remarks, from rows and _campaign.yaml:
+
+        sp-bench report results/* --campaigns docs/CAMPAIGNS.md
+
     It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and
     tables.tex, md, csv, json. A second report removes what the first one wrote and is no longer true. Exit codes: 0
     written, 2 bad input.
@@ -297,6 +304,9 @@ def report(
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
     folders = _campaigns(folders)
+    if campaigns is not None:
+        _write_campaigns(folders, campaigns)
+        return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or reports.NAMES), smallest, anonymous, mix)
     target = reports.default_out(folders) if out is None else out
@@ -575,12 +585,13 @@ def status(
     Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
     measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
     are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
-    and their reasons left out.
+    and their reasons left out, and so is what _campaign.yaml says.
     """
     from sp_bench.look import status as state
     from sp_bench.rows import store
 
-    found = [state.overview(folder, reasons=as_json or len(folders) == 1) for folder in _campaigns(folders)]
+    folders = _campaigns(folders)
+    found = [state.overview(folder, reasons=as_json or len(folders) == 1) for folder in folders]
     if as_json:
         print(json.dumps([each.as_json() for each in found], indent=1))
         return
@@ -591,8 +602,8 @@ def status(
         name = Text(shown(each.campaign))  # as it stands: [ ] would be markup
         table.add_row(name, *map(str, each.counts.values()), str(each.env_ids))
     console().print(table)
-    for each in found:
-        for line in state.lines(each):
+    for folder, each in zip(folders, found, strict=True):
+        for line in (*state.lines(each), *state.said(folder, whole=len(folders) == 1)):
             print(line)
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
@@ -835,6 +846,17 @@ def _campaigns(named: Sequence[Path]) -> list[Path]:
     for path in files:
         print(f"sp-bench: {shown(path)} is not a folder of results; passed over", file=sys.stderr)
     return folders
+
+
+def _write_campaigns(folders: Sequence[Path], file: Path) -> None:
+    from sp_bench.look.methods_table import write_between
+    from sp_bench.report import campaigns
+
+    text, problems = campaigns.markdown(folders)
+    write_between(file, campaigns.BEGIN, campaigns.END, text)
+    for problem in problems:
+        print(problem)
+    print(f"campaigns: {file}")
 
 
 class _Reporter:

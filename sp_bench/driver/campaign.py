@@ -148,8 +148,9 @@ def run(
     devices = ("cpu",) * on_cpu + tuple(gpu.uuid for gpu in (machine.gpus.devices if machine.gpus else ()))
     try:
         with Claims(campaign.work / FOLDER) as claims:
-            if words and (attempts or searches) and (problem := record(claims, campaign.folder, words, campaign.git_sha)):
-                print(f"warning: {problem}")
+            if words and (attempts or searches):
+                for problem in record(claims, campaign.folder, words, campaign.git_sha):
+                    print(f"warning: {problem}")
             killed = interrupted = False
             planned = {trial.trial_id: trial for trial in trials}
             signals = Signals()

@@ -64,6 +64,14 @@ class CampaignFile:
     superseded_by: str = ""
     commands: tuple[Command, ...] = ()
 
+    def texts(self) -> list[tuple[str, str]]:
+        """(key, text) of all that the file says; a command has its time and code behind it."""
+        told = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)[:-1]]
+        for each in self.commands:
+            when = ", ".join(filter(None, [each.at, each.commit]))
+            told.append(("command", f"{each.words} ({when})" if when else each.words))
+        return [(key, value) for key, value in told if value]
+
 
 def read(folder: Path) -> CampaignFile:
     """What a campaign's file says; nothing without a file.
@@ -71,7 +79,29 @@ def read(folder: Path) -> CampaignFile:
     Raises:
         Unreadable: it is no file of ours.
     """
-    return _parsed(_text(folder / NAME))
+    return _parsed(text(folder))
+
+
+def text(folder: Path) -> str:
+    """The text of a campaign's file; empty without a file.
+
+    Raises:
+        Unreadable: it is no plain file, too large, or no UTF-8.
+    """
+    path = folder / NAME
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unreadable("not a plain file")  # a pipe would be waited for, and a link may lead anywhere
+        if found.st_size > MAX_BYTES:
+            raise Unreadable(f"{found.st_size:,} bytes; at most {MAX_BYTES:,}")
+        return path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"not UTF-8: {error.reason} at byte {error.start:,}") from None
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[CampaignFile], list[str]]:
@@ -102,16 +132,16 @@ def append(folder: Path, words: str, commit: str | None) -> None:
         Unreadable: the file cannot be used, or `commands` is not the last of its keys.
         OSError: it cannot be written.
     """
-    text = _text(folder / NAME)
-    known = _parsed(text)
+    old = text(folder)
+    known = _parsed(old)
     new = Command(words, datetime.now(UTC).strftime(TIME), commit or "")
     if any((each.words, each.commit) == (new.words, new.commit) for each in known.commands):
         return
     entry = yaml.safe_dump([{k: v for k, v in vars(new).items() if v}], sort_keys=False, width=10_000)
-    indent = (re.findall(r"^( *)- ", text, re.MULTILINE) or [""])[-1] if known.commands else ""
+    indent = (re.findall(r"^( *)- ", old, re.MULTILINE) or [""])[-1] if known.commands else ""
     entry = "".join(indent + line for line in entry.splitlines(keepends=True))
-    before = text or HEADER
-    before += "\n" * (not before.endswith("\n")) + "commands:\n" * (not known.commands)
+    before = old or HEADER
+    before += "\n" * (not before.endswith("\n")) + "commands:\n" * (not re.search("^commands:", old, re.MULTILINE))
     try:
         written = _parsed(before + entry)
     except Unreadable:
@@ -127,32 +157,15 @@ def _last_part(path: re.Match[str]) -> str:
     return f".../{path[0].rstrip('/').rpartition('/')[2]}"
 
 
-def _text(path: Path) -> str:
-    """Empty without a file."""
+def _parsed(content: str) -> CampaignFile:
     try:
-        found = os.lstat(path)
-        if not stat.S_ISREG(found.st_mode):
-            raise Unreadable("not a plain file")  # a pipe would be waited for, and a link may lead anywhere
-        if found.st_size > MAX_BYTES:
-            raise Unreadable(f"{found.st_size:,} bytes; at most {MAX_BYTES:,}")
-        return path.read_text("utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-    except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
-    except UnicodeDecodeError as error:
-        raise Unreadable(f"not UTF-8: {error.reason} at byte {error.start:,}") from None
-
-
-def _parsed(text: str) -> CampaignFile:
-    try:
-        _require_flat(text)
-        found = yaml.safe_load(text) or {}
+        _require_flat(content)
+        found = yaml.safe_load(content) or {}
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise Unreadable(f"{line}{shown(error.problem)}") from None
     except (yaml.YAMLError, ValueError) as error:
-        raise Unreadable(shown(str(error).splitlines()[0])) from None
+        raise Unreadable(shown((str(error) or type(error).__name__).splitlines()[0])) from None
     commands = found.pop("commands", None) if isinstance(found, dict) else None
     if not isinstance(commands, list | None):
         raise Unreadable("commands must be a list")
@@ -160,10 +173,10 @@ def _parsed(text: str) -> CampaignFile:
     return CampaignFile(**_texts(found, CampaignFile, ""), commands=tuple(Command(**each) for each in listed))
 
 
-def _require_flat(text: str) -> None:
+def _require_flat(content: str) -> None:
     """Refuse what takes a reader of YAML long: aliases, which a short file can multiply, and deep nesting."""
     depth = 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for event in yaml.parse(content, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
             raise Unreadable(f"nested more than {MAX_DEPTH} deep")

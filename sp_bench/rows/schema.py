@@ -303,7 +303,12 @@ COLUMNS = (
     Column("started_at", TIME, "UTC", "when the attempt was launched"),
     Column("duration_s", REAL, "s", "launch to exit"),
     Column("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
-    Column("git_sha", TEXT, "", "commit; of changed code <commit>+tree:<hash>, of a copy tree:<hash>: git's hash of sp_bench/"),
+    Column(
+        "git_sha",
+        TEXT,
+        "",
+        "commit; <commit>+tree:<hash> of changed code, tree:<hash> of a copy (rows/git.py)",
+    ),
     Column("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
     Column("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list"),
     Column(

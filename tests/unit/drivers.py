@@ -18,12 +18,10 @@ from typing import Any
 import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
 from records import record_of
 
-
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import campaign, claims, devices, identity, launch
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
-from sp_bench.rows import git
 from sp_bench.rows import git
 from sp_bench.testing import kill_points
 
