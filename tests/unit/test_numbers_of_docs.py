@@ -1513,9 +1513,10 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
                 kinds[machine] = str(row["hardware"]).upper()
     found = Counter((kinds[machine], len(uuids)) for machine, uuids in devices.items())
     text = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
-    assert found.keys() == {("H200", 4), ("H200", 2), ("H200", 1), ("H100", 1), ("H100", 2)}
-    of_h200 = f"{found['H200', 4]} machines of 4 H200s, {found['H200', 2]} of 2, {found['H200', 1]} of one"
-    assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
+    names = {"H200": "H200", "H100": "H100 80GB"}
+    told = re.search(r"numbered by first use: (.*?)\.", text)
+    assert told
+    assert set(told[1].split(", ")) == {f"{n} of {size} x {names[kind]}" for (kind, size), n in found.items()}
 
 
 def devices_of(cell: Cell) -> set[str]:
