@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 import sp_bench
-from sp_bench.analysis import settings, words
+from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.formats import GIB, number, whole
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
 from sp_bench.analysis.scaling import Scaling, scalings
-from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place
+from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place, settings
 from sp_bench.analysis.signs import Count, counts
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
