@@ -29,16 +29,17 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
     Raises:
         OSError: a campaign cannot be read.
     """
+    folders = sorted(folders, key=lambda folder: folder.resolve().name)  # shells sort in their own ways
     files, problems = campaign_file.read_all(folders)
     tables = []
-    for folder in folders:
+    names = [re.sub("[^A-Za-z0-9._-]", "_", folder.resolve().name) for folder in folders]  # as `campaign` may be
+    for name, folder in zip(names, folders, strict=True):
         rows, unread = store.read(folder, COLUMNS)
-        tables.append(of_table(rows).assign(folder=folder.resolve().name))
+        tables.append(of_table(rows).assign(folder=name))
         problems += [f"{folder}: {line}" for line in unread]
     rows = pd.concat(tables, ignore_index=True)
     rows["machine"] = _by_first_use(numbered(rows["environment"]), rows["started_at"])
     commits = git.commits_of_trees(sha for sha in rows["git_sha"].unique() if isinstance(sha, str))
-    names = [folder.resolve().name for folder in folders]
     campaigns = [(name, said, rows.loc[rows["folder"] == name]) for name, said in zip(names, files, strict=True)]
     lines = [
         f"{counted(len(rows), 'row')} of {counted(len(folders), 'campaign')}. {_machines(rows)}",
@@ -53,16 +54,16 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
 
 
 def _line(name: str, said: CampaignFile, rows: pd.DataFrame, commits: Mapping[str, str]) -> tuple[str, ...]:
-    command = said.commands[0].words.removeprefix("sp-bench run ") if said.commands else ""
+    command = said.commands[0].words.removeprefix("sp-bench run ").replace("`", "'") if said.commands else ""
     more = f" and {len(said.commands) - 1} more" if len(said.commands) > 1 else ""
     remarks = "; ".join(filter(None, [_superseded(said), said.differs, said.remarks]))
     return (
         f"[`{name}`](#{name})" if _section(name, said) else f"`{name}`",
         f"`{_cut(command)}`{more}".replace("|", r"\|") if command else "",
-        escape_markdown(said.commit) or _commits(rows, commits),
+        _cell(said.commit) or _commits(rows, commits),
         _hardware(rows),
         _statuses(rows),
-        escape_markdown(_cut(re.sub(r"[`*\[\]]|\([^)]*\.md\)", "", remarks))),
+        _cell(_cut(remarks)),
     )
 
 
@@ -74,7 +75,7 @@ def _section(name: str, said: CampaignFile) -> list[str]:
         f"Machine: {said.machine}." if said.machine else "",
         said.remarks,
     ]
-    commands = [f"    {command.words}" for command in said.commands]
+    commands = [f"    {' '.join(command.words.split())}" for command in said.commands]
     told = ["\n".join(commands), *map(_remark, texts)]
     return [f"### `{name}`", "", *(line for text in told if text for line in (text, ""))] if any(told) else []
 
@@ -87,6 +88,11 @@ def _remark(text: str) -> str:
     """Markdown without HTML, and without headings that would end its section."""
     plain = _NO_DOCUMENT.sub(lambda match: f"\\{match[0]}", without_escapes(text).replace("<", "&lt;"))
     return re.sub(r"^(\s*)#", r"\1\\#", plain, flags=re.MULTILINE)
+
+
+def _cell(text: str) -> str:
+    """Markdown as plain text: without marks and links."""
+    return escape_markdown(re.sub(r"[`*\[\]]|\([^)]*\.md\)", "", without_escapes(text)))
 
 
 def _cut(text: str) -> str:

@@ -62,7 +62,7 @@ def commits_of_trees(git_shas: Iterable[str]) -> dict[str, str]:
     trees = {git_sha: git_sha.partition(TREE)[2] for git_sha in git_shas if TREE in git_sha}
     if not trees:
         return {}
-    commits = (_git("rev-list", "--all", "--topo-order", "--reverse") or "").split()
+    commits = (_git("rev-list", "HEAD", "--topo-order", "--reverse") or "").split()
     asked = "\n".join(f"{commit}:{PACKAGE.name}" for commit in commits)
     answers = (_git("cat-file", "--batch-check=%(objectname)", stdin=asked) or "").splitlines()
     first: dict[str, str] = {}

@@ -73,6 +73,13 @@ def test_what_a_file_says_is_on_the_page_and_cannot_leave_its_section(tmp_path):
     assert r"[c\]: javascript" in text
 
 
+def test_words_and_commits_are_no_markdown(tmp_path):
+    words = "commit: '[a](javascript:x) <b>'\ncommands:\n- words: |\n    x`<i>|\n    <script>\n"
+    text, _ = page(tmp_path, [row()], words)
+    assert r"| `x'<i>\| <script>` | a(javascript:x) &lt;b> |" in text
+    assert "\n    x`<i>| <script>\n" in text, "an indented block is shown as it is"
+
+
 def test_a_broken_file_is_named_and_its_rows_are_listed(tmp_path):
     text, problems = page(tmp_path, [row()], "machine: [")
     assert "| 1 ok |" in text
