@@ -38,7 +38,7 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
         tables.append(of_table(rows).assign(folder=name))
         problems += [f"{folder}: {line}" for line in unread]
     rows = pd.concat(tables, ignore_index=True)
-    rows["machine"] = _by_first_use(numbered(rows["environment"]), rows["started_at"])
+    rows["device_set"] = _by_first_use(numbered(rows["environment"]), rows["started_at"])
     commits = git.commits_of_trees(sha for sha in rows["git_sha"].unique() if isinstance(sha, str))
     campaigns = [(name, said, rows.loc[rows["folder"] == name]) for name, said in zip(names, files, strict=True)]
     lines = [
@@ -132,7 +132,7 @@ def _hardware(rows: pd.DataFrame) -> str:
     environments = [each for each in rows["environment"] if isinstance(each, Mapping)]
     used = [Counter(_devices(each).values()) for each in environments]
     most = {name: max(each[name] for each in used) for name in sorted({name for each in used for name in each})}
-    machines = sorted({int(number) for number in rows["machine"].dropna()})
+    machines = sorted({int(number) for number in rows["device_set"].dropna()})
     links = sorted({link for each in environments for link in re.findall(r"\bNV\d+\b", str(each.get("topology")))})
     cores = sorted({int(each["cpu_cores"]) for each in environments if each.get("cpu_cores")})
     parts = [
@@ -147,7 +147,7 @@ def _hardware(rows: pd.DataFrame) -> str:
 def _machines(rows: pd.DataFrame) -> str:
     """How many machines of how many devices; two pairs of GPUs of one host count as two."""
     devices: dict[int, dict[str, str]] = {}
-    for machine, environment in zip(rows["machine"], rows["environment"], strict=True):
+    for machine, environment in zip(rows["device_set"], rows["environment"], strict=True):
         if not pd.isna(machine):
             devices.setdefault(int(machine), {}).update(_devices(environment))
     kinds = (Counter(each.values()).most_common(1)[0] for each in devices.values())
