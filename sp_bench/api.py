@@ -22,8 +22,8 @@ def plan(*words: str) -> dict[str, Any]:
 def run(*words: str) -> pd.DataFrame:
     """See `sp_bench.run`."""
     asked = sweep.read(overrides.read_arguments(words))
-    told = campaign_file.command("run", words)
-    campaign.run(asked.configs, asked.settings, None, asked.searches, words=told)
+    command = campaign_file.command("run", words)
+    campaign.run(asked.configs, asked.settings, None, asked.searches, words=command)
     return load([asked.settings.folder])
 
 

@@ -603,7 +603,7 @@ def status(
         table.add_row(name, *map(str, each.counts.values()), str(each.env_ids))
     console().print(table)
     for folder, each in zip(folders, found, strict=True):
-        for line in (*state.lines(each), *state.said(folder, whole=len(folders) == 1)):
+        for line in (*state.lines(each), *state.notes(folder, whole=len(folders) == 1)):
             print(line)
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:

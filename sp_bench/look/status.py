@@ -100,7 +100,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
     )
 
 
-def said(folder: Path, *, whole: bool) -> Iterator[str]:
+def notes(folder: Path, *, whole: bool) -> Iterator[str]:
     """What the campaign's file says, for people; not `whole`: only what took its place."""
     for file in campaign_file.read_all([folder])[0]:
         for what, text in file.texts():

@@ -83,7 +83,7 @@ def build(
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
     options = options or Options()
     selection, measured = _measured(folders, options, executor, say)
-    said, unread = campaign_file.read_all([] if options.anonymous else folders)  # free text may name anybody
+    by_hand, unread = campaign_file.read_all([] if options.anonymous else folders)  # free text may name anybody
     selection = replace(selection, problems=(*selection.problems, *unread))
     found = settings(measured, options.smallest)
     say(f"drawing {counted(len(measured), 'cell')}")
@@ -91,10 +91,10 @@ def build(
     say("writing the tables and the page")
     tables, gates = table.tables(found), packed_gate.gates(measured)
     ran = [statuses(measured), missing(measured, _planned(folders)), *_open_searches(folders)]
-    named = [(folder.resolve().name, each) for folder, each in zip(folders, said, strict=False)]
+    named = [(folder.resolve().name, each) for folder, each in zip(folders, by_hand, strict=False)]
     ran += [f"{name} is superseded by {each.superseded_by}." for name, each in named if each.superseded_by]
-    told = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates, told)
+    notes = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates, notes)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
     texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(tables)]))

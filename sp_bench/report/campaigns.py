@@ -40,7 +40,7 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
     rows = pd.concat(tables, ignore_index=True)
     rows["device_set"] = _by_first_use(numbered(rows["environment"]), rows["started_at"])
     commits = git.commits_of_trees(sha for sha in rows["git_sha"].unique() if isinstance(sha, str))
-    campaigns = [(name, said, rows.loc[rows["folder"] == name]) for name, said in zip(names, files, strict=True)]
+    campaigns = [(name, file, rows.loc[rows["folder"] == name]) for name, file in zip(names, files, strict=True)]
     lines = [
         f"{counted(len(rows), 'row')} of {counted(len(folders), 'campaign')}. {_machines(rows)}",
         "",
@@ -48,40 +48,40 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
         f"|{'---|' * len(HEADS)}",
         *(f"| {' | '.join(_line(*each, commits))} |" for each in campaigns),
         "",
-        *(line for name, said, _ in campaigns for line in _section(name, said)),
+        *(line for name, file, _ in campaigns for line in _section(name, file)),
     ]
     return "\n".join(lines), problems
 
 
-def _line(name: str, said: CampaignFile, rows: pd.DataFrame, commits: Mapping[str, str]) -> tuple[str, ...]:
-    command = said.commands[0].words.removeprefix("sp-bench run ").replace("`", "'") if said.commands else ""
-    more = f" and {len(said.commands) - 1} more" if len(said.commands) > 1 else ""
-    remarks = "; ".join(filter(None, [_superseded(said), said.differs, said.remarks]))
+def _line(name: str, file: CampaignFile, rows: pd.DataFrame, commits: Mapping[str, str]) -> tuple[str, ...]:
+    command = file.commands[0].words.removeprefix("sp-bench run ").replace("`", "'") if file.commands else ""
+    more = f" and {len(file.commands) - 1} more" if len(file.commands) > 1 else ""
+    remarks = "; ".join(filter(None, [_superseded(file), file.differs, file.remarks]))
     return (
-        f"[`{name}`](#{name})" if _section(name, said) else f"`{name}`",
+        f"[`{name}`](#{name})" if _section(name, file) else f"`{name}`",
         f"`{_cut(command)}`{more}".replace("|", r"\|") if command else "",
-        _cell(said.commit) or _commits(rows, commits),
+        _cell(file.commit) or _commits(rows, commits),
         _hardware(rows),
         _statuses(rows),
         _cell(_cut(remarks)),
     )
 
 
-def _section(name: str, said: CampaignFile) -> list[str]:
+def _section(name: str, file: CampaignFile) -> list[str]:
     """Commands, machine and remarks; nothing where the file says none."""
     texts = [
-        f"This campaign is {_superseded(said)}." if said.superseded_by else "",
-        f"Differs from the sweep: {said.differs}." if said.differs else "",
-        f"Machine: {said.machine}." if said.machine else "",
-        said.remarks,
+        f"This campaign is {_superseded(file)}." if file.superseded_by else "",
+        f"Differs from the sweep: {file.differs}." if file.differs else "",
+        f"Machine: {file.machine}." if file.machine else "",
+        file.remarks,
     ]
-    commands = [f"    {' '.join(command.words.split())}" for command in said.commands]
-    told = ["\n".join(commands), *map(_remark, texts)]
-    return [f"### `{name}`", "", *(line for text in told if text for line in (text, ""))] if any(told) else []
+    commands = [f"    {' '.join(command.words.split())}" for command in file.commands]
+    parts = ["\n".join(commands), *map(_remark, texts)]
+    return [f"### `{name}`", "", *(line for text in parts if text for line in (text, ""))] if any(parts) else []
 
 
-def _superseded(said: CampaignFile) -> str:
-    return f"superseded by `{said.superseded_by}`" if said.superseded_by else ""
+def _superseded(file: CampaignFile) -> str:
+    return f"superseded by `{file.superseded_by}`" if file.superseded_by else ""
 
 
 def _remark(text: str) -> str:
@@ -152,8 +152,8 @@ def _machines(rows: pd.DataFrame) -> str:
             devices.setdefault(int(machine), {}).update(_devices(environment))
     kinds = (Counter(each.values()).most_common(1)[0] for each in devices.values())
     sizes = Counter(f"{number} x {name}" for name, number in kinds)
-    told = [f"{number} of {size}" for size, number in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))]
-    return f"Machines, by the UUIDs of their devices and numbered by first use: {', '.join(told)}." if told else ""
+    parts = [f"{number} of {size}" for size, number in sorted(sizes.items(), key=lambda item: (-item[1], item[0]))]
+    return f"Machines, by the UUIDs of their devices and numbered by first use: {', '.join(parts)}." if parts else ""
 
 
 def _devices(environment: Mapping[str, Any]) -> dict[str, str]:

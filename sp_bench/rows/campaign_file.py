@@ -66,11 +66,11 @@ class CampaignFile:
 
     def texts(self) -> list[tuple[str, str]]:
         """(key, text) of all that the file says; a command has its time and code behind it."""
-        told = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)[:-1]]
+        found = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)[:-1]]
         for each in self.commands:
             when = ", ".join(filter(None, [each.at, each.commit]))
-            told.append(("command", f"{each.words} ({when})" if when else each.words))
-        return [(key, value) for key, value in told if value]
+            found.append(("command", f"{each.words} ({when})" if when else each.words))
+        return [(key, value) for key, value in found if value]
 
 
 def read(folder: Path) -> CampaignFile:
