@@ -8,6 +8,7 @@ import pandas as pd
 from sp_bench.analysis import comparison
 from sp_bench.driver import campaign, overrides, sweep
 from sp_bench.driver.progress import plan_as_json
+from sp_bench.rows import campaign_file
 from sp_bench.rows.frame import load
 from sp_bench.rows.store import require_campaigns
 
@@ -21,7 +22,8 @@ def plan(*words: str) -> dict[str, Any]:
 def run(*words: str) -> pd.DataFrame:
     """See `sp_bench.run`."""
     asked = sweep.read(overrides.read_arguments(words))
-    campaign.run(asked.configs, asked.settings, None, asked.searches)
+    command = campaign_file.command("run", words)
+    campaign.run(asked.configs, asked.settings, None, asked.searches, words=command)
     return load([asked.settings.folder])
 
 

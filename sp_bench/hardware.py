@@ -288,26 +288,6 @@ def environment(device: str, variables: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def git_state() -> tuple[str | None, bool | None]:
-    """(commit, uncommitted changes of the package or conf) of the checkout this package runs from; None for what is not
-    known: an installed wheel, no git, no commit yet. `git archive` writes its commit into .git_archival.txt, and
-    whether an unpacked archive was edited since, nothing tells."""
-    root = PACKAGE.parent
-    if not (root / ".git").exists():
-        return _archived_commit(root / ".git_archival.txt"), None
-    status = _output("git", "-C", str(root), "status", "--porcelain", "--", PACKAGE.name, "conf")
-    commit = _output("git", "-C", str(root), "rev-parse", "--verify", "HEAD")
-    return commit, None if status is None else bool(status)
-
-
-def _archived_commit(path: Path) -> str | None:
-    try:
-        found = re.fullmatch(r"node: ([0-9a-f]{40})\n?", path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return None
-    return found[1] if found else None
-
-
 def _output(*command: str) -> str | None:
     """What a command prints; None when it is not installed or fails."""
     try:

@@ -9,6 +9,7 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.formats import counted
 from sp_bench.analysis.ratios import MIN_REPLICATES
+from sp_bench.rows import git
 from sp_bench.rows.names import OWN_CODE, library
 
 ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
@@ -99,7 +100,7 @@ def _unsampled(cells: Sequence[Cell]) -> str:
 
 def _git(rows: Sequence[Mapping[str, Any]]) -> str:
     commits = {
-        f"{row['git_sha'][:7]}{' with uncommitted changes' if row['git_dirty'] is True else ''}"
+        f"{git.short(row['git_sha'])}{' with uncommitted changes' if row['git_dirty'] is True else ''}"
         for row in rows
         if isinstance(row["git_sha"], str)
     }

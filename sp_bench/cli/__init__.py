@@ -43,10 +43,10 @@ app = typer.Typer(no_args_is_help=True, rich_markup_mode="rich", pretty_exceptio
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from sp_bench import hardware
+        from sp_bench.rows import git
 
-        commit, dirty = hardware.git_state()
-        code = f" ({commit[:12]}{', with uncommitted changes' if dirty else ''})" if commit else ""
+        code, dirty = git.state()
+        code = f" ({git.short(code, 12)}{', with uncommitted changes' if dirty else ''})" if code else ""
         print(f"sp-bench {__version__}{code}")
         raise typer.Exit
 

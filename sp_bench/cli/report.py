@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -39,6 +40,9 @@ def report(
     findings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what the rows say, as Markdown, there; write no page")
     ] = None,
+    campaigns: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write where the rows come from between two lines of that file")
+    ] = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
@@ -59,6 +63,10 @@ def report(
 
         sp-bench report results/* --findings docs/RESULTS.md
 
+    List the campaigns with their commands, commits, machines and remarks, from rows and _campaign.yaml:
+
+        sp-bench report results/* --campaigns docs/CAMPAIGNS.md
+
     It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and
     tables.tex, md, csv, json. A second report removes what the first one wrote and is no longer true. Exit codes: 0
     written, 2 bad input.
@@ -72,6 +80,9 @@ def report(
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
     folders = named_campaigns(folders)
+    if campaigns is not None:
+        _write_campaigns(folders, campaigns)
+        return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or reports.NAMES), smallest, anonymous, mix)
     target = reports.default_out(folders) if out is None else out
@@ -103,6 +114,17 @@ def report(
     if more := built.problems[SHOWN:]:
         print(f"{len(more):,} further files are named on the page")
     print(f"report: {built.page}")
+
+
+def _write_campaigns(folders: Sequence[Path], file: Path) -> None:
+    from sp_bench.look.methods_table import write_between
+    from sp_bench.report import campaigns
+
+    text, problems = campaigns.markdown(folders)
+    write_between(file, campaigns.BEGIN, campaigns.END, text)
+    for problem in problems:
+        print(problem)
+    print(f"campaigns: {file}")
 
 
 def archive(

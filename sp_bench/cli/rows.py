@@ -26,12 +26,13 @@ def status(
     Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
     measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
     are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
-    and their reasons left out.
+    and their reasons left out, and so is what _campaign.yaml says.
     """
     from sp_bench.look import status as state
     from sp_bench.rows import store
 
-    found = [state.overview(folder, reasons=as_json or len(folders) == 1) for folder in named_campaigns(folders)]
+    folders = named_campaigns(folders)
+    found = [state.overview(folder, reasons=as_json or len(folders) == 1) for folder in folders]
     if as_json:
         print(json.dumps([each.as_json() for each in found], indent=1))
         return
@@ -42,8 +43,8 @@ def status(
         name = Text(shown(each.campaign))  # as it stands: [ ] would be markup
         table.add_row(name, *map(str, each.counts.values()), str(each.env_ids))
     console().print(table)
-    for each in found:
-        for line in state.lines(each):
+    for folder, each in zip(folders, found, strict=True):
+        for line in (*state.lines(each), *state.notes(folder, whole=len(folders) == 1)):
             print(line)
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:

@@ -120,7 +120,7 @@ def _run_sweep(
 ) -> None:
     """Compose the trials of a command line and run them; with --cfg job, show the one config instead."""
     from sp_bench.driver import allocation, campaign, overrides, sweep
-    from sp_bench.rows import submissions
+    from sp_bench.rows import campaign_file, submissions
 
     failures = listed_statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dirs or [])
@@ -132,11 +132,12 @@ def _run_sweep(
         logger = {"on_row": _logger(log_to)} if log_to else {}
         found = sweep.read(request)
         only = submissions.trials_of(*pack) if pack else None
+        words = campaign_file.command("resume" if found.settings.resume else "run", arguments, config_dirs or ())
         hosts = allocation.here()
         if hosts.node and not found.settings.plan_only:
             raise typer.Exit(_serve(found.settings.folder, hosts))
         statuses = campaign.run(
-            found.configs, found.settings, reporter, found.searches, as_json=as_json, only=only, **logger
+            found.configs, found.settings, reporter, found.searches, as_json=as_json, only=only, words=words, **logger
         )
         exit_if_failed(statuses, failures)
 

@@ -18,6 +18,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import allocation, nodes, searching, to_run
 from sp_bench.driver.attempt import Campaign, Driver, StorageError
 from sp_bench.driver.claims import FOLDER, REPORT, Claims
+from sp_bench.driver.command_record import record
 from sp_bench.driver.filling import fill
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.notes import notes
@@ -28,7 +29,7 @@ from sp_bench.driver.searching import Searching
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.driver.to_run import RETRIED, TrialState
-from sp_bench.rows import plans
+from sp_bench.rows import git, plans
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained
 
@@ -76,7 +77,7 @@ def _plan(configs: Sequence[TrialConfig], settings: CampaignConfig, searches: Se
     machine = Machine(settings, hardware.gpus() if any(c.hardware.device == "cuda" for c in every) else None)
     require_devices(every, machine.gpus, settings)
     require_contained(settings.folder)
-    campaign = Campaign(settings, settings.folder, *hardware.git_state())
+    campaign = Campaign(settings, settings.folder, *git.state())
     states = to_run.states(machine.plan(configs, settings.replicates), campaign)
     searched = searching.begin(searches, campaign, machine)
     return _Plan(campaign, machine, states, searched, notes(every, states, searched, campaign, machine))
@@ -90,6 +91,7 @@ def run(
     *,
     as_json: bool = False,
     only: Collection[str] | None = None,
+    words: str = "",
     on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
@@ -97,7 +99,8 @@ def run(
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
-    this run is for, such as those of one job; None: all. `on_row` is called with each row that this run commits.
+    this run is for, such as those of one job; None: all. `words`: the command line, for the campaign's
+    file; empty: none. `on_row` is called with each row that this run commits.
 
     Raises:
         ConfigError: a config that no trial can have, or a results folder that cannot be written; nothing is launched.
@@ -125,6 +128,9 @@ def run(
     found: list[str] = []  # a line for each search that ended
     try:
         with Claims(campaign.work / FOLDER) as claims:
+            if words and (attempts or searches):
+                for problem in record(claims, campaign.folder, words, campaign.git_sha):
+                    print(f"warning: {problem}")
             killed = interrupted = False
             signals = Signals()
             with signals, Progress([each.trial for each in attempts], before) as progress, ExitStack() as held:

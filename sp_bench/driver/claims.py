@@ -33,6 +33,7 @@ FOLDER = "claims"
 HEARTBEAT_S = 10.0
 STALE_S = 60.0  # without a heartbeat for this long, an owner counts as dead wherever it runs
 REPORT = "report"  # the key of the run that makes the campaign's report
+COMMAND = "command"  # the key of the run that appends to the campaign's file
 GONE = ".gone"  # ends the name of a directory that is no claim any more
 _NAME = re.compile(rf"(?P<key>[0-9a-z-]+)\.{owner.PATTERN}\.(?P<nonce>[0-9a-f]+)")
 

@@ -16,7 +16,7 @@ from sp_bench.cluster import slurm
 from sp_bench.config.parsing import shown
 from sp_bench.driver import claims
 from sp_bench.driver.progress import duration, number_of
-from sp_bench.rows import packed, plans, store, submissions
+from sp_bench.rows import campaign_file, packed, plans, store, submissions
 from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
@@ -96,8 +96,16 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
         open_searches=plans.open_searches(plans.read(folder)),
-        passed_over=tuple(sorted(store.passed_over(folder))),
+        passed_over=(*sorted(store.passed_over(folder)), *campaign_file.read_all([folder])[1]),
     )
+
+
+def notes(folder: Path, *, whole: bool) -> Iterator[str]:
+    """What the campaign's file says, for people; not `whole`: only what took its place."""
+    for file in campaign_file.read_all([folder])[0]:
+        for what, text in file.texts():
+            if whole or what == "superseded by":
+                yield f"  {shown(folder.name)}: {what}: {shown(' '.join(text.split()), 10_000)}"
 
 
 def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
@@ -125,7 +133,7 @@ def _running(folder: Path) -> Iterator[Running]:
     place = folder / store.WORK / claims.FOLDER
     now = time.time()
     for claim in claims.listed(place) if place.is_dir() else ():
-        if claim.key == claims.REPORT:
+        if claim.key in (claims.REPORT, claims.COMMAND):
             continue
         with suppress(FileNotFoundError):  # released meanwhile
             quiet_s = now - claim.path.stat().st_mtime

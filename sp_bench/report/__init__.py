@@ -7,7 +7,7 @@ answer; cards, figures, table and page -> what a reader sees. No torch.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
@@ -27,7 +27,7 @@ from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.page import Content, render
 from sp_bench.report.processes import processes as processes
-from sp_bench.rows import plans, store
+from sp_bench.rows import campaign_file, plans, store
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,18 @@ def build(
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
     options = options or Options()
     selection, measured = _measured(folders, options, executor, say)
+    by_hand, unread = campaign_file.read_all([] if options.anonymous else folders)  # free text may name anybody
+    selection = replace(selection, problems=(*selection.problems, *unread))
     found = settings(measured, options.smallest)
     say(f"drawing {counted(len(measured), 'cell')}")
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
     tables, gates = table.tables(found), packed_gate.gates(measured)
     ran = [statuses(measured), missing(measured, _planned(folders)), *_open_searches(folders)]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
+    named = [(folder.resolve().name, each) for folder, each in zip(folders, by_hand, strict=False)]
+    ran += [f"{name} is superseded by {each.superseded_by}." for name, each in named if each.superseded_by]
+    notes = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates, notes)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
     texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(tables)]))

@@ -100,7 +100,7 @@ def _cleaner(rows: pd.DataFrame, folders: Sequence[Path]) -> Callable[[str], str
         users |= {name for match in _HOME.finditer(text) for name in match.groups() if name}
         users |= {match[1] for match in _EMAIL.finditer(text)}
     hosts |= {host.partition(".")[0] for host in hosts}
-    commits = {sha for sha in rows["git_sha"].unique() if isinstance(sha, str)}
+    commits = {sha for text in rows["git_sha"].dropna().unique() for sha in re.findall("[0-9a-f]{40}", text)}
     named = [(_whole_words(hosts), HOST), (_whole_words(users), USER), (_prefixes(commits), COMMIT)]
     replaced = [*_PATTERNS, *((pattern, word) for pattern, word in named if pattern is not None)]
 

@@ -7,6 +7,7 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
@@ -14,13 +15,14 @@ from sp_bench.analysis.selection import select
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
-from sp_bench.rows import packed, plans, store
+from sp_bench.rows import campaign_file, git, packed, plans, store
 
 SUMS = "SHA256SUMS"
 README = """Rows of sp_bench{names}.
 
 rows/<campaign>/*.parquet   one row an attempt; sp_bench.load, pandas, DuckDB and polars read them
 rows/<campaign>/_plans      what the runs planned
+rows/<campaign>/_campaign.yaml  their commands, and what no row says
 report/index.html           page, figures and tables made from these rows
 environment.txt             what the rows ran on
 SHA256SUMS                  of every other file: sha256sum --check SHA256SUMS
@@ -65,14 +67,19 @@ def write(
         rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
         files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items() if path.exists()}
+        with suppress(campaign_file.Unreadable):  # the report names it
+            if text := campaign_file.text(folder):
+                files[f"rows/{name}/{campaign_file.NAME}"] = text.encode()
     with tempfile.TemporaryDirectory() as place:
         built = build(folders, Path(place) / "report", options, executor=executor, say=say)
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
         files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
     version = metadata.version("sp_bench")
     shown = anonymous(selection, folders) if options.anonymous else selection
+    git_shas = [sha for sha in shown.rows["git_sha"].unique() if isinstance(sha, str)]
+    commits = [(f"commit of {sha}", commit) for sha, commit in git.commits_of_trees(git_shas).items()]
     texts = {
-        "environment.txt": "".join(f"{what}: {value}\n" for what, value in environment(shown)),
+        "environment.txt": "".join(f"{what}: {value}\n" for what, value in [*environment(shown), *commits]),
         "README.txt": README.format(names="" if options.anonymous else f": {', '.join(names)}", version=version),
         "CITATION.cff": CITATION.format(version=version),
     }

@@ -18,6 +18,7 @@ from sp_bench.analysis.rivals import SAME, counterparts
 from sp_bench.analysis.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
 from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words, method, the_method
+from sp_bench.rows import git
 
 MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"
@@ -439,7 +440,7 @@ def _unsampled(measured: Sequence[Cell]) -> list[str]:
 
 def _code(cells: Sequence[Cell]) -> list[str]:
     rows = [row for cell in cells for row in cell.rows]
-    shas = sorted({row["git_sha"][:7] for row in rows if isinstance(row["git_sha"], str)})
+    shas = sorted({git.short(row["git_sha"]) for row in rows if isinstance(row["git_sha"], str)})
     unknown = sum(not isinstance(row["git_sha"], str) for row in rows)
     if not shas:
         return ["The rows do not say which commit they are of."] if rows else []

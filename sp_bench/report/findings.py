@@ -18,6 +18,7 @@ from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, v
 from sp_bench.report.page.appendix import device, offload, parity
 from sp_bench.report.published import beside
 from sp_bench.report.table import tables, with_bounds
+from sp_bench.rows import git
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
 STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
@@ -239,7 +240,7 @@ def _evidence(cells: Sequence[Cell]) -> str:
 
 
 def _code(cells: Sequence[Cell]) -> list[str]:
-    shas = sorted({row["git_sha"][:7] for c in cells for row in c.rows if isinstance(row["git_sha"], str)})
+    shas = sorted({git.short(row["git_sha"]) for c in cells for row in c.rows if isinstance(row["git_sha"], str)})
     return [f"code {' '.join(shas)}"] if shas else []
 
 

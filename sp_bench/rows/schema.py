@@ -283,7 +283,7 @@ COLUMNS = (
     driver("started_at", TIME, "UTC", "when the attempt was launched"),
     driver("duration_s", REAL, "s", "launch to exit"),
     driver("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
-    driver("git_sha", TEXT, "", "commit of the working tree"),
+    driver("git_sha", TEXT, "", "commit; <commit>+tree:<hash> of changed code, tree:<hash> of a copy (rows/git.py)"),
     driver("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
     measured("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list",
         required=("any",)),

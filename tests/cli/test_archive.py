@@ -1,12 +1,13 @@
 """`sp-bench archive`: what goes with a paper."""
 
 import hashlib
+import os
 import zipfile
 
 import pytest
 
 import sp_bench
-from sp_bench.rows import plans, store
+from sp_bench.rows import campaign_file, git, plans, store
 from sp_bench.rows.plans import PlannedTrial
 
 from ..unit.rows import commit, row
@@ -39,6 +40,28 @@ def test_an_archive_holds_rows_plans_report_and_their_checksums(campaign, capfd,
     for name, wanted in sums.items():
         assert hashlib.sha256((tmp_path / "there" / name).read_bytes()).hexdigest() == wanted
     assert len(sp_bench.load(tmp_path / "there" / "rows" / "night")) == 2
+
+
+def test_an_archive_has_the_campaigns_file_and_the_commits_of_trees(campaign, capfd, monkeypatch):
+    tree = "tree:" + "b" * 40
+    monkeypatch.setattr(git, "commits_of_trees", lambda git_shas: {tree: "e" * 40} if tree in git_shas else {})
+    commit([row(method="usp", git_sha=tree, git_dirty=None)], campaign)
+    (campaign / campaign_file.NAME).write_text("remarks: a quiet night\n")
+    for name, has in (("night.zip", True), ("blind.zip", False)):
+        assert console(capfd, "archive", "night", "--out", name, *(["--anonymous"] * (not has)))[0] == 0
+        with zipfile.ZipFile(name) as archive:
+            assert (f"rows/night/{campaign_file.NAME}" in archive.namelist()) == has
+            assert (b"a quiet night" in archive.read("report/index.html")) == has
+            told = archive.read("environment.txt").decode()
+        assert (f"commit of {tree}: {'e' * 40}\n" in told) == has
+
+
+def test_a_campaigns_file_that_is_a_pipe_is_named_and_left_out(campaign, capfd):
+    os.mkfifo(campaign / campaign_file.NAME)
+    assert console(capfd, "archive", "night", "--out", "night.zip")[0] == 0
+    with zipfile.ZipFile("night.zip") as archive:
+        assert f"rows/night/{campaign_file.NAME}" not in archive.namelist()
+        assert f"{campaign_file.NAME}: not a plain file" in archive.read("report/index.html").decode()
 
 
 @pytest.mark.usefixtures("campaign")

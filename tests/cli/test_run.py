@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sp_bench.rows import plans, store
+from sp_bench.rows import campaign_file, plans, store
 
 from .console import console, refusal
 
@@ -63,7 +63,14 @@ def test_a_run_leaves_nothing_beside_its_results(finished):
     folder, _, _ = finished
     assert [path.name for path in folder.iterdir()] == ["results"]
     beside = {path.name for path in (folder / "results" / "small").iterdir() if path.suffix != ".parquet"}
-    assert beside == {store.WORK, plans.FOLDER}
+    assert beside == {store.WORK, plans.FOLDER, campaign_file.NAME}
+
+
+def test_a_run_writes_its_words_beside_its_rows(finished):
+    folder, arguments, _ = finished
+    [command] = campaign_file.read(folder / "results" / "small").commands
+    assert command.words == f"sp-bench run -m {' '.join(arguments)}"
+    assert command.commit == pd.read_parquet(folder / "results" / "small")["git_sha"].iloc[0]
 
 
 def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):

@@ -7,7 +7,8 @@ import pytest
 
 from sp_bench import kernels, methods
 from sp_bench.look import methods_table
-from sp_bench.rows import store
+from sp_bench.report import campaigns
+from sp_bench.rows import campaign_file, store
 
 from ..unit.rows import commit, row
 from .console import console, refusal
@@ -40,6 +41,32 @@ def test_status_counts_rows_from_their_names_alone(capfd, tmp_path):
     heading, line = printed.splitlines()
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert (counts["env_ids"], counts["ok"], counts["oom"], counts["unsupported"]) == ("1", "2", "0", "1")
+
+
+def test_status_says_what_the_campaigns_file_says(capfd, tmp_path):
+    for name in ("a", "b"):
+        commit([row()], tmp_path / name)
+    said = (
+        "superseded_by: b\nremarks: |\n  two\n  lines\ncommands:\n- words: sp-bench run\n  at: 2026-01-31T12:00:00Z\n"
+    )
+    (tmp_path / "a" / campaign_file.NAME).write_text(said)
+    (tmp_path / "b" / campaign_file.NAME).write_text("remarks: [\n")
+    _, printed, _ = console(capfd, "status", str(tmp_path / "a"))
+    lines = ["remarks: two lines", "superseded by: b", "command: sp-bench run (2026-01-31T12:00:00Z)"]
+    assert printed.splitlines()[2:] == [f"  a: {line}" for line in lines]
+    _, printed, _ = console(capfd, "status", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert "  a: superseded by: b\n" in printed
+    assert "remarks: two" not in printed
+    assert f"{tmp_path / 'b' / campaign_file.NAME}: line 2: " in printed
+
+
+def test_the_list_of_campaigns_is_written_between_its_markers(capfd, tmp_path):
+    commit([row()], tmp_path / "night")
+    page = tmp_path / "page.md"
+    page.write_text(f"by hand\n{campaigns.BEGIN}old\n{campaigns.END}after\n")
+    assert console(capfd, "report", str(tmp_path / "night"), "--campaigns", str(page))[0] == 0
+    text, _ = campaigns.markdown([tmp_path / "night"])
+    assert page.read_text() == f"by hand\n{campaigns.BEGIN}\n{text}\n{campaigns.END}after\n"
 
 
 def test_status_reads_a_pack(capfd, tmp_path):

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from expected import EXPECTED, MATRIX, RANKS, Cell
 
-from sp_bench import hardware
+from sp_bench.rows import git
 from sp_bench.testing import faults
 
 # By file and name, the first that fits; with --write-reliability all of these count as marked `faults`.
@@ -119,11 +119,11 @@ def renewed(before: str, outcomes: dict[str, Outcome], seconds: float) -> str:
 
 
 def _when_and_where(seconds: float) -> str:
-    sha, dirty = hardware.git_state()
+    code, dirty = git.state()
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
     return (
         f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {seconds / 60:.0f} min; commit "
-        f"{(sha or 'unknown')[:12]}{' with uncommitted changes' if dirty else ''}; "
+        f"{git.short(code or 'unknown', 12)}{' with uncommitted changes' if dirty else ''}; "
         f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, "
         f"{versions}."
     )

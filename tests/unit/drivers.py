@@ -18,11 +18,11 @@ from typing import Any
 import pandas  # noqa: F401 - pyarrow imports it at the first row: once, here, and not in each driver
 from records import record_of
 
-from sp_bench import hardware
 from sp_bench.config import parsing
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import campaign, claims, devices, identity, launch
 from sp_bench.driver.settings import CampaignConfig, DeadlinesConfig
+from sp_bench.rows import git
 from sp_bench.testing import kill_points
 
 OK = """
@@ -53,7 +53,7 @@ class NoReport:
 def main(spec: dict[str, Any]) -> None:
     launch.POLL_S = 0.02
     claims.STALE_S = 5.0
-    hardware.git_state = lambda: (None, None)
+    git.state = lambda: (None, None)
     configs = [parsing.parse(TrialConfig, mapping) for mapping in spec["configs"]]
     for config in configs:
         identity.env_id(config)  # reads every source: once, here, and not in each driver

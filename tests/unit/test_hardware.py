@@ -1,5 +1,4 @@
 import ast
-import subprocess
 from collections import namedtuple
 
 import pytest
@@ -49,52 +48,6 @@ def test_the_environment_of_a_failed_trial_fits_its_column(make_config):
     assert stored["cpu"] == hardware.cpu_model()
     assert stored["packages"] == list(hardware.package_versions().items())
     assert stored["env"] == [("NCCL_DEBUG", "INFO")]
-
-
-def git(folder, *arguments):
-    identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-    subprocess.run(["git", "-C", str(folder), *identity, *arguments], check=True, capture_output=True)
-
-
-def test_git_state_is_about_the_code_that_measures_and_is_null_outside_a_checkout(monkeypatch, tmp_path):
-    package = tmp_path / "sp_bench"
-    (package / "sub").mkdir(parents=True)
-    (package / "a.py").write_text("1")
-    monkeypatch.setattr(hardware, "PACKAGE", package)
-    assert hardware.git_state() == (None, None)
-    git(tmp_path, "init", "-q")
-    assert hardware.git_state() == (None, True)
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-q", "-m", "one")
-    commit, dirty = hardware.git_state()
-    assert (len(str(commit)), dirty) == (40, False)
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "row").write_text("1")
-    (tmp_path / "slurm-17.out").write_text("1")
-    assert hardware.git_state() == (commit, False)
-    (package / "a.py").write_text("2")
-    assert hardware.git_state() == (commit, True)
-
-
-def test_an_unpacked_archive_knows_its_commit(monkeypatch, tmp_path):
-    checkout, unpacked = tmp_path / "checkout", tmp_path / "unpacked"
-    checkout.mkdir()
-    unpacked.mkdir()
-    for name in (".gitattributes", ".git_archival.txt"):
-        (checkout / name).write_bytes((hardware.PACKAGE.parent / name).read_bytes())
-    (checkout / "sp_bench").mkdir()
-    (checkout / "sp_bench" / "a.py").write_text("1")
-    git(checkout, "init", "-q")
-    git(checkout, "add", ".")
-    git(checkout, "commit", "-q", "-m", "one")
-    monkeypatch.setattr(hardware, "PACKAGE", checkout / "sp_bench")
-    commit, _ = hardware.git_state()
-    git(checkout, "archive", "-o", str(tmp_path / "a.tar"), "HEAD")
-    subprocess.run(["tar", "-xf", tmp_path / "a.tar", "-C", unpacked], check=True)
-    monkeypatch.setattr(hardware, "PACKAGE", unpacked / "sp_bench")
-    assert hardware.git_state() == (commit, None), "whether it was edited since, nothing tells"
-    (unpacked / ".git_archival.txt").write_text("node: $Format:%H$\n")
-    assert hardware.git_state() == (None, None)
 
 
 FakeGpu = namedtuple("FakeGpu", "name uuid")

@@ -20,14 +20,14 @@ from typing import Any
 import pytest
 
 import sp_bench
-from sp_bench.analysis import settings, words
+from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.formats import GIB, number, whole
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
 from sp_bench.analysis.scaling import Scaling, scalings
-from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place
+from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place, settings
 from sp_bench.analysis.signs import Count, counts
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
@@ -1513,9 +1513,10 @@ def test_campaigns_says_how_many_machines_the_devices_are_of():
                 kinds[machine] = str(row["hardware"]).upper()
     found = Counter((kinds[machine], len(uuids)) for machine, uuids in devices.items())
     text = " ".join((ROOT / "docs/CAMPAIGNS.md").read_text("utf-8").split())
-    assert found.keys() == {("H200", 4), ("H200", 2), ("H200", 1), ("H100", 1), ("H100", 2)}
-    of_h200 = f"{found['H200', 4]} machines of 4 H200s, {found['H200', 2]} of 2, {found['H200', 1]} of one"
-    assert f"Devices came from {of_h200}, {found['H100', 1]} of an H100 and {found['H100', 2]} of 2" in text
+    names = {"H200": "H200", "H100": "H100 80GB"}
+    told = re.search(r"numbered by first use: (.*?)\.", text)
+    assert told
+    assert set(told[1].split(", ")) == {f"{n} of {size} x {names[kind]}" for (kind, size), n in found.items()}
 
 
 def devices_of(cell: Cell) -> set[str]:

@@ -36,6 +36,7 @@ class Content:
     drawings: Sequence[Drawing]
     tables: Sequence[SettingTable]
     gates: Sequence[Gate] = ()  # who computes packed documents right
+    notes: Sequence[tuple[str, str]] = ()  # (what, text) of each campaign's file
 
 
 def render(content: Content) -> str:
@@ -69,7 +70,7 @@ def render(content: Content) -> str:
         sections=appendix(content.cells, numbers),
         left_out=left_out(content.selection),
         problems=content.selection.problems,
-        facts=environment(content.selection),
+        facts=[*environment(content.selection), *content.notes],
     )
 
 

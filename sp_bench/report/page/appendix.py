@@ -17,6 +17,7 @@ from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.time_parts import attributions
 from sp_bench.report.offload import breakdowns
 from sp_bench.report.published import beside
+from sp_bench.rows import git
 
 NAMED = ("hostname", "cpu", "cpu_cores", "driver", "cuda", "cudnn", "nccl", "process_group", "python", "topology")
 MAX_REASON = 2000  # characters of one reason; the row holds the rest
@@ -402,7 +403,7 @@ def _values(values: Any) -> str:
 def _commit(sha: Any, dirty: Any) -> str | None:
     if not isinstance(sha, str):
         return None
-    return f"{sha[:12]} with uncommitted changes" if dirty is True else sha[:12]
+    return f"{git.short(sha, 12)} with uncommitted changes" if dirty is True else git.short(sha, 12)
 
 
 def _multiset(names: Any) -> str | None:

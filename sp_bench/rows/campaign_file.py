@@ -1,0 +1,201 @@
+"""What no row of a campaign says: `_campaign.yaml` in its folder, by hand but for `commands`, to which runs append.
+
+    machine: what the rows do not know of it, such as "in a product of matrices by hand the second GPU was slow"
+    commit: the measured code, where the rows do not name it
+    differs: what differs from the sweep of that name
+    remarks: anything else, as Markdown
+    superseded_by: the campaign that took its place
+    commands:
+    - at: 2026-01-31T12:00:00Z
+      commit: as in the column git_sha
+      words: sp-bench run sweep=smoke
+
+Every key may be absent. A file that cannot be read stops nothing: it is named and passed over.
+"""
+
+import os
+import re
+import shlex
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sp_bench.config.parsing import nearest, shown
+from sp_bench.rows.store import WORK
+
+NAME = "_campaign.yaml"  # readers of rows pass over names that begin so
+MAX_BYTES = 2**18  # the longest of ours has 5 kB
+MAX_DEPTH = 3  # a command is a mapping in a list in a mapping
+TIME = "%Y-%m-%dT%H:%M:%SZ"
+HEADER = (
+    "# What no row of this campaign says. Write machine, commit, differs, remarks and superseded_by above `commands`:\n"
+    "# runs append to that list.\n"
+)
+_DROPPED = ("results_root=", "resume=", "plan_only=")  # where results lie is no part of what was measured
+_PATH = re.compile(r"(?:^|(?<=[=,:'\"\[{(\s]))[~/][^,'\"\]})]*")
+
+
+class Unreadable(Exception):
+    """The file is there and cannot be used; the message says why."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that had something to run. Empty: not known."""
+
+    words: str = ""
+    at: str = ""  # UTC, ISO 8601
+    commit: str = ""  # as in the column `git_sha`
+
+
+@dataclass(frozen=True)
+class CampaignFile:
+    """The fields are the keys of the file; empty: it says nothing of it."""
+
+    machine: str = ""
+    commit: str = ""
+    differs: str = ""
+    remarks: str = ""
+    superseded_by: str = ""
+    commands: tuple[Command, ...] = ()
+
+    def texts(self) -> list[tuple[str, str]]:
+        """(key, text) of all that the file says; a command has its time and code behind it."""
+        found = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)[:-1]]
+        for each in self.commands:
+            when = ", ".join(filter(None, [each.at, each.commit]))
+            found.append(("command", f"{each.words} ({when})" if when else each.words))
+        return [(key, value) for key, value in found if value]
+
+
+def read(folder: Path) -> CampaignFile:
+    """What a campaign's file says; nothing without a file.
+
+    Raises:
+        Unreadable: it is no file of ours.
+    """
+    return _parsed(text(folder))
+
+
+def text(folder: Path) -> str:
+    """The text of a campaign's file; empty without a file.
+
+    Raises:
+        Unreadable: it is no plain file, too large, or no UTF-8.
+    """
+    path = folder / NAME
+    try:
+        found = os.lstat(path)
+        if not stat.S_ISREG(found.st_mode):
+            raise Unreadable("not a plain file")  # a pipe would be waited for, and a link may lead anywhere
+        if found.st_size > MAX_BYTES:
+            raise Unreadable(f"{found.st_size:,} bytes; at most {MAX_BYTES:,}")
+        return path.read_text("utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from None
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"not UTF-8: {error.reason} at byte {error.start:,}") from None
+
+
+def read_all(folders: Sequence[Path]) -> tuple[list[CampaignFile], list[str]]:
+    """What each campaign's file says, and a line for each that cannot be read."""
+    found, problems = [], []
+    for folder in folders:
+        try:
+            found.append(read(folder))
+        except Unreadable as error:
+            found.append(CampaignFile())
+            problems.append(f"{shown(folder / NAME)}: {error}; skipped")
+    return found, problems
+
+
+def command(verb: str, arguments: Sequence[str], config_dirs: Sequence[Path] = ()) -> str:
+    """The command line as it is recorded: of an absolute path, which may name a person or a machine, only the last
+    part."""
+    kept = [word for word in arguments if not word.startswith(_DROPPED)]
+    kept += [word for folder in config_dirs for word in ("--config-dir", str(folder))]
+    return shown(shlex.join(["sp-bench", verb, *(_PATH.sub(_last_part, word) for word in kept)]), 10_000)
+
+
+def append(folder: Path, words: str, commit: str | None) -> None:
+    """Add a command to the campaign's file, whole or not at all; not one that is there, of the same code. Everything
+    else in the file stays as it is. Nobody else may append meanwhile.
+
+    Raises:
+        Unreadable: the file cannot be used, or `commands` is not the last of its keys.
+        OSError: it cannot be written.
+    """
+    old = text(folder)
+    known = _parsed(old)
+    new = Command(words, datetime.now(UTC).strftime(TIME), commit or "")
+    if any((each.words, each.commit) == (new.words, new.commit) for each in known.commands):
+        return
+    entry = yaml.safe_dump([{k: v for k, v in vars(new).items() if v}], sort_keys=False, width=10_000)
+    indent = (re.findall(r"^( *)- ", old, re.MULTILINE) or [""])[-1] if known.commands else ""
+    entry = "".join(indent + line for line in entry.splitlines(keepends=True))
+    before = old or HEADER
+    before += "\n" * (not before.endswith("\n")) + "commands:\n" * (not re.search("^commands:", old, re.MULTILINE))
+    try:
+        written = _parsed(before + entry)
+    except Unreadable:
+        written = None
+    if written is None or written != CampaignFile(**{**vars(known), "commands": (*known.commands, new)}):
+        raise Unreadable("`commands` is not its last key, or not a list of lines that begin with `- `")
+    temporary = folder / WORK / f"{NAME}.{os.getpid()}"
+    temporary.write_text(before + entry, "utf-8")
+    os.replace(temporary, folder / NAME)
+
+
+def _last_part(path: re.Match[str]) -> str:
+    return f".../{path[0].rstrip('/').rpartition('/')[2]}"
+
+
+def _parsed(content: str) -> CampaignFile:
+    try:
+        _require_flat(content)
+        found = yaml.safe_load(content) or {}
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise Unreadable(f"{line}{shown(error.problem)}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise Unreadable(shown((str(error) or type(error).__name__).splitlines()[0])) from None
+    commands = found.pop("commands", None) if isinstance(found, dict) else None
+    if not isinstance(commands, list | None):
+        raise Unreadable("commands must be a list")
+    listed = (_texts(each, Command, f"commands[{i}].") for i, each in enumerate(commands or ()))
+    return CampaignFile(**_texts(found, CampaignFile, ""), commands=tuple(Command(**each) for each in listed))
+
+
+def _require_flat(content: str) -> None:
+    """Refuse what takes a reader of YAML long: aliases, which a short file can multiply, and deep nesting."""
+    depth = 0
+    for event in yaml.parse(content, yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise Unreadable(f"nested more than {MAX_DEPTH} deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise Unreadable(f"*{shown(event.anchor)}: an alias; write the text itself")
+
+
+def _texts(found: Any, kind: Any, prefix: str) -> dict[str, str]:
+    """The fields of `kind` that a mapping has."""
+    if not isinstance(found, dict):
+        raise Unreadable(f"{prefix.rstrip('.') or 'the file'} must map names to texts")
+    names = [field.name for field in fields(kind)]
+    given = {}
+    for key, value in found.items():
+        if key not in names:
+            raise Unreadable(f"{prefix}{shown(key)} is not a key; {nearest(key, names)}keys: {', '.join(names)}")
+        if isinstance(value, datetime):  # as YAML reads a time without quotes
+            value = (value.astimezone(UTC) if value.tzinfo else value).strftime(TIME)
+        if not isinstance(value, str | None):
+            raise Unreadable(f"{prefix}{key} must be text; put it into quotes")
+        given[key] = (value or "").strip()
+    return given
