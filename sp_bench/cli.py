@@ -255,7 +255,7 @@ def report(
         float, typer.Option(min=0, max=1, help="Smallest effect of interest: differences below it are ties")
     ] = 0.02,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
+        bool, typer.Option("--anonymous", help="Leave out reasons, hosts, users, UUIDs, paths, addresses and commits")
     ] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments; the page says so")] = False,
     export: Annotated[

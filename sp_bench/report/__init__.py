@@ -88,7 +88,9 @@ def build(
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
     tables, gates = table.tables(found), packed_gate.gates(measured)
-    ran = [statuses(measured), missing(measured, _planned(folders)), *_open_searches(folders)]
+    ran = [statuses(measured)]
+    if not options.anonymous:  # plans have names from outside
+        ran += [missing(measured, _planned(folders)), *_open_searches(folders)]
     content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
@@ -161,6 +163,6 @@ def _measured(
         say(f"reading rows: {num_read:,}")
 
     selection = select(folders, mix=options.mix, executor=executor, progress=progress)
-    selection = anonymous(selection, folders) if options.anonymous else selection
+    selection = anonymous(selection) if options.anonymous else selection
     say(f"summarising {counted(len(selection.rows), 'row')}")
     return selection, cells(of_equal_steps(selection.rows))

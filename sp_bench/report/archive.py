@@ -70,7 +70,7 @@ def write(
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
         files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
     version = metadata.version("sp_bench")
-    shown = anonymous(selection, folders) if options.anonymous else selection
+    shown = anonymous(selection) if options.anonymous else selection
     texts = {
         "environment.txt": "".join(f"{what}: {value}\n" for what, value in environment(shown)),
         "README.txt": README.format(names="" if options.anonymous else f": {', '.join(names)}", version=version),

@@ -15,7 +15,7 @@ from sp_bench.analysis.scaling import scalings
 from sp_bench.analysis.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
-from sp_bench.report.page.appendix import device, offload, parity
+from sp_bench.report.page.appendix import device, parity
 from sp_bench.report.published import beside
 from sp_bench.report.table import tables, with_bounds
 
@@ -57,7 +57,7 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
     shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
     of_devices = [cell for cell in shown.values() if (cell.asked["seq_len"] or 0) >= LONG]
-    for title, about, heads, lines in (device(of_devices), offload(cells), parity(cells), beside(cells)):
+    for title, about, heads, lines in (device(of_devices), parity(cells), beside(cells)):
         parts += _section(title, heads, lines, about)
     return "\n".join(parts).rstrip() + "\n"
 

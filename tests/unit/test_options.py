@@ -160,7 +160,6 @@ USES = {
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"batch_size", "variant"},
     "analysis/losses.py": {"seed", "warmup_steps"},
-    "report/offload.py": {"optimizer_offload", "variable_seq_len"},
     "analysis/overlap.py": {"head_chunks", "head_stride"},
     "report/packed_gate.py": {"layout", "masked_label_share", "variant"},
     "analysis/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},

@@ -15,7 +15,6 @@ from sp_bench.analysis.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.analysis.pattern_bytes import pattern_bytes
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.time_parts import attributions
-from sp_bench.report.offload import breakdowns
 from sp_bench.report.published import beside
 
 NAMED = ("hostname", "cpu", "cpu_cores", "driver", "cuda", "cudnn", "nccl", "process_group", "python", "topology")
@@ -52,7 +51,6 @@ def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[AppendixTable]:
         _messages(cells),
         training(cells),
         parity(cells),
-        offload(cells),
         beside(cells),
         device(cells),
     )
@@ -273,20 +271,6 @@ def parity(cells: Sequence[Cell]) -> Made:
     )
     heads = ("what", "engine", "largest NLL difference (nats)", "mean (nats)", "gradient norm, relative")
     return "Training parity, against one process", "", heads, lines
-
-
-def offload(cells: Sequence[Cell]) -> Made:
-    """The ratio of tokens/s over a baseline as the product of four."""
-    lines = []
-    for found in breakdowns(cells):
-        for parts in found:
-            long, start = parts.long.offloaded, parts.start.offloaded
-            factors = (parts.ratio, parts.devices, parts.work, parts.utilization, parts.offload, parts.plain_ratio)
-            where = f"{words.place(long)}, {long.asked['engine']}, {long.micro_batches} micro-batches"
-            lines.append((where, f"{words.place(start)}", *(MISSING if f is None else f"{f:.2f}x" for f in factors)))
-    heads = ("of", "over", "tokens/s", "= devices", "x work a token", "x utilization", "x offload", "without offload")
-    about = "Both with the optimizer in host memory. Utilization: of a device, both without offload. From medians."
-    return "What a ratio of tokens/s consists of", about, heads, tuple(lines)
 
 
 def device(cells: Sequence[Cell]) -> Made:
