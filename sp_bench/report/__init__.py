@@ -2,7 +2,7 @@
 costs, hardware. Nothing that runs a trial.
 
 selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; settings -> what they
-answer; cards, figures, table and page -> what a reader sees. No torch.
+answer; cards, figures, tables and page -> what a reader sees. No torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,10 @@ from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.page import Content, render
 from sp_bench.report.processes import processes as processes
+from sp_bench.report.setting_tables import VALUES, lines, tables
 from sp_bench.rows import plans, store
+
+EXPORTS = {"csv": table.as_csv, "json": table.as_json}
 
 
 @dataclass(frozen=True)
@@ -87,15 +90,15 @@ def build(
     say(f"drawing {counted(len(measured), 'cell')}")
     drawings = draw(found, measured, options.look, options.only)
     say("writing the tables and the page")
-    tables, gates = table.tables(found), packed_gate.gates(measured)
+    made, gates = tables(found), packed_gate.gates(measured)
     ran = [statuses(measured)]
     if not options.anonymous:  # plans have names from outside
         ran += [missing(measured, _planned(folders)), *_open_searches(folders)]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates)
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, made, gates)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
-    texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
-    texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(tables)]))
-    texts["tex"] = "\n".join([table.latex(tables), *map(packed_gate.latex, gates)])
+    texts = {kind: as_text(VALUES, lines(made)) for kind, as_text in EXPORTS.items()}
+    texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(made)]))
+    texts["tex"] = table.latex([*made, *gates])
     files |= {f"tables.{suffix}": text.encode() for suffix, text in texts.items()}
     out = out or default_out(folders)
     folder.write(out, files | {PAGE: render(content).encode()})
@@ -110,12 +113,12 @@ def export(folders: Sequence[Path], kind: str, options: Options | None = None, e
     """
     options = options or Options()
     _, measured = _measured(folders, options, executor)
-    return table.EXPORTS[kind](table.tables(settings(measured, options.smallest)))
+    return EXPORTS[kind](VALUES, lines(tables(settings(measured, options.smallest))))
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, object]]:
     """The lines of the tables as values: what `--export` prints."""
-    return table.records(table.tables(settings(cells)))
+    return table.records(VALUES, lines(tables(settings(cells))))
 
 
 def write_findings(

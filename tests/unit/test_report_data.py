@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import sp_bench.report as reports
 from sp_bench import cli
 from sp_bench.analysis.cells import Cell, cells
+from sp_bench.analysis.metrics import tokens_per_s, tokens_per_s_per_gpu
 from sp_bench.analysis.provenance import mixing, words
 from sp_bench.analysis.ratios import paired_ratio
 from sp_bench.analysis.selection import MIXED, Selection, select
@@ -25,7 +26,7 @@ from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.report import VENUES, Look, Options, build, folder
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import caveats
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 from sp_bench.rows import store
 
 from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
@@ -133,7 +134,7 @@ def test_environments_of_one_setting_are_settings_of_their_own_and_say_which(two
     made = settings_of(found)
     assert sorted(setting.campaigns for setting in made) == [["monday"], ["tuesday"]]
     assert all(setting.title.endswith(setting.campaigns[0]) for setting in made)
-    assert all(table.num_lines == 2 for table in tables(made))
+    assert all(len(table.lines) == 2 for table in tables(made))
 
 
 def test_one_environment_is_not_in_any_name(two_environments: list[Path]) -> None:
@@ -454,8 +455,8 @@ def test_a_time_that_is_none_gives_no_number(tmp_path: Path, ms: float | None) -
 
 def test_a_row_on_no_ranks_has_no_rate_per_rank(tmp_path: Path) -> None:
     (cell,) = cells_of(commit([row() | {"world_size": 0}], tmp_path))
-    assert cell.rate(1.0, per_rank=True) is None
-    assert cell.rate(1.0, per_rank=False) is not None
+    assert tokens_per_s_per_gpu(cell) is None
+    assert tokens_per_s(cell) is not None
 
 
 def test_rows_are_the_same_whether_one_process_reads_them_or_several(tmp_path: Path, monkeypatch) -> None:
