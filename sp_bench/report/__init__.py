@@ -15,6 +15,7 @@ from sp_bench.analysis.formats import counted
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
 from sp_bench.analysis.settings import settings as settings
+from sp_bench.config.parsing import ConfigError
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import cards, caveats, missing, statuses
@@ -38,7 +39,7 @@ class Options:
     """How a report is made; its rows say everything else."""
 
     look: Look = field(default_factory=Look)
-    only: Sequence[str] = NAMES  # figures
+    only: Sequence[str] = ()  # figures, and nothing else; empty: the page, all figures and the tables
     smallest: float = SMALLEST  # differences below this share are none
     anonymous: bool = False  # without what could tell whose rows they are
     mix: bool = False  # rows of different environments share lines and medians
@@ -46,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ReportResult:
-    page: Path
+    page: Path  # or the folder of figures, where nothing else was asked for
     problems: tuple[str, ...]  # one line for each file that was passed over
     num_unread: int = 0  # of them, those named as rows are
 
@@ -73,14 +74,15 @@ def build(
     executor: Executor | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> ReportResult:
-    """Write the page, figures and tables of some campaigns into `out`, by default _work/report of the first campaign.
+    """Write the page, figures and tables of some campaigns, or the figures of `options.only` alone, into `out`, by
+    default _work/report of the first campaign.
 
     Files of an earlier report that this one no longer has are removed, so that none lies beside rows it is not of.
     `executor`: processes that share the reading of rows. `say` hears what is being done.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
-        ValueError: no folders.
+        ValueError: no folders, or nothing to draw of the figures that were asked for.
     """
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
@@ -88,19 +90,24 @@ def build(
     selection, measured = _measured(folders, options, executor, say)
     found = settings(measured, options.smallest)
     say(f"drawing {counted(len(measured), 'cell')}")
-    drawings = draw(found, measured, options.look, options.only)
+    drawings = draw(found, measured, options.look, options.only or NAMES)
+    files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
+    out = out or default_out(folders)
+    if options.only:
+        if not files:
+            raise ConfigError(f"--only {' '.join(options.only)}: these rows have nothing to draw; name other figures")
+        folder.write(out, files)
+        return ReportResult(out / "figures", selection.problems, len(selection.unread))
     say("writing the tables and the page")
     made, gates = tables(found), packed_gate.gates(measured)
     ran = [statuses(measured)]
     if not options.anonymous:  # plans have names from outside
         ran += [missing(measured, _planned(folders)), *_open_searches(folders)]
     content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, made, gates)
-    files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     texts = {kind: as_text(VALUES, lines(made)) for kind, as_text in EXPORTS.items()}
     texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(made)]))
     texts["tex"] = table.latex([*made, *gates])
     files |= {f"tables.{suffix}": text.encode() for suffix, text in texts.items()}
-    out = out or default_out(folders)
     folder.write(out, files | {PAGE: render(content).encode()})
     return ReportResult(out / PAGE, selection.problems, len(selection.unread))
 

@@ -119,4 +119,4 @@ def _ours(figure: Published, cells: Sequence[Cell]) -> Cell | None:
     if figure.metric == "max_seq_len":
         return max(known, key=lambda c: (c.asked["seq_len"], c.cell_id), default=None)
     failed = [c for c in same if c.out_of_memory]
-    return min(known or failed, key=lambda c: (c.median_step_ms or 0.0, c.cell_id), default=None)
+    return min(known or failed, key=lambda c: (-(tokens_per_s(c) or 0.0), c.cell_id), default=None)

@@ -12,12 +12,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import sp_bench.report as report
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.formats import in_bytes, number
 from sp_bench.analysis.metrics import tokens_per_s
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import AHEAD, TIE, UNPROVEN, Difference, settings
 from sp_bench.analysis.signs import counts
+from sp_bench.config.parsing import ConfigError
 from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
@@ -562,7 +564,7 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
     """Over all runs of all campaigns. Of the runs of other folders nothing is assumed."""
 
     def said() -> str:
-        page = build(folders, tmp_path / "page", Options(only=())).page.read_text()
+        page = build(folders, tmp_path / "page").page.read_text()
         (line,) = re.findall(r"<li>(.*(?:missing).*)</li>", page)
         return unescape(line)
 
@@ -583,9 +585,21 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
 def test_files_that_are_not_rows_are_named_as_problems(tmp_path: Path) -> None:
     campaign = commit([row()], tmp_path / "c")
     (campaign / "notes.txt").write_text("mine")
-    built = build([campaign], tmp_path / "out", Options(only=()))
+    built = build([campaign], tmp_path / "out")
     assert any("notes.txt" in problem for problem in built.problems)
     assert "notes.txt" in built.page.read_text("utf-8")
+
+
+def test_one_figure_is_made_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
+    campaign = commit([row(**ULYSSES, replicate=r) for r in range(2)], tmp_path / "c")
+    for made in ("cards", "caveats", "tables", "render"):
+        monkeypatch.setattr(report, made, lambda *_, made=made: pytest.fail(f"{made} was called"))
+    built = build([campaign], tmp_path / "out", Options(only=("bytes",)))
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name[0] != "."]
+    assert {path.name for path in files} == {"bytes.png", "bytes.pdf", "bytes.csv"}
+    assert built.page == tmp_path / "out" / "figures"
+    with pytest.raises(ConfigError, match="--only fabrics: these rows have nothing to draw"):
+        build([campaign], tmp_path / "out", Options(only=("fabrics",)))
 
 
 # the table
