@@ -209,23 +209,6 @@ class Cell:
         return f"throttled: {', '.join(self.throttled)}" if self.throttled else ""
 
     @property
-    def median_memory_bytes(self) -> float | None:
-        return median(self.memory_bytes) if self.memory_bytes else None
-
-    def rate(self, step_ms: float, *, per_rank: bool) -> float | None:
-        """tokens/s at a step time: rates come from median times, never from means of rates."""
-        if self.tokens_per_step is None:
-            return None
-        world_size = self.asked["world_size"] if per_rank else 1
-        return 1e3 * self.tokens_per_step / step_ms / world_size if world_size else None
-
-    def attention_tflops(self, step_ms: float) -> float | None:
-        """Attention TFLOP/s of one device at a step time."""
-        if self.attention_flops_per_step is None or not self.asked["world_size"]:
-            return None
-        return self.attention_flops_per_step / step_ms / self.asked["world_size"] / 1e9
-
-    @property
     def processor(self) -> str:
         """What a rank runs on."""
         return "GPU" if self.options.get("hardware.device") == "cuda" else "rank"

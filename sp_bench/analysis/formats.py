@@ -41,6 +41,16 @@ def in_bytes(value: float | None) -> str:
     return f"{value:,.0f} B" if unit == "B" and value == int(value) else f"{number(value / size)} {unit}"
 
 
+def thousands(value: float) -> str:
+    """160.7k."""
+    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k" if value >= 1e4 else number(value)
+
+
+def gib(value: float) -> str:
+    """0.004, 1.31, 12.3."""
+    return f"{value:.2f}" if 0.01 <= value < 2 else f"{value:.1f}" if value >= 2 else f"{value:.1g}"
+
+
 def counted(quantity: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"

@@ -22,8 +22,10 @@ from sp_bench.analysis.ratios import (
     paired_ratio,
     ratio_of_pairs,
     shared_replicates,
+    times,
 )
 from sp_bench.analysis.settings import Setting
+from sp_bench.analysis.statistics import Interval
 from sp_bench.rows.names import group_of
 
 # in which a step over ranks may differ from that on one
@@ -65,12 +67,31 @@ class Scaling:
         return 1 / (self.cell.asked["sp_size"] * self.time_ratio)
 
     @property
-    def bounds(self) -> tuple[float, float] | None:
-        """The interval of the efficiency."""
+    def interval(self) -> Interval | None:
+        """Of the efficiency."""
         if (found := self.times) is None:
             return None
-        ranks = self.cell.asked["sp_size"]
-        return 1 / (ranks * found.interval.high), 1 / (ranks * found.interval.low)
+        ranks, of_times = self.cell.asked["sp_size"], found.interval
+        return Interval(1 / (ranks * of_times.high), 1 / (ranks * of_times.low), of_times.coverage)
+
+    @property
+    def words(self) -> str:
+        """0.953 [0.950, 0.956]."""
+        bounds = f" [{self.interval.low:.3f}, {self.interval.high:.3f}]" if self.interval else ""
+        return f"{self.efficiency:.3f}{bounds}"
+
+
+@dataclass(frozen=True)
+class NetRatio:
+    """Efficiency of the first of some stacks over that of another."""
+
+    ratio: float
+    paired: PairedRatio | None
+    is_first: bool  # the stack is the first itself
+
+    @property
+    def words(self) -> str:
+        return "" if self.is_first else self.paired.words if self.paired else times(self.ratio)
 
 
 @dataclass(frozen=True)
@@ -78,18 +99,20 @@ class Scalings:
     """Of one campaign, length, number of ranks, fabric and kernel; the best efficiency first."""
 
     setting: Setting  # of the steps over several ranks
+    where: str  # what the steps have in common
+    place: str  # of that the length, the devices, the fabric and the kernel
     lines: tuple[Scaling, ...]
     names: Mapping[str, str]  # cell_id -> method, engine and the options in which the lines differ
 
-    def net_ratio(self, line: Scaling) -> tuple[float, PairedRatio | None]:
-        """Efficiency of the first line over that of this one: how much slower this stack would be, were both equally
-        fast on one rank. With its interval where replicates allow one."""
+    def net_ratio(self, line: Scaling) -> NetRatio:
+        """How much slower this stack would be than the first, were both equally fast on one rank. With its interval
+        where replicates allow one."""
         first = self.lines[0]
         pairs = ((first.cell, first.alone), (line.cell, line.alone), (line.cell, first.cell))
         keys = set.intersection(*(set(shared_replicates(*pair, line.campaign)) for pair in pairs))
         of_one = of_one_machine(sorted(keys), *pairs[0], *pairs[1])
         paired = median_ratio([_time_ratio(line, key) / _time_ratio(first, key) for key in of_one])
-        return (paired.ratio if paired else first.efficiency / line.efficiency), paired
+        return NetRatio(paired.ratio if paired else first.efficiency / line.efficiency, paired, line is first)
 
 
 def _time_ratio(line: Scaling, key: str) -> float:
@@ -116,7 +139,7 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
     for (folder, *_), lines in places.items():
         ranked = sorted(lines, key=lambda line: (-line.efficiency, by_speed(line.cell)))
         names = rung_names([line.cell for line in ranked])
-        made.append(Scalings(_setting(folder, ranked, settings[0].smallest), tuple(ranked), names))
+        made.append(_scalings(folder, ranked, settings[0].smallest, names))
     return sorted(made, key=lambda each: -(each.lines[0].cell.asked["seq_len"] or 0))
 
 
@@ -137,19 +160,18 @@ def _alike(cell: Cell, folder: str) -> tuple[object, ...]:
     return (folder, cell.pool, *cell.but(*_SPLIT))
 
 
-def _setting(folder: str, lines: Sequence[Scaling], smallest: float) -> Setting:
+def _scalings(folder: str, lines: Sequence[Scaling], smallest: float, names: Mapping[str, str]) -> Scalings:
     first = lines[0].cell
     model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = str(first.asked["fabric"])
     of_gpu = {path: value for path, value in first.options.items() if group_of(path) == "hardware" and value != 1}
-    parts = (
-        f"A training step of {model} net of the stack's own with a sequence a GPU",
+    shared = [
         words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
         str(first.asked["hardware"]).upper(),
         *(words.of_step(path, value) for path, value in of_gpu.items() if path not in _OF_ALL and value is not None),
         *filter(None, [first.micro_batches_note]),
-        f"{words.place(first)}, {words.fabric(fabric)}",
-        words.kernel(first),
-        folder,
-    )
-    return Setting(parts, tuple(line.cell for line in lines), {}, (fabric,), smallest)
+    ]
+    place = f"{words.place(first)}, {words.fabric(fabric)}, {words.kernel(first)}"
+    what = f"A training step of {model} net of the stack's own with a sequence a GPU"
+    setting = Setting((what, *shared, place, folder), tuple(line.cell for line in lines), {}, (fabric,), smallest)
+    return Scalings(setting, ", ".join([*shared, place]), place, tuple(lines), names)

@@ -20,7 +20,7 @@ def report(
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Only this of throughput, ratios, steps, memory, bytes, fabrics"),
+        typer.Option(metavar="FIGURE", help="This figure and no page; a wrong name lists them all"),
     ] = None,
     column: Annotated[int, typer.Option(min=1, max=2, help="Figures as wide as one column of a paper, or two")] = 2,
     height: Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Height of every figure")] = None,
@@ -31,7 +31,7 @@ def report(
         float, typer.Option(min=0, max=1, help="Smallest effect of interest: differences below it are ties")
     ] = 0.02,
     anonymous: Annotated[
-        bool, typer.Option("--anonymous", help="Leave out hosts, users, UUIDs, paths, addresses and commits")
+        bool, typer.Option("--anonymous", help="Leave out reasons, hosts, users, UUIDs, paths, addresses and commits")
     ] = False,
     mix: Annotated[bool, typer.Option("--mix", help="Pool rows of different environments; the page says so")] = False,
     export: Annotated[
@@ -67,9 +67,9 @@ def report(
 
         sp-bench report results/* --campaigns docs/CAMPAIGNS.md
 
-    It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and
-    tables.tex, md, csv, json. A second report removes what the first one wrote and is no longer true. Exit codes: 0
-    written, 2 bad input.
+    It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and tables.tex,
+    md, csv, json; with --only that figure alone. A second report removes what the first one wrote and is no longer
+    true. Exit codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.rows import store
@@ -84,7 +84,7 @@ def report(
         _write_campaigns(folders, campaigns)
         return
     look = reports.Look(column, height, venue)
-    options = reports.Options(look, tuple(only or reports.NAMES), smallest, anonymous, mix)
+    options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix)
     target = reports.default_out(folders) if out is None else out
     if not export and not findings and (obstacle := reports.obstacle(target, folders)):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")

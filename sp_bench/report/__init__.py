@@ -2,7 +2,7 @@
 costs, hardware. Nothing that runs a trial.
 
 selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; settings -> what they
-answer; cards, figures, table and page -> what a reader sees. No torch.
+answer; cards, figures, tables and page -> what a reader sees. No torch.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,6 +15,7 @@ from sp_bench.analysis.formats import counted
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
 from sp_bench.analysis.settings import settings as settings
+from sp_bench.config.parsing import ConfigError
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import cards, caveats, missing, statuses
@@ -27,7 +28,10 @@ from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.page import Content, render
 from sp_bench.report.processes import processes as processes
+from sp_bench.report.setting_tables import VALUES, lines, tables
 from sp_bench.rows import campaign_file, plans, store
+
+EXPORTS = {"csv": table.as_csv, "json": table.as_json}
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class Options:
     """How a report is made; its rows say everything else."""
 
     look: Look = field(default_factory=Look)
-    only: Sequence[str] = NAMES  # figures
+    only: Sequence[str] = ()  # figures, and nothing else; empty: the page, all figures and the tables
     smallest: float = SMALLEST  # differences below this share are none
     anonymous: bool = False  # without what could tell whose rows they are
     mix: bool = False  # rows of different environments share lines and medians
@@ -43,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class ReportResult:
-    page: Path
+    page: Path  # or the folder of figures, where nothing else was asked for
     problems: tuple[str, ...]  # one line for each file that was passed over
     num_unread: int = 0  # of them, those named as rows are
 
@@ -70,14 +74,15 @@ def build(
     executor: Executor | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> ReportResult:
-    """Write the page, figures and tables of some campaigns into `out`, by default _work/report of the first campaign.
+    """Write the page, figures and tables of some campaigns, or the figures of `options.only` alone, into `out`, by
+    default _work/report of the first campaign.
 
     Files of an earlier report that this one no longer has are removed, so that none lies beside rows it is not of.
     `executor`: processes that share the reading of rows. `say` hears what is being done.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
-        ValueError: no folders.
+        ValueError: no folders, or nothing to draw of the figures that were asked for.
     """
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
@@ -87,20 +92,27 @@ def build(
     selection = replace(selection, problems=(*selection.problems, *unread))
     found = settings(measured, options.smallest)
     say(f"drawing {counted(len(measured), 'cell')}")
-    drawings = draw(found, measured, options.look, options.only)
+    drawings = draw(found, measured, options.look, options.only or NAMES)
+    files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
+    out = out or default_out(folders)
+    if options.only:
+        if not files:
+            raise ConfigError(f"--only {' '.join(options.only)}: these rows have nothing to draw; name other figures")
+        folder.write(out, files)
+        return ReportResult(out / "figures", selection.problems, len(selection.unread))
     say("writing the tables and the page")
-    tables, gates = table.tables(found), packed_gate.gates(measured)
-    ran = [statuses(measured), missing(measured, _planned(folders)), *_open_searches(folders)]
+    made, gates = tables(found), packed_gate.gates(measured)
+    ran = [statuses(measured)]
+    if not options.anonymous:  # plans have names from outside
+        ran += [missing(measured, _planned(folders)), *_open_searches(folders)]
     named = [(folder.resolve().name, each) for folder, each in zip(folders, by_hand, strict=False)]
     ran += [f"{name} is superseded by {each.superseded_by}." for name, each in named if each.superseded_by]
     notes = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, tables, gates, notes)
-    files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
-    texts = {"csv": table.as_csv(tables), "json": table.as_json(tables)}
-    texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(tables)]))
-    texts["tex"] = "\n".join([table.latex(tables), *map(packed_gate.latex, gates)])
+    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, made, gates, notes)
+    texts = {kind: as_text(VALUES, lines(made)) for kind, as_text in EXPORTS.items()}
+    texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(made)]))
+    texts["tex"] = table.latex([*made, *gates])
     files |= {f"tables.{suffix}": text.encode() for suffix, text in texts.items()}
-    out = out or default_out(folders)
     folder.write(out, files | {PAGE: render(content).encode()})
     return ReportResult(out / PAGE, selection.problems, len(selection.unread))
 
@@ -113,12 +125,12 @@ def export(folders: Sequence[Path], kind: str, options: Options | None = None, e
     """
     options = options or Options()
     _, measured = _measured(folders, options, executor)
-    return table.EXPORTS[kind](table.tables(settings(measured, options.smallest)))
+    return EXPORTS[kind](VALUES, lines(tables(settings(measured, options.smallest))))
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, object]]:
     """The lines of the tables as values: what `--export` prints."""
-    return table.records(table.tables(settings(cells)))
+    return table.records(VALUES, lines(tables(settings(cells))))
 
 
 def write_findings(
@@ -166,6 +178,6 @@ def _measured(
         say(f"reading rows: {num_read:,}")
 
     selection = select(folders, mix=options.mix, executor=executor, progress=progress)
-    selection = anonymous(selection, folders) if options.anonymous else selection
+    selection = anonymous(selection) if options.anonymous else selection
     say(f"summarising {counted(len(selection.rows), 'row')}")
     return selection, cells(of_equal_steps(selection.rows))

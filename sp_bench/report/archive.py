@@ -75,7 +75,7 @@ def write(
         made = (path for path in built.page.parent.rglob("*") if path.is_file() and path.name[0] != ".")
         files |= {f"report/{path.relative_to(built.page.parent).as_posix()}": path.read_bytes() for path in made}
     version = metadata.version("sp_bench")
-    shown = anonymous(selection, folders) if options.anonymous else selection
+    shown = anonymous(selection) if options.anonymous else selection
     git_shas = [sha for sha in shown.rows["git_sha"].unique() if isinstance(sha, str)]
     commits = [(f"commit of {sha}", commit) for sha, commit in git.commits_of_trees(git_shas).items()]
     texts = {

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.analysis import words
+from sp_bench.analysis import metrics, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.formats import GIB, MISSING, counted, number, whole
+from sp_bench.analysis.formats import MISSING, counted, gib, number, thousands, whole
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
@@ -231,14 +231,14 @@ def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
     shares = [share.ratio if (share := setting.share(cell)) else None for cell in cells]
     known = [f"{value:.2f}" for value in shares if value is not None]
     of_kernel = f" ({' and '.join(known)} of the kernel alone)" if len(known) == len(cells) else ""
-    flops = _against(cells, tflops, number, "TFLOP/s")
+    flops = _against(cells, metrics.tflops, number, "TFLOP/s")
     host = all(cell.memory_column == "max_peak_host_bytes" for cell in cells)
     parts = [
-        _against(cells, lambda c: tokens(c), thousands, f"tokens/s a {ranks}"),
+        _against(cells, metrics.tokens_per_s_per_gpu, thousands, f"tokens/s a {ranks}"),
         flops and flops + of_kernel,
-        _against(cells, mfu, lambda v: f"{v:.0%}", "MFU") if not flops else "",
-        _against(cells, memory_gib, gib, "GiB of host memory" if host else "GiB"),
-        _against(cells, sent_gib, gib, f"GiB sent a {ranks}"),
+        _against(cells, lambda cell: cell.mfu, lambda v: f"{v:.0%}", "MFU") if not flops else "",
+        _against(cells, metrics.memory_gib, gib, "GiB of host memory" if host else "GiB"),
+        _against(cells, metrics.sent_gib, gib, f"GiB sent a {ranks}"),
     ]
     return _sentence(", ".join(filter(None, parts)))
 
@@ -363,7 +363,8 @@ def missing(cells: Sequence[Cell], planned: Mapping[str, str] | None) -> str:
     left = Counter(method for trial_id, method in planned.items() if trial_id not in done)
     if not left:
         return "No planned trial is missing."
-    names = listed_words([f"{words.METHODS.get(name, name)} ({n:,})" for name, n in left.most_common()])
+    most_first = sorted(left.items(), key=lambda each: (-each[1], each[0]))
+    names = listed_words([f"{words.METHODS.get(name, name)} ({n:,})" for name, n in most_first])
     are = "is" if left.total() == 1 else "are"
     return f"{left.total():,} of {counted(len(planned), 'planned trial')} {are} missing: {names}."
 
@@ -446,44 +447,6 @@ def _code(cells: Sequence[Cell]) -> list[str]:
         return ["The rows do not say which commit they are of."] if rows else []
     more = f"; {counted(unknown, 'row')} do not say" if unknown else ""
     return [f"Code: {', '.join(shas)}{more}."]
-
-
-def tokens(cell: Cell) -> float | None:
-    return cell.rate(cell.median_step_ms, per_rank=True) if cell.median_step_ms else None
-
-
-def tflops(cell: Cell) -> float | None:
-    """Of attention alone, or of the model in a training step."""
-    if not cell.median_step_ms:
-        return None
-    if (found := cell.attention_tflops(cell.median_step_ms)) is not None:
-        return found
-    flops, size = cell.middle("model_flops"), cell.asked["world_size"]
-    known = cell.asked["workload"] == "train_step" and cell.processor == "GPU" and flops and size
-    return (flops or 0.0) / cell.median_step_ms / size / 1e9 if known else None
-
-
-def mfu(cell: Cell) -> float | None:
-    return cell.mfu
-
-
-def memory_gib(cell: Cell) -> float | None:
-    held = cell.median_memory_bytes
-    return None if held is None else held / GIB
-
-
-def sent_gib(cell: Cell) -> float | None:
-    counted_bytes = cell.communication.counted_bytes
-    return counted_bytes / GIB if counted_bytes else None
-
-
-def thousands(value: float) -> str:
-    """160.7k."""
-    return f"{value / 1e6:.2f}M" if value >= 1e6 else f"{value / 1e3:.1f}k" if value >= 1e4 else number(value)
-
-
-def gib(value: float) -> str:
-    return f"{value:.2f}" if 0.01 <= value < 2 else f"{value:.1f}" if value >= 2 else f"{value:.1g}"
 
 
 def _against(

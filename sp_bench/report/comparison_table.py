@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from textwrap import shorten
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -31,11 +32,27 @@ from sp_bench.analysis.provenance import words
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.analysis.statistics import CONFIDENCE
 from sp_bench.config.parsing import shown
+from sp_bench.report.table import Column
 
 REASON_WIDTH = 300  # characters of a row's reason
 LONGEST = 2000  # characters of a line
 LOOKS = {SLOWER: "red", FASTER: "green", NOT_TOLD_APART: "dim", NO_INTERVAL: "yellow"}
 SEPARATE = ", on separate devices"
+SERIES: Column[Pair] = Column("series", lambda pair: shown(pair.a.series))
+RATIO: Column[Pair] = Column("B/A", lambda pair: pair.words)
+VERDICT: Column[Pair] = Column("verdict", lambda pair: f"{pair.verdict}{SEPARATE if pair.on_separate_devices else ''}")
+WORDS = (SERIES, RATIO, VERDICT)  # the other columns are of numbers, which are not broken
+PAIR: tuple[Column[Pair], ...] = (
+    SERIES,
+    Column("sp_size", lambda pair: pair.a.asked["sp_size"], whole),
+    Column("seq_len", lambda pair: pair.a.asked["seq_len"], whole),
+    Column("A ms", lambda pair: pair.a.median_step_ms, number),
+    Column("B ms", lambda pair: pair.b.median_step_ms, number),
+    Column("B p95", lambda pair: p95_ms(pair.b), number),
+    RATIO,
+    Column("pairs", lambda pair: len(pair.points)),
+    VERDICT,
+)
 STATUS_LOOKS = {REGRESSION: "red", BETTER: "green", CHANGED: ""}
 
 
@@ -83,18 +100,12 @@ def _worst_setting(comparison: Comparison):
 
 def _pair_table(pairs: Sequence[Pair]) -> Table:
     table = Table(box=None, pad_edge=False)
-    table.add_column("series", overflow="fold")
-    for heading in ("sp_size", "seq_len", "A ms", "B ms", "B p95"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("B/A", overflow="fold")
-    table.add_column("pairs", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
+    for column in PAIR:
+        folds: Any = {"overflow": "fold"} if column in WORDS else {"justify": "right", "no_wrap": True}
+        table.add_column(column.head, **folds)
     for pair in pairs:
-        asked = pair.a.asked
-        sizes = [whole(asked["sp_size"]), whole(asked["seq_len"])]
-        times = [number(pair.a.median_step_ms), number(pair.b.median_step_ms), number(p95_ms(pair.b))]
-        verdict = Text(f"{pair.verdict}{SEPARATE if pair.on_separate_devices else ''}", style=LOOKS[pair.verdict])
-        table.add_row(Text(shown(pair.a.series)), *sizes, *times, Text(pair.words), str(len(pair.points)), verdict)
+        looks = [LOOKS[pair.verdict] if column is VERDICT else "" for column in PAIR]
+        table.add_row(*(Text(column.text(pair), style=look) for column, look in zip(PAIR, looks, strict=True)))
     return table
 
 

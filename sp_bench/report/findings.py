@@ -1,27 +1,29 @@
 """What the rows of campaigns say, as Markdown: a line, its evidence and its campaigns. None of it is by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.formats import MISSING, counted, escape_markdown, number
+from sp_bench.analysis.formats import counted, gib, number
 from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
-from sp_bench.analysis.ratios import times
+from sp_bench.analysis.metrics import memory_gib, sent_gib, tflops, wire_gib
 from sp_bench.analysis.rivals import SAME, counterparts
-from sp_bench.analysis.scaling import scalings
+from sp_bench.analysis.scaling import Scaling, Scalings, scalings
 from sp_bench.analysis.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
-from sp_bench.report.cards import compared, gib, memory_gib, statuses, tflops, verdict
-from sp_bench.report.page.appendix import device, offload, parity
+from sp_bench.report.cards import compared, statuses, verdict
+from sp_bench.report.page.appendix import device, parity
 from sp_bench.report.published import beside
-from sp_bench.report.table import tables, with_bounds
+from sp_bench.report.setting_tables import Line, tables
+from sp_bench.report.table import Column, Table, plain, section
 from sp_bench.rows import git
 
 LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
-STEP_HEADS = ("step (ms)", "MFU", "peak GiB", "evidence", "campaigns")
 INTRODUCTION = """# Results
 
 `sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
@@ -39,128 +41,167 @@ def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
     """The whole file, without cells of CPUs: their times say nothing."""
     on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
     smallest = settings[0].smallest if settings else 0.0
-    parts = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
-    parts += _over_campaigns(counts(on_gpus))
-    for setting in on_gpus:
-        rows = [_of_place(setting, place) for place in reversed(setting.contests)]
-        parts += _section(setting.title, ("where", "answer", "numbers", "evidence", "campaigns"), rows)
-    rows = [row for setting in on_gpus for row in _libraries(setting)]
-    parts += _section(
-        "Libraries beside our method of their kind, on the same kernel",
-        ("library", "where", "its step time over ours", "evidence", "campaigns"),
-        rows,
-    )
-    parts += _steps(on_gpus)
-    parts += _net(on_gpus)
-    parts += _kernels(settings)
-    parts += _memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)])
-    parts += _section("Bytes", ("what", "campaigns"), _bytes(cells))
     shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
     shown |= {a.cell_id: a for s in on_gpus for c in s.cells if c.cell_id in shown and (a := s.alone.get(c.cell_id))}
     of_devices = [cell for cell in shown.values() if (cell.asked["seq_len"] or 0) >= LONG]
-    for title, about, heads, lines in (device(of_devices), offload(cells), parity(cells), beside(cells)):
-        parts += _section(title, heads, lines, about)
-    return "\n".join(parts).rstrip() + "\n"
+    sections: list[Table[Any]] = [
+        _over_campaigns(counts(on_gpus)),
+        *(_places(setting) for setting in on_gpus),
+        plain("Libraries beside our method of their kind, on the same kernel", "", LIBRARIES, _libraries(on_gpus)),
+        *_steps(on_gpus),
+        plain("Stacks net of their baseline", ABOUT_NET, NET, [(s, of) for s in scalings(on_gpus) for of in s.lines]),
+        plain("Kernels alone", "", KERNELS, _kernels(settings)),
+        *_memory([s for s in settings if any(cell.processor == "GPU" for cell in s.cells)]),
+        plain("Bytes", "", BYTES, _bytes(cells)),
+        *(device(of_devices), parity(cells), beside(cells)),
+    ]
+    first = [INTRODUCTION.format(smallest=smallest), f"{statuses(cells)} They are of {_campaigns(cells)}.\n"]
+    return "\n".join([*first, *filter(None, map(section, sections))]).rstrip() + "\n"
 
 
-def _over_campaigns(found: Sequence[Count]) -> list[str]:
+def _evidence_of(cells: Callable[[Any], Sequence[Cell]]) -> tuple[Column[Any], Column[Any]]:
+    """The last columns of most sections."""
+    return (
+        Column("evidence", lambda of: _evidence(cells(of))),
+        Column("campaigns", lambda of: _among(cells(of))),
+    )
+
+
+@dataclass(frozen=True)
+class Over:
+    """Counts of one place, by rival."""
+
+    of_rivals: Mapping[str, Count]
+
+    @property
+    def campaigns(self) -> str:
+        return ", ".join(sorted({name for count in self.of_rivals.values() for name in count.ratios}))
+
+
+def _over_campaigns(found: Sequence[Count]) -> Table[Over]:
     """A line a place, a column a method that met Ulysses there."""
-    places = {count.of: count.where for count in found}
+
+    def tally(rival: str) -> Column[Over]:
+        head = f"Ulysses ahead of {words.METHODS[rival]}"
+        return Column(head, lambda of: of.of_rivals[rival].tally if rival in of.of_rivals else "")
+
+    places = {count.of: Over({each.rival: each for each in found if each.of == count.of}) for count in found}
     rivals = [rival for rival in RIVALS if any(count.rival == rival for count in found)]
-    rows = []
-    for place, where in places.items():
-        here = {count.rival: count for count in found if count.of == place}
-        campaigns = sorted({name for count in here.values() for name in count.ratios})
-        rows.append((where, *(here[r].tally if r in here else "" for r in rivals), ", ".join(campaigns)))
-    heads = ("where", *(f"Ulysses ahead of {words.METHODS[rival]}" for rival in rivals), "campaigns")
-    return _section("Over campaigns", heads, rows, "Step time of the other method over that of Ulysses.")
+    columns: tuple[Column[Over], ...] = (
+        Column("where", lambda of: next(iter(of.of_rivals.values())).where),
+        *map(tally, rivals),
+        Column("campaigns", lambda of: of.campaigns),
+    )
+    return plain("Over campaigns", "Step time of the other method over that of Ulysses.", columns, places.values())
 
 
-def _steps(settings: Sequence[Setting]) -> list[str]:
+def _places(setting: Setting) -> Table[Place]:
+    columns: tuple[Column[Place], ...] = (
+        Column("where", lambda place: _where(place.first)),
+        Column("answer", _answer),
+        Column("numbers", lambda place: compared(setting, place)),
+        *_evidence_of(lambda place: place.cells),
+    )
+    return plain(setting.title, "", columns, reversed(setting.contests))
+
+
+def _where(first: Cell) -> str:
+    return ", ".join(filter(None, [words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)]))
+
+
+STEP: tuple[Column[Cell], ...] = (
+    Column("step (ms)", lambda cell: cell.median_step_ms, number),
+    Column("MFU", lambda cell: cell.mfu, "{:.3f}".format),
+    Column("peak GiB", memory_gib, gib),
+    *_evidence_of(lambda cell: [cell]),
+)
+
+
+def _steps(settings: Sequence[Setting]) -> Iterator[Table[Cell]]:
     """Options and engines of a training step, which settings keep apart; then steps that stand beside no other."""
-    parts, told = [], {cell.cell_id for setting in settings for place in setting.contests for cell in place.cells}
+    told = {cell.cell_id for setting in settings for place in setting.contests for cell in place.cells}
     for ladder in ladders(settings):
-        rows = [(ladder.names[cell.cell_id], *_of_step(cell)) for cell in ladder.measured]
-        parts += _section(ladder.setting.title, ("options", *STEP_HEADS), rows)
-        told |= ladder.names.keys()
-    rows = [
-        (words.method(cell), setting.title, words.place(cell), words.kernel(cell), *_of_step(cell))
+        names = ladder.names
+        yield plain(ladder.setting.title, "", (_named("options", names), *STEP), ladder.measured)
+        told |= names.keys()
+    alone = {
+        cell.cell_id: (cell, setting.title)
         for setting in settings
         for cell in setting.cells
         if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in told
-    ]
-    return parts + _section("Training steps beside no other", ("what", "setting", "where", "kernel", *STEP_HEADS), rows)
-
-
-def _net(settings: Sequence[Setting]) -> list[str]:
-    """Training steps over ranks beside the same stack's with a sequence a GPU."""
-    rows = []
-    for found in scalings(settings):
-        for each in found.lines:
-            net, paired = found.net_ratio(each)
-            told = "" if each is found.lines[0] else paired.words if paired else times(net)
-            where = ", ".join(found.setting.parts[1:-1])
-            cells = [each.cell, each.alone]
-            rows.append(
-                (
-                    *(found.names[each.cell.cell_id], where, each.baseline, with_bounds(each), told),
-                    *(_evidence(cells), _among(cells)),
-                )
-            )
-    heads = ("stack", "where", "baseline", "of its speed a GPU", "net ratio to the first", "evidence", "campaigns")
-    about = (
-        "Tokens/s a GPU over those of the same stack's baseline, where each GPU has a sequence of the same length, and "
-        "the ratio of the best such share over this one. Each share is of one machine, two shares maybe of two."
+    }
+    columns: tuple[Column[Cell], ...] = (
+        Column("what", words.method),
+        _named("setting", {cell_id: title for cell_id, (_, title) in alone.items()}),
+        Column("where", words.place),
+        Column("kernel", words.kernel),
+        *STEP,
     )
-    return _section("Stacks net of their baseline", heads, rows, about)
+    yield plain("Training steps beside no other", "", columns, [cell for cell, _ in alone.values()])
 
 
-def _of_step(cell: Cell) -> tuple[str, ...]:
-    mfu, memory = cell.mfu, memory_gib(cell)
-    return (
-        number(cell.median_step_ms),
-        MISSING if mfu is None else f"{mfu:.3f}",
-        MISSING if memory is None else gib(memory),
-        _evidence([cell]),
-        _among([cell]),
-    )
+def _named(head: str, names: Mapping[str, str]) -> Column[Cell]:
+    return Column(head, lambda cell: names[cell.cell_id])
 
 
-def _kernels(settings: Sequence[Setting]) -> list[str]:
-    """Campaigns of kernels alone: settings in which no method meets another."""
-    rows = []
-    for table in tables([s for s in settings if all(is_baseline(cell) for cell in s.cells)]):
-        for group in table.groups:
-            for line in group.lines:
-                told = f"{number(tflops(line.cell))} TFLOP/s, {number(line.cell.median_step_ms)} ms"
-                rows.append(
-                    (line.texts[0], table.setting.title, group.title, told, _evidence([line.cell]), _among([line.cell]))
-                )
-    return _section("Kernels alone", ("kernel", "setting", "where", "numbers", "evidence", "campaigns"), rows)
+ABOUT_NET = (
+    "Tokens/s a GPU over those of the same stack's baseline, where each GPU has a sequence of the same length, and "
+    "the ratio of the best such share over this one. Each share is of one machine, two shares maybe of two."
+)
+NET: tuple[Column[tuple[Scalings, Scaling]], ...] = (
+    Column("stack", lambda of: of[0].names[of[1].cell.cell_id]),
+    Column("where", lambda of: of[0].where),
+    Column("baseline", lambda of: of[1].baseline),
+    Column("of its speed a GPU", lambda of: of[1].words),
+    Column("net ratio to the first", lambda of: of[0].net_ratio(of[1]).words),
+    *_evidence_of(lambda of: [of[1].cell, of[1].alone]),
+)
+
+KERNELS: tuple[Column[tuple[Line, str]], ...] = (
+    Column("kernel", lambda of: of[0].name),
+    Column("setting", lambda of: of[0].setting.title),
+    Column("where", lambda of: of[1]),
+    Column("numbers", lambda of: f"{number(tflops(of[0].cell))} TFLOP/s, {number(of[0].cell.median_step_ms)} ms"),
+    *_evidence_of(lambda of: [of[0].cell]),
+)
 
 
-def _memory(settings: Sequence[Setting]) -> list[str]:
+def _kernels(settings: Sequence[Setting]) -> list[tuple[Line, str]]:
+    """Campaigns of kernels alone, settings in which no method meets another: a line, and where."""
+    found = tables([s for s in settings if all(is_baseline(cell) for cell in s.cells)])
+    return [(line, group.title) for table in found for group in table.groups for line in group.lines]
+
+
+def _memory(settings: Sequence[Setting]) -> Iterator[Table[tuple[str, Limit]]]:
     """A line a method and set of options of which something says how long a sequence may be."""
-    found = longest(settings)
-    if found is None:
-        return []
-    rows = []
-    for name, limit in zip(found.names, found.limits, strict=True):
-        rows.append((name, *ends(limit), _of_tries(limit), _among(limit.cells)))
-    heads = (found.title, "fits", "does not fit", "evidence", "campaigns")
+    if (found := longest(settings)) is None:
+        return
+    columns: tuple[Column[tuple[str, Limit]], ...] = (
+        Column(found.title, lambda of: of[0]),
+        Column("fits", lambda of: ends(of[1])[0]),
+        Column("does not fit", lambda of: ends(of[1])[1]),
+        Column("evidence", lambda of: _of_tries(of[1])),
+        Column("campaigns", lambda of: _among(of[1].cells)),
+    )
     about = (
         "The longest sequence that fits, and the shortest that does not, in tokens. At least, not reached: nothing "
         "longer has a row that says whether it fits, so this is neither a bracket nor the longest. Host memory: that "
         "of the machine ran out, not a device's. Fit only: most layers' attention was left out of the step. "
         "Tries: of the one and of the other."
     )
-    return _section("Where memory runs out", heads, rows, about)
+    yield plain("Where memory runs out", about, columns, zip(found.names, found.limits, strict=True))
 
 
 def _of_tries(limit: Limit) -> str:
     """How often each end was tried, and whether with attention left out."""
     fit_only = ["fit only"] if is_fit_only(limit) else []
     return ", ".join([*fit_only, f"tries: {tries(limit)}", *_code(limit.cells)])
+
+
+BYTES: tuple[Column[tuple[str, str]], ...] = (
+    Column("what", lambda of: of[0]),
+    Column("campaigns", lambda of: of[1]),
+)
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
@@ -175,26 +216,14 @@ def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     ]
     off = []
     for cell in sent:
-        wire, bytes_counted = cell.middle("comm_wire_bytes"), cell.communication.counted_bytes
-        if wire is not None and bytes_counted and bytes_counted >= 64 * 2**20 and cell.asked["workload"] == "attention":
-            off.append((wire / bytes_counted - 1, cell))
+        wire, sent = wire_gib(cell), sent_gib(cell)
+        if wire is not None and sent and sent >= 1 / 16 and cell.asked["workload"] == "attention":
+            off.append((wire / sent - 1, cell))
     if off:
         low, high = min(each[0] for each in off), max(each[0] for each in off)
         what = f"NVLink's counters are {low:+.3%} to {high:+.3%} off the counted bytes, of 64 MiB or more a step"
         told.append((f"{what} ({counted(len(off), 'cell')} of attention).", _campaigns([cell for _, cell in off])))
     return told
-
-
-def _of_place(setting: Setting, place: Place) -> tuple[str, ...]:
-    first = place.first
-    where = [words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)]
-    return (
-        ", ".join(filter(None, where)),
-        _answer(place),
-        compared(setting, place),
-        _evidence(place.cells),
-        _among(place.cells),
-    )
 
 
 def _answer(place: Place) -> str:
@@ -204,30 +233,36 @@ def _answer(place: Place) -> str:
     return verdict(place)
 
 
-def _libraries(setting: Setting) -> list[tuple[str, ...]]:
-    made = []
-    for their in setting.cells:
-        if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None:
-            ratio = Difference(ours, their, setting.smallest)
-            where = ", ".join([words.place(their), words.kernel(their), *(["CUDA graph"] if their.launch_note else [])])
-            outcome = APART if ratio.ratio is None else f"{ratio.words} ({_outcome(ratio, ratio.ratio)})"
-            made.append(
-                (
-                    f"{words.method(their)} / {words.method(ours)}",
-                    where,
-                    outcome,
-                    _evidence([their, ours]),
-                    _among([their]),
-                )
-            )
-    return made
+LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference]], ...] = (
+    Column("library", lambda of: f"{words.method(of[0])} / {words.method(of[1])}"),
+    Column("where", lambda of: _beside(of[0])),
+    Column("its step time over ours", lambda of: _over(of[2])),
+    Column("evidence", lambda of: _evidence(of[:2])),
+    Column("campaigns", lambda of: _among(of[:1])),
+)
 
 
-def _outcome(found: Difference, ratio: float) -> str:
+def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference]]:
+    """A library, our method of its kind, and their times."""
+    return [
+        (their, ours, Difference(ours, their, setting.smallest))
+        for setting in settings
+        for their in setting.cells
+        if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None
+    ]
+
+
+def _beside(their: Cell) -> str:
+    return ", ".join([words.place(their), words.kernel(their), *(["CUDA graph"] if their.launch_note else [])])
+
+
+def _over(found: Difference) -> str:
     """Either side may be the faster one."""
-    if found.outcome == TIE:
-        return ", ".join(filter(None, (TIE, found.proof)))
-    return UNPROVEN if found.outcome == UNPROVEN else "slower" if ratio > 1 else "faster"
+    if found.ratio is None:
+        return APART
+    outcome = "slower" if found.ratio > 1 else "faster"
+    outcome = {TIE: ", ".join(filter(None, (TIE, found.proof))), UNPROVEN: UNPROVEN}.get(found.outcome, outcome)
+    return f"{found.words} ({outcome})"
 
 
 def _evidence(cells: Sequence[Cell]) -> str:
@@ -250,11 +285,3 @@ def _campaigns(cells: Sequence[Cell]) -> str:
 
 def _among(cells: Sequence[Cell]) -> str:
     return ", ".join(sorted({str(row["folder"]) for cell in cells for row in cell.rows}))
-
-
-def _section(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], about: str = "") -> list[str]:
-    if not rows:
-        return []
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    lines += [f"| {' | '.join(map(escape_markdown, row))} |" for row in rows]
-    return [f"## {escape_markdown(title)}\n", *([f"{about}\n"] if about else []), "\n".join(lines) + "\n"]

@@ -4,22 +4,21 @@
 between two markers.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-from tabulate import tabulate
+from typing import Any, NamedTuple
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import counted, escape_markdown
+from sp_bench.analysis.formats import counted
 from sp_bench.analysis.words import is_packed
-from sp_bench.report.latex_text import escape
+from sp_bench.report import table
+from sp_bench.report.table import Column, Group, Table
 
 DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed_2")
 BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
-HEADS = ("method", "layout", "variant", "ranks", "kernel", "library", "packed causal", "one document perturbed")
+PROOFS = ("packed causal", "one document perturbed")
 STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
 OF_WHOLE = ", whole sequence"  # ends the name of a column without packs
 LEGEND = """\
@@ -42,7 +41,7 @@ class Verdict:
 
     said: str
     detail: str = ""  # the numbers behind it
-    reason: int | None = None  # its number in `Gate.reasons`
+    reason: int | None = None  # its number in the table's notes
 
     @property
     def words(self) -> str:
@@ -53,10 +52,21 @@ class Verdict:
         return self.said if self.said in (*GROUPS, NOT_TRIED) else "failed"
 
 
+class Names(NamedTuple):
+    """Of a line; empty where there is none."""
+
+    method: str  # with an engine other than fsdp2
+    layout: str
+    variant: str
+    ranks: str
+    kernel: str
+    library: str
+
+
 @dataclass(frozen=True)
 class Line:
     cell: Cell  # the first of those it is about
-    names: tuple[str, ...]  # method, layout, variant, ranks, kernel, library
+    names: Names
     verdicts: tuple[Verdict, ...]
 
     @property
@@ -65,23 +75,17 @@ class Line:
         return next(group for group in GROUPS if any(verdict.group == group for verdict in self.verdicts))
 
 
-@dataclass(frozen=True)
-class Gate:
-    """One campaign on one kind of hardware."""
-
-    title: str
-    heads: tuple[str, ...]
-    groups: Mapping[str, tuple[Line, ...]]  # title -> its lines, none without
-    reasons: tuple[str, ...]  # each once
-
-    @property
-    def summary(self) -> str:
-        """31 lines: 12 right, 19 refused."""
-        found = [(len(lines), title.lower()) for title, lines in self.groups.items()]
-        return f"{counted(sum(n for n, _ in found), 'line')}: {', '.join(f'{n} {title}' for n, title in found)}."
+NAMES: tuple[Column[Line], ...] = (
+    Column("method", lambda line: line.names.method, width=0.14),
+    Column("layout", lambda line: line.names.layout, width=0.085),
+    Column("variant", lambda line: line.names.variant, width=0.065),
+    Column("ranks", lambda line: line.names.ranks, width=0.04),
+    Column("kernel", lambda line: line.names.kernel, width=0.08),
+    Column("library", lambda line: line.names.library, width=0.09),
+)
 
 
-def gates(cells: Sequence[Cell]) -> list[Gate]:
+def gates(cells: Sequence[Cell]) -> list[Table[Line]]:
     """One for each campaign and kind of hardware with proofs of packed documents. Steps with masked labels on whole
     sequences stand beside them."""
     placed: dict[tuple[str, str], list[Cell]] = {}
@@ -100,10 +104,10 @@ def _is_proof(cell: Cell) -> bool:
     return step and bool(cell.options.get("workload.masked_label_share"))
 
 
-def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
-    attention: dict[tuple[str, ...], list[Any]] = {}
-    steps: dict[tuple[str, ...], dict[str, list[Any]]] = {}
-    first: dict[tuple[str, ...], Cell] = {}
+def _gate(title: str, cells: Sequence[Cell], folder: str) -> Table[Line]:
+    attention: dict[Names, list[Any]] = {}
+    steps: dict[Names, dict[str, list[Any]]] = {}
+    first: dict[Names, Cell] = {}
     for cell in sorted(cells, key=lambda cell: _place(_names(cell))):
         names, rows = _names(cell), [row for row in cell.rows if str(row["folder"]) == folder]
         first.setdefault(names, cell)
@@ -119,12 +123,26 @@ def _gate(title: str, cells: Sequence[Cell], folder: str) -> Gate:
         proofs = _verdict(of_attention, _alone, reasons), _perturbed(of_attention)
         trained = (_verdict(steps.get(names, {}).get(head, []), _step, reasons) for head in step_heads)
         lines.append(Line(cell, names, (*proofs, *trained)))
-    grouped = {GROUPS[group]: tuple(line for line in lines if line.group == group) for group in GROUPS}
-    shown = {title: found for title, found in grouped.items() if found}
-    return Gate(title, (*HEADS, *step_heads), shown, tuple(reasons))
+    grouped = [Group(GROUPS[group], tuple(line for line in lines if line.group == group)) for group in GROUPS]
+    shown = tuple(group for group in grouped if group.lines)
+    of_groups = ", ".join(f"{len(group.lines)} {group.title.lower()}" for group in shown)
+    summary = f"{counted(len(lines), 'line')}: {of_groups}."
+    proofs = [_proof(n, head) for n, head in enumerate((*PROOFS, *step_heads))]
+    return Table(
+        title, summary, (*NAMES, *proofs), shown, style="plain gate", prose=True, links=True,
+        subject="Who computes packed documents right: ", legend=LEGEND, notes=tuple(reasons),
+    )  # fmt: skip
 
 
-def _names(cell: Cell) -> tuple[str, ...]:
+def _proof(number: int, head: str) -> Column[Line]:
+    return Column(
+        head,
+        lambda line: line.verdicts[number].words,
+        strong=lambda line: WRONG if line.verdicts[number].said == WRONG else "",
+    )
+
+
+def _names(cell: Cell) -> Names:
     asked, engine = cell.asked, ""
     library = str(asked["implementation"]).partition("==")[0]
     if asked["engine"] not in (None, "fsdp2"):
@@ -132,7 +150,7 @@ def _names(cell: Cell) -> tuple[str, ...]:
         of_engine = next((row["engine_implementation"] for row in cell.rows if row["engine_implementation"]), "")
         library = ", ".join(each.partition("==")[0] for each in str(of_engine).split()) or library
     names = (asked["method"] + engine, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], library)
-    return tuple("" if name is None else str(name) for name in names)
+    return Names(*("" if name is None else str(name) for name in names))
 
 
 def _place(names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -191,52 +209,6 @@ def _step(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"loss {loss:.1e}, norm {norm:.1e}, gradient {gradient['error']:.1e} of {gradient['budget']:.1e}"
 
 
-def markdown(of: Sequence[Gate]) -> str:
+def markdown(of: Sequence[Table[Line]]) -> str:
     """What the cells mean, and the tables; nothing without any."""
-    return "\n".join([LEGEND, *map(_table, of)]) if of else ""
-
-
-def _table(gate: Gate) -> str:
-    """A line for each method, layout, variant, kernel and engine, and below it each reason once."""
-    lines = []
-    for title, found in gate.groups.items():
-        lines.append([f"*{escape_markdown(title)}*", *[""] * (len(gate.heads) - 1)])
-        lines += [
-            [*map(escape_markdown, line.names), *(_strong(v, escape_markdown, "**{}**") for v in line.verdicts)]
-            for line in found
-        ]
-    grid = tabulate(lines, gate.heads, tablefmt="github", disable_numparse=True)
-    notes = "".join(f"{number}. {escape_markdown(reason)}\n" for number, reason in enumerate(gate.reasons, 1))
-    return f"**{escape_markdown(gate.title)}.** {gate.summary}\n\n{grid}\n" + (f"\n{notes}" if notes else "")
-
-
-def _strong(verdict: Verdict, escaped: Callable[[str], str], strong: str) -> str:
-    """Its words, of which `wrong` stands out."""
-    text = escaped(verdict.words)
-    return strong.format(WRONG) + text.removeprefix(WRONG) if verdict.said == WRONG else text
-
-
-def latex(gate: Gate) -> str:
-    """A longtable, since it may be longer than a page, with columns that break their words."""
-    widths = (0.14, 0.085, 0.065, 0.04, 0.08, 0.09, *[0.4 / (len(gate.heads) - 6)] * (len(gate.heads) - 6))
-    columns = "".join(rf"p{{{width:.3f}\linewidth}}" for width in widths)
-    head = rf"\toprule {_latex_line(map(escape, gate.heads))} \midrule"
-    title = escape(f"Who computes packed documents right: {gate.title}. {gate.summary} {LEGEND}")
-    notes = "".join(rf" ({number}) {escape(reason)}." for number, reason in enumerate(gate.reasons, 1))
-    lines = [
-        rf"{{\scriptsize\setlength{{\tabcolsep}}{{2pt}}\begin{{longtable}}{{@{{}}{columns}@{{}}}}",
-        rf"\caption{{{title}}}\\",
-        rf"{head} \endfirsthead",
-        rf"{head} \endhead",
-        r"\bottomrule \endfoot",
-    ]
-    for group, found in gate.groups.items():
-        lines.append(rf"\multicolumn{{{len(gate.heads)}}}{{@{{}}l}}{{\emph{{{escape(group)}}}}} \\")
-        for line in found:
-            texts = [*map(escape, line.names), *(_strong(v, escape, r"\textbf{{{}}}") for v in line.verdicts)]
-            lines.append(_latex_line(texts))
-    return "\n".join([*lines, r"\end{longtable}", *([rf"\noindent{notes}\par"] if notes else []), "}"]) + "\n"
-
-
-def _latex_line(texts: Iterable[str]) -> str:
-    return " & ".join(rf"\raggedright {text}" for text in texts) + r" \tabularnewline"
+    return "\n".join([LEGEND, table.markdown(of)]) if of else ""

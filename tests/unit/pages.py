@@ -10,7 +10,7 @@ from sp_bench.analysis.settings import settings
 from sp_bench.report.cards import card, caveats, statuses
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.page import Content, render
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 
 from .rows import selection_of
 

@@ -19,10 +19,6 @@ from sp_bench.training import text, train
 from .records import record_of
 from .rows import asked_for, cells_of, hf_step, row
 
-ADAM = "deepspeed_cpu_adam"
-CAP = {"device_memory_gib": 80.0}
-ONE_GPU: dict[str, Any] = {"sp_size": 1}
-
 
 @pytest.fixture
 def make(make_config):
@@ -131,20 +127,6 @@ def test_the_adapter_hands_out_all_steps_micro_batches_in_order(
         sample, sequence_rank = divmod(n, sp_size)
         got = [of_ranks[data_rank * sp_size + sequence_rank][sample] for data_rank in range(2)]
         assert torch.equal(torch.cat(got), sequences), n
-
-
-LENGTHS = {8192: 300.0, 65536: 4000.0}  # ms of a micro-batch without offload
-
-
-def campaign(micro_batches: int | None) -> list[dict[str, Any]]:
-    """With and without offload at two lengths, and the baseline; the column is null in rows of before there was any."""
-    asked: dict[str, Any] = CAP | ({} if micro_batches is None else {"micro_batches": micro_batches})
-    n = micro_batches or 1
-    made = []
-    for offload, more in ((None, 0.0), (ADAM, 1500.0)):
-        made += [hf_step(seq_len=s, median_ms=n * ms + more, offload=offload, **asked) for s, ms in LENGTHS.items()]
-        made.append(hf_step(seq_len=8192, median_ms=n * 900.0 + more, offload=offload, **ONE_GPU, **asked))
-    return made
 
 
 def test_old_rows_are_rows_of_one_micro_batch() -> None:

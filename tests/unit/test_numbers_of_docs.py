@@ -25,6 +25,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.formats import GIB, number, whole
 from sp_bench.analysis.limits import limits
+from sp_bench.analysis.metrics import attention_tflops, memory_gib
 from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
 from sp_bench.analysis.scaling import Scaling, scalings
 from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place, settings
@@ -248,7 +249,7 @@ def ms(cell: Cell) -> str:
 
 
 def gib(cell: Cell) -> str:
-    return f"{(cell.median_memory_bytes or 0) / GIB:.1f}"
+    return f"{memory_gib(cell) or 0:.1f}"
 
 
 def seconds(cell: Cell) -> str:
@@ -1366,7 +1367,7 @@ def kernels() -> Iterator[str]:
         cell("h200_kernels_2", "single", kernel=kernel, pass_kind="forward_backward")
         for kernel in ("flash_attn_3", "flash_attn_4", "cudnn")
     ]
-    third, fourth, cudnn = (whole(each.attention_tflops(each.median_step_ms or 0)) for each in cells)
+    third, fourth, cudnn = (whole(attention_tflops(each)) for each in cells)
     assert Difference(cells[1], cells[0]).outcome == TIE
     yield f"{third} and {fourth} TFLOP/s forward and backward, and cuDNN has {cudnn}"
     yield replicates(*cells)
@@ -1897,7 +1898,7 @@ def test_methods_says_what_the_rows_give_of_stages_of_heads():
         return f"{100 * low:.{digits}f} to {100 * high:.{digits}f}%"
 
     def held(each: Cell, ulysses: Cell) -> float:
-        return (each.median_memory_bytes or 0) / (ulysses.median_memory_bytes or 1)
+        return (memory_gib(each) or 0) / (memory_gib(ulysses) or 1)
 
     chunks, four, one = ([Difference(cells[0], cells[i]) for cells in long] for i in (1, 2, 3))
     longer = [percent((each.ratio - 1 for each in pairs), 1) for pairs in (chunks, four, one)]
@@ -2126,7 +2127,7 @@ def test_packing_says_what_the_rows_give_of_kernels_on_1_gpu(name, heads):
 
     def columns(pack: Cell) -> list[str]:
         times = ", ".join(f"{each:,.{digits if pack is one else 1}f}" for each in pack.step_ms.values())
-        rate = whole(pack.attention_tflops(pack.median_step_ms or 0))
+        rate = whole(attention_tflops(pack))
         longest = whole(pack.asked["longest_document"] or pack.asked["seq_len"])
         beside = [longest, times] if name == "h100_packed" else [times, rate]
         return [*beside, *(f"{share:.3f}".replace("1.000", "1") for share in of_one(pack, one))]
@@ -2274,7 +2275,7 @@ def test_methods_says_what_torch_reserves_for_messages():
     for name, rings in (("h200x2_libraries_2", "ring"), ("h200x2_libraries_3", "ring"), ("h200x2_libraries_4", None)):
         for each in campaign(name):
             is_ring = each.asked["method"] in {rings, *sending} or each.asked["variant"] == "p2p"
-            share = reserved_gib(each) * GIB / (each.median_memory_bytes or 1)
+            share = reserved_gib(each) / (memory_gib(each) or 1)
             (by_send if is_ring else others).append(share)
     said = " ".join(section(title).split())
     assert (

@@ -162,11 +162,10 @@ USES = {
     "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
     "report/figures/traffic.py": {"batch_size", "variant"},
     "analysis/losses.py": {"seed", "warmup_steps"},
-    "report/offload.py": {"optimizer_offload", "variable_seq_len"},
     "analysis/overlap.py": {"head_chunks", "head_stride"},
     "report/packed_gate.py": {"layout", "masked_label_share", "variant"},
     "analysis/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
-    "report/published.py": {"device_memory_gib", "launch", "layout", "optimizer_offload"},
+    "report/published.py": {"optimizer_offload"},
     "analysis/rivals.py": {"layout", "placement"},
     "analysis/scaling.py": {"num_nodes"},  # one GPU is of one host
     "analysis/series.py": {
@@ -198,7 +197,6 @@ USES = {
     },
     "analysis/settings.py": {"variant"},
     "analysis/signs.py": {"isolation"},
-    "report/table.py": {"exchange", "layout", "variant"},
     "analysis/time_parts.py": {"device_memory_gib"},
     "analysis/words.py": {
         *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 import sp_bench.report as report
 from sp_bench.cli import app
 from sp_bench.report import packed_gate
-from sp_bench.report.packed_gate import Gate, gates
+from sp_bench.report.packed_gate import Line, gates
+from sp_bench.report.table import Table, latex
 
 from .rows import cells_of, commit, row
 
@@ -42,13 +43,13 @@ def of(
     return row(**{**asked, **known, **columns})
 
 
-def gate_of(*rows: Any) -> Gate:
+def gate_of(*rows: Any) -> Table[Line]:
     (gate,) = gates(cells_of(rows))
     return gate
 
 
-def words(gate: Gate) -> dict[str, list[list[str]]]:
-    return {title: [[v.words for v in line.verdicts] for line in lines] for title, lines in gate.groups.items()}
+def words(gate: Table[Line]) -> dict[str, list[list[str]]]:
+    return {group.title: [[v.words for v in line.verdicts] for line in group.lines] for group in gate.groups}
 
 
 def test_the_docs_have_the_table_of_the_committed_rows():
@@ -82,8 +83,8 @@ def test_a_step_on_a_pack_and_one_on_a_whole_sequence_have_columns_of_their_own(
     whole = of("single", workload="train_step", share=0.5, packing="none", **engine)
     unmasked = of("ulysses", workload="train_step", share=0.0, packing="none")
     gate = gate_of(pack, whole, unmasked)
-    (line,) = gate.groups["Wrong"]
-    assert (line.names[0], line.names[5]) == ("single, trl_sft", "transformers, trl")
+    (line,) = gate.groups[0].lines
+    assert (line.names.method, line.names.library) == ("single, trl_sft", "transformers, trl")
     assert gate.heads[-2:] == ("half of the labels masked", "half of the labels masked, whole sequence")
     right = "right: loss 1.0e-07, norm 2.0e-07, gradient 3.0e-06 of 3.0e-05"
     assert words(gate) == {"Wrong": [["-", "-", "wrong: the loss is off", right]]}
@@ -104,11 +105,11 @@ def test_a_step_says_its_loss_and_its_worst_gradient_under_the_share_of_labels_t
 def test_what_is_wrong_comes_first_and_says_by_how_much():
     failures = (("double_ring", "unsupported"), ("ulysses", "incorrect"), ("usp", "oom"))
     gate = gate_of(of(), *(of(m, status=status, reason=f"{m} is off by 7e-3") for m, status in failures))
-    assert list(gate.groups) == ["Wrong", "Failed otherwise", "Right", "Refused"]
-    assert gate.summary == "4 lines: 1 wrong, 1 failed otherwise, 1 right, 1 refused."
+    assert [group.title for group in gate.groups] == ["Wrong", "Failed otherwise", "Right", "Refused"]
+    assert gate.about == "4 lines: 1 wrong, 1 failed otherwise, 1 right, 1 refused."
     assert words(gate)["Wrong"] == [["wrong: ulysses is off by 7e-3", "-"]]
     assert "| **wrong**: ulysses is off by 7e-3 " in packed_gate.markdown([gate])
-    assert r"\textbf{wrong}: ulysses is off by" in packed_gate.latex(gate)
+    assert r"\textbf{wrong}: ulysses is off by" in latex([gate])
 
 
 def test_one_wrong_row_outweighs_those_of_the_same_line_that_are_right():
@@ -118,22 +119,25 @@ def test_one_wrong_row_outweighs_those_of_the_same_line_that_are_right():
 
 def test_what_is_right_in_one_proof_and_wrong_in_another_is_wrong():
     gate = gate_of(of(), of(workload="train_step", share=0.5, status="incorrect", reason="the loss is off"))
-    assert list(gate.groups) == ["Wrong"]
+    assert [group.title for group in gate.groups] == ["Wrong"]
 
 
 def test_each_reason_of_a_refusal_stands_once():
     refused = {"status": "unsupported", "reason": "takes no lengths"}
     methods = ("ring", "ulysses", "usp")
     gate = gate_of(*(of(method, **refused) for method in methods), of("upipe", status="unsupported", reason="other"))
-    assert sorted(gate.reasons) == ["other", "takes no lengths"]
+    assert sorted(gate.notes) == ["other", "takes no lengths"]
     assert [line[0] for line in words(gate)["Refused"]] == ["refuses (1)", "refuses (2)", "refuses (1)", "refuses (1)"]
-    for text in (packed_gate.markdown([gate]), packed_gate.latex(gate)):
+    for text in (packed_gate.markdown([gate]), latex([gate])):
         assert text.count("takes no lengths") == 1
 
 
 def test_each_kernel_is_a_line():
     gate = gate_of(of(kernel="math"), of(kernel="flash_attn"))
-    assert [line.names[4] for line in gate.groups["Right"]] == ["flash_attn", "math"]
+    assert [line.names.kernel for group in gate.groups if group.title == "Right" for line in group.lines] == [
+        "flash_attn",
+        "math",
+    ]
 
 
 @pytest.mark.parametrize("hostile", ["<script>alert(1)</script>", r"\input{x} & | ** $"])

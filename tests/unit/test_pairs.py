@@ -17,7 +17,7 @@ from sp_bench.analysis.settings import APART, TIE, Difference, Place, leader, se
 from sp_bench.analysis.signs import counts, signs
 from sp_bench.analysis.time_parts import attributions
 from sp_bench.report.cards import card, machine_spread, verdict
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 
 from .rows import ENVIRONMENT, STARTED_AT, commit, row
 
@@ -84,8 +84,8 @@ def test_what_never_ran_side_by_side_is_not_compared(tmp_path: Path) -> None:
         "is 1.20x as fast as the contiguous ring. Not compared with it, since no replicates pair: the contiguous "
         "all-gather."
     )
-    ((*_, (group,)),) = [(t.setting, t.groups) for t in tables(settings(found))]
-    assert [line.texts[-1] for line in group.lines] == ["", MISSING, "1.20x"]
+    (table,) = tables(settings(found))
+    assert [table.texts(line)[-1] for line in table.lines] == ["", MISSING, "1.20x"]
     assert verdict(place_of([gather, ring])) == (
         "Not compared, since no replicates pair: the contiguous all-gather and the contiguous ring."
     )

@@ -12,17 +12,20 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import sp_bench.report as report
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.formats import in_bytes, number
+from sp_bench.analysis.metrics import tokens_per_s
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import AHEAD, TIE, UNPROVEN, Difference, settings
 from sp_bench.analysis.signs import counts
+from sp_bench.config.parsing import ConfigError
 from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
 from sp_bench.report.figures import NAMES, draw, panels, traffic
 from sp_bench.report.findings import findings
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 from sp_bench.rows import plans, store
 from sp_bench.rows.plans import PlannedTrial
 
@@ -561,7 +564,7 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
     """Over all runs of all campaigns. Of the runs of other folders nothing is assumed."""
 
     def said() -> str:
-        page = build(folders, tmp_path / "page", Options(only=())).page.read_text()
+        page = build(folders, tmp_path / "page").page.read_text()
         (line,) = re.findall(r"<li>(.*(?:missing).*)</li>", page)
         return unescape(line)
 
@@ -582,9 +585,21 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
 def test_files_that_are_not_rows_are_named_as_problems(tmp_path: Path) -> None:
     campaign = commit([row()], tmp_path / "c")
     (campaign / "notes.txt").write_text("mine")
-    built = build([campaign], tmp_path / "out", Options(only=()))
+    built = build([campaign], tmp_path / "out")
     assert any("notes.txt" in problem for problem in built.problems)
     assert "notes.txt" in built.page.read_text("utf-8")
+
+
+def test_one_figure_is_made_and_nothing_else(tmp_path: Path, monkeypatch) -> None:
+    campaign = commit([row(**ULYSSES, replicate=r) for r in range(2)], tmp_path / "c")
+    for made in ("cards", "caveats", "tables", "render"):
+        monkeypatch.setattr(report, made, lambda *_, made=made: pytest.fail(f"{made} was called"))
+    built = build([campaign], tmp_path / "out", Options(only=("bytes",)))
+    files = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and path.name[0] != "."]
+    assert {path.name for path in files} == {"bytes.png", "bytes.pdf", "bytes.csv"}
+    assert built.page == tmp_path / "out" / "figures"
+    with pytest.raises(ConfigError, match="--only fabrics: these rows have nothing to draw"):
+        build([campaign], tmp_path / "out", Options(only=("fabrics",)))
 
 
 # the table
@@ -592,9 +607,10 @@ def test_files_that_are_not_rows_are_named_as_problems(tmp_path: Path) -> None:
 
 def test_the_first_of_a_group_is_bold_where_it_is_proven_faster_than_every_other_method() -> None:
     rows = [*replicated(10.0, EQUAL, **ULYSSES), *replicated(10.5, EQUAL)]
-    (group,) = tables(settings(cells_of(rows)))[0].groups
+    table = tables(settings(cells_of(rows)))[0]
+    (group,) = table.groups
     assert [line.bold for line in group.lines] == [True, False]
-    assert group.lines[1].texts[-1] == "1.05x [1.05, 1.05]"
+    assert table.texts(group.lines[1])[-1] == "1.05x [1.05, 1.05]"
     (group,) = tables(settings(cells_of([*rows, *replicated(10.01, AROUND, **GATHER)])))[0].groups
     assert not any(line.bold for line in group.lines)
 
@@ -613,7 +629,7 @@ def test_bytes_of_a_cell_are_equal_only_if_those_of_every_replicate_are() -> Non
 
 def test_rate_comes_from_the_median_time_and_not_from_a_mean_of_rates() -> None:
     (cell,) = cells_of([row(median_ms=ms, replicate=r) for r, ms in enumerate((10.0, 20.0, 60.0))])
-    assert cell.rate(cell.median_step_ms or 0.0, per_rank=False) == pytest.approx(1024 / 0.02)
+    assert tokens_per_s(cell) == pytest.approx(1024 / 0.02)
 
 
 def test_the_last_attempt_of_a_trial_counts(tmp_path: Path) -> None:

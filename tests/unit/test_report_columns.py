@@ -20,5 +20,5 @@ def test_every_column_that_the_report_reads_is_read_from_the_rows() -> None:
                 name = value.attr if isinstance(value, ast.Attribute) else getattr(value, "id", None)
                 if name in ROWS and isinstance(node.slice.value, str):
                     read.add(node.slice.value)
-    assert len(read) > 50
+    assert len(read) > 60
     assert read <= {*COLUMNS, *OF_SELECTION}

@@ -9,7 +9,7 @@ import sp_bench.report as report
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import of_equal_steps
 from sp_bench.analysis.settings import settings
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 
 from .rows import cells_of, commit, row, selection_of
 
@@ -30,14 +30,14 @@ def test_each_distribution_is_a_group_and_times_are_of_the_same_method_on_one_do
         *(of("ring", "fixed", 10.0, model_flops=1e9), of("ulysses", "fixed", 6.0, model_flops=1e9)),
         of("all_gather", "fixed", 0.0, status="oom"),
     ]
-    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.title.endswith("packed documents")]
     packed, one = table.groups
     assert (packed.title, one.title) == (
         "all of 128 tokens: 8 documents, the longest has 128 tokens",
         "one document",
     )
     assert [line.cell.asked["method"] for line in packed.lines] == ["ulysses", "ring", "all_gather"]
-    shown = [dict(zip(table.heads, line.texts, strict=True)) for line in packed.lines]
+    shown = [dict(zip(table.heads, table.texts(line), strict=True)) for line in packed.lines]
     assert [each["time, of one document's"] for each in shown] == ["0.200", "0.250", ""]
     assert [each["work, of one document's"] for each in shown] == ["0.125", "0.125", ""]
     assert [each["imbalance"] for each in shown] == ["1.50", "1.50", ""]
@@ -60,13 +60,13 @@ def test_packs_of_other_seeds_are_other_places_and_no_method_of_one_is_compared_
         "1,024 tokens on 2 CPU ranks, pack of seed 1",
     ]
     assert [words.method(place.leader) for place in setting.contests] == ["Ulysses", "contiguous ring"]
-    (table,) = [t for t in tables([setting]) if t.setting.title.endswith("packed documents")]
-    assert table.setting.title.count("seed") == 0
+    (table,) = [t for t in tables([setting]) if t.title.endswith("packed documents")]
+    assert table.title.count("seed") == 0
     assert [group.title.partition(":")[0] for group in table.groups] == [
         "lognormal, median 128, sigma 1, pack of seed 1",
         "lognormal, median 128, sigma 1, pack of seed 2",
     ]
-    assert [line.texts[-1] for group in table.groups for line in group.lines] == ["", "1.20x", "", "2.00x"]
+    assert [table.texts(line)[-1] for group in table.groups for line in group.lines] == ["", "1.20x", "", "2.00x"]
 
 
 def test_a_single_pack_is_not_told_from_others():
@@ -84,7 +84,7 @@ def test_packs_of_other_seeds_are_no_replicates_of_each_other(packing, cells):
 
 def test_each_kernel_is_a_group_of_its_own():
     rows = [of("ring", "fixed", 10.0, kernel="math"), of("ring", "fixed", 0.0, kernel="cpu_flash", status="oom")]
-    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.title.endswith("packed documents")]
     assert len(table.groups) == 2
     assert all(group.title.endswith(words.kernel(group.lines[0].cell)) for group in table.groups)
     assert [line.ratio for group in table.groups for line in group.lines] == [None, None]
@@ -99,8 +99,8 @@ def test_beside_packs_what_is_not_packed_says_so():
 
 def test_work_is_the_same_for_a_method_that_was_not_measured_on_one_document():
     rows = [of("ring", "none", 40.0, model_flops=8e9), of("ulysses", "fixed", 6.0, model_flops=1e9, kernel="math")]
-    (table,) = [t for t in tables(settings(cells_of(rows))) if t.setting.title.endswith("packed documents")]
-    shown = dict(zip(table.heads, table.groups[0].lines[0].texts, strict=True))
+    (table,) = [t for t in tables(settings(cells_of(rows))) if t.title.endswith("packed documents")]
+    shown = dict(zip(table.heads, table.texts(table.lines[0]), strict=True))
     assert shown["work, of one document's"] == "0.125"
 
 
@@ -116,7 +116,7 @@ def test_a_setting_says_what_is_packed_and_that_labels_are_masked():
 def test_nothing_packed_is_no_such_table():
     made = tables(settings(cells_of([of("ring", "none", 40.0), of("ulysses", "none", 30.0)])))
     assert len(made) == 1
-    assert "packed" not in made[0].setting.title
+    assert "packed" not in made[0].title
 
 
 @pytest.mark.parametrize("campaign", ["h100_packed", "h200_packed"])
@@ -125,7 +125,7 @@ def test_time_follows_the_work_in_the_committed_packs(campaign: str):
     *packs, one = table.groups
     assert (len(packs), one.title) == (3, "one document")
     for group in packs:
-        told = dict(zip(table.heads, group.lines[0].texts, strict=True))
+        told = dict(zip(table.heads, table.texts(group.lines[0]), strict=True))
         assert 1 <= float(told["time, of one document's"]) / float(told["work, of one document's"]) < 1.3
 
 

@@ -8,7 +8,7 @@ from sp_bench.analysis.ladder import covered, ladders
 from sp_bench.analysis.settings import settings
 from sp_bench.report.cards import cards
 from sp_bench.report.findings import findings
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 
 from .rows import cells_of, commit, row
 
@@ -28,15 +28,15 @@ def test_options_of_one_method_are_rungs_from_the_fastest_to_what_failed():
     made = settings(cells_of([*(rung(*each) for each in reversed(RUNGS)), rung("full", "liger", 0.0, status="oom")]))
     (ladder,) = ladders(made)
     where_memory_runs_out, table = tables(made)
-    assert [line.texts[2] for line in where_memory_runs_out.groups[0].lines] == ["4,096"]
+    assert [where_memory_runs_out.texts(line)[2] for line in where_memory_runs_out.lines] == ["4,096"]
     (group,) = table.groups
     assert table.heads[:4] == ("Method", "recomputed", "code", "ms")
     assert [line.cell.median_step_ms for line in group.lines] == [10.0, 12.0, 16.0, None]
     shown = [(name, "nothing" if way == "none" else "all" if way == "full" else way, code)
              for name, (way, code, _) in zip(["Ulysses"] * 3, RUNGS, strict=True)]  # fmt: skip
-    assert [line.texts[:3] for line in group.lines] == [*shown, ("Ulysses", "all", "liger")]
-    assert group.lines[3].texts[3] == "out of memory"
-    assert [line.texts[-1] for line in group.lines[:3]] == ["", "1.20x", "1.60x"]
+    assert [table.texts(line)[:3] for line in group.lines] == [*shown, ("Ulysses", "all", "liger")]
+    assert table.texts(group.lines[3])[3] == "out of memory"
+    assert [table.texts(line)[-1] for line in group.lines[:3]] == ["", "1.20x", "1.60x"]
     names = [ladder.names[cell.cell_id] for cell in ladder.measured]
     assert names[0] == "Ulysses, nothing recomputed, compiled"
     (card,) = cards(made)
@@ -78,10 +78,10 @@ def test_a_single_step_is_called_one_step_and_its_ratio_has_no_interval():
     single |= {"cell_id": "single", "trial_id": "single", "step_ms": [12.5], "median_step_ms": 12.5}
     (table,) = tables(settings(cells_of([*replicates(*usual), single])))
     lines = {line.cell.cell_id: line for line in table.groups[0].lines}
-    assert lines["single"].texts[0] == "Ulysses, one step"
-    assert not any("warmup_steps" in line.texts[0] for line in lines.values())
-    assert [lines[name].texts[-1] for name in ("single", "c1")] == ["1.25x", "1.20x [1.20, 1.20]"]
-    assert "One step: a single step was timed" in table.caption
+    assert lines["single"].name == "Ulysses, one step"
+    assert not any("warmup_steps" in line.name for line in lines.values())
+    assert [table.texts(lines[name])[-1] for name in ("single", "c1")] == ["1.25x", "1.20x [1.20, 1.20]"]
+    assert "One step: a single step was timed" in table.about
     (alone,) = ladders(settings(cells_of([*replicates(usual[0], usual[2]), single])))
     assert alone.names["single"] == "Ulysses, selective, compiled, one step"  # nothing else has its options
 
@@ -101,8 +101,8 @@ def test_the_committed_options_are_one_ladder_and_the_committed_methods_none():
     }
     (ladder,) = ladders(of["h200x2_step_options"])
     assert len(ladder.measured) == 9
-    (table,) = [each for each in tables(of["h200x2_step_options"]) if each.setting.title == ladder.setting.title]
-    work = [line.texts[table.heads.index("work")] for line in table.groups[0].lines]
+    (table,) = [each for each in tables(of["h200x2_step_options"]) if each.title == ladder.setting.title]
+    work = [table.texts(line)[table.heads.index("work")] for line in table.groups[0].lines]
     assert work == ["1.13", *["1.19"] * 4, *["1.38"] * 3, "1.41"]
     assert ladders(of["h200x2_step_methods"]) == []
 
@@ -126,7 +126,7 @@ def test_stacks_of_different_allocators_are_rungs_and_the_table_says_which_has_w
     (ladder,) = ladders(made)
     assert len(ladder.measured) == 3
     (table,) = tables(made)
-    allocators = [line.texts[table.heads.index("allocator")] for line in table.groups[0].lines]
+    allocators = [table.texts(line)[table.heads.index("allocator")] for line in table.groups[0].lines]
     assert allocators == ["", "", "expandable_segments"]
 
 

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from hypothesis import strategies as st
 from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.report import packed_gate
 from sp_bench.report.latex_text import escape
-from sp_bench.report.table import latex, markdown, tables
+from sp_bench.report.setting_tables import tables
+from sp_bench.report.table import Table, latex, markdown
 
 from .rows import cells_of, row, smoke
 
@@ -36,14 +38,14 @@ def made_tables() -> list:
     return tables(settings_of(cells_of({(r["trial_id"], r["status"]): r for r in rows}.values())))
 
 
-def made_gate() -> str:
+def made_gates() -> list[Table[Any]]:
     """Who computes packed documents right, with reasons that LaTeX would take for commands."""
     config = json.dumps({"workload": {"name": "attention", "packing": "fixed"}})
     rows = [
         row(method=f"m{n}", packing="fixed", config=config, status=status, reason=reason)
         for n, (status, reason) in enumerate(product(("incorrect", "unsupported"), HOSTILE))
     ]
-    return "\n".join(map(packed_gate.latex, packed_gate.gates(cells_of(rows))))
+    return packed_gate.gates(cells_of(rows))
 
 
 def test_all_tables_compile_in_one_stock_document_(tmp_path: Path) -> None:
@@ -54,9 +56,8 @@ def test_all_tables_compile_in_one_stock_document_(tmp_path: Path) -> None:
         pytest.skip("booktabs.sty is not installed (Debian: texlive-latex-recommended)")
     words = [f"\\noindent {escape(text)}" for text in (*HOSTILE, "".join(map(chr, range(32, 0x250))))]
     start = "\\documentclass{article}\n\\usepackage{booktabs,longtable}\n\\setlength{\\textwidth}{6.75in}\n"
-    text = (
-        start + "\\begin{document}\n" + latex(made_tables()) + made_gate() + "\n\n".join(words) + "\n\\end{document}\n"
-    )
+    made = latex([*made_tables(), *made_gates()])
+    text = start + "\\begin{document}\n" + made + "\n\n".join(words) + "\n\\end{document}\n"
     (tmp_path / "all.tex").write_text(text, "utf-8")
     command = [pdflatex, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "all.tex"]
     unbroken = {**os.environ, "max_print_line": "10000"}

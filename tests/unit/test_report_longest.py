@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from sp_bench.analysis import settings
 from sp_bench.analysis.cells import cells, of_equal_steps
 from sp_bench.analysis.longest import ends, is_fit_only, longest
+from sp_bench.analysis.settings import settings
 from sp_bench.report import read
 from sp_bench.report.cards import memory_words
 from sp_bench.report.figures import memory
 from sp_bench.report.figures.style import Look
 from sp_bench.report.findings import findings
-from sp_bench.report.table import tables
+from sp_bench.report.setting_tables import tables
 from sp_bench.rows import plans
 
 from .rows import cells_of, commit, row, selection_of
@@ -60,7 +60,8 @@ def test_a_search_in_which_nothing_ran_out_says_at_least_and_never_a_bracket():
     found = settings(cells)
     (told,) = [line for line in findings(found, cells).splitlines() if "liger" in line and "at least" in line]
     assert "| at least 249,856 | not reached | fit only, tries: 1, code 814f061 | h200x2_theirs |" in told
-    (line,) = [line.texts for line in tables(found)[0].groups[0].lines if "liger" in line.texts]
+    table = tables(found)[0]
+    (line,) = [texts for texts in map(table.texts, table.lines) if "liger" in texts]
     fits = line.index("at least 249,856 (fit only)")
     assert line[fits : fits + 3] == ("at least 249,856 (fit only)", "not reached", "1")
     (drawn,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]

@@ -9,7 +9,9 @@ import pytest
 from sp_bench.analysis.scaling import Scalings, scalings
 from sp_bench.analysis.settings import settings
 from sp_bench.report.findings import findings
-from sp_bench.report.table import as_csv, tables
+from sp_bench.report.setting_tables import VALUES, tables
+from sp_bench.report.setting_tables import lines as lines_of
+from sp_bench.report.table import as_csv
 
 from .rows import cells_of, hf_step
 
@@ -43,18 +45,21 @@ def test_a_stack_that_is_slow_on_one_gpu_is_compared_net_of_that():
     assert [line.efficiency for line in place.lines] == pytest.approx([1.0, 0.8])
     ours, theirs = place.lines
     assert [line.cell.options["engine.name"] for line in place.lines] == ["fsdp2", "hf_deepspeed"]
-    net, paired = place.net_ratio(theirs)
+    net_ratio = place.net_ratio(theirs)
+    net, paired = net_ratio.ratio, net_ratio.paired
     assert net == pytest.approx(1.25)
     assert paired is not None  # what slows a whole block cancels
     assert (paired.interval.low, paired.interval.high) == pytest.approx((1.25, 1.25))
-    assert ours.bounds == pytest.approx((1.0, 1.0))
-    assert place.net_ratio(ours)[0] == 1
+    assert ours.interval is not None
+    assert (ours.interval.low, ours.interval.high) == pytest.approx((1.0, 1.0))
+    assert place.net_ratio(ours).ratio == 1
 
 
 def test_fewer_than_six_replicates_have_a_ratio_and_no_interval():
     (place,) = found(steps(replicates=5, theirs=(3200.0, 1000.0), ours=(2000.0, 500.0)))
-    assert all(line.bounds is None for line in place.lines)
-    net, paired = place.net_ratio(place.lines[1])
+    assert all(line.interval is None for line in place.lines)
+    net_ratio = place.net_ratio(place.lines[1])
+    net, paired = net_ratio.ratio, net_ratio.paired
     assert (net, paired) == (pytest.approx(1.25), None)
 
 
@@ -86,13 +91,14 @@ def test_data_parallelism_over_as_many_gpus_is_a_nearer_baseline_than_one_gpu():
 def test_table_findings_and_csv_have_it():
     cells = cells_of(steps(replicates=6, theirs=(3200.0, 1000.0), ours=(2000.0, 500.0)))
     made = settings(cells)
-    (table,) = [each for each in tables(made) if "net of the stack" in each.setting.title]
-    assert [line.texts[0].rpartition(", ")[2] for line in table.groups[0].lines] == ["fsdp2", "hf_deepspeed"]
-    assert [line.texts[-2:] for line in table.groups[0].lines] == [
+    (table,) = [each for each in tables(made) if "net of the stack" in each.title]
+    assert [line.name.rpartition(", ")[2] for line in table.groups[0].lines] == ["fsdp2", "hf_deepspeed"]
+    assert [table.texts(line)[-2:] for line in table.groups[0].lines] == [
         ("1.000 [1.000, 1.000]", ""),
         ("0.800 [0.800, 0.800]", "1.25x [1.25, 1.25]"),
     ]
-    lines = [line for line in csv.DictReader(io.StringIO(as_csv(tables(made)))) if line["scaling_efficiency"]]
+    text = io.StringIO(as_csv(VALUES, lines_of(tables(made))))
+    lines = [line for line in csv.DictReader(text) if line["scaling_efficiency"]]
     assert [float(line["scaling_efficiency"]) for line in lines] == pytest.approx([1.0, 0.8])
     assert [float(line["baseline_step_ms"]) for line in lines] == pytest.approx([2010.0, 3216.0])
     assert float(lines[1]["net_ratio_to_first"]) == pytest.approx(1.25)

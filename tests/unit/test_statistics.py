@@ -17,7 +17,8 @@ from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import settings as settings_of
 from sp_bench.analysis.statistics import CONFIDENCE, median_interval
 from sp_bench.report.cards import card, caveats
-from sp_bench.report.table import records, tables
+from sp_bench.report.setting_tables import VALUES, lines, tables
+from sp_bench.report.table import records
 
 from .rows import commit, row, splits
 
@@ -111,7 +112,7 @@ def said(rows: pd.DataFrame) -> tuple[object, ...]:
     made = settings_of(found)
     about = [(limit.setting, limit.series, [cell.cell_id for cell in limit.cells]) for limit in limits(found)]
     texts = [card(setting) for setting in made], caveats(found, made, []), words(found)
-    return found, texts, about, records(tables(made))
+    return found, texts, about, records(VALUES, lines(tables(made)))
 
 
 @pytest.fixture(scope="module")

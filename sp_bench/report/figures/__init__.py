@@ -1,7 +1,7 @@
-"""The six figures of a report. matplotlib's canvases are used directly, pyplot is never touched."""
+"""The figures of a report: a new one is a file and a line of FIGURES. matplotlib's canvases are used directly, never
+pyplot."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib import rc_context
 
@@ -11,7 +11,16 @@ from sp_bench.report.figures import fabrics, forest, memory, steps, throughput, 
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
 
-NAMES = ("throughput", "ratios", "steps", "memory", "bytes", "fabrics")  # in the order of the page
+Draw = Callable[[Sequence[Setting], Sequence[Cell], Look], list[Plot]]
+FIGURES: Mapping[str, Draw] = {  # in the order of the page
+    "throughput": lambda settings, cells, look: throughput.draw(settings, look),
+    "ratios": lambda settings, cells, look: forest.draw(settings, look),
+    "steps": lambda settings, cells, look: steps.draw(settings, look),
+    "memory": lambda settings, cells, look: memory.draw(settings, look),
+    "bytes": lambda settings, cells, look: traffic.draw(settings, look),
+    "fabrics": lambda settings, cells, look: fabrics.draw(cells, look),
+}
+NAMES = tuple(FIGURES)
 
 
 def draw(
@@ -19,14 +28,6 @@ def draw(
 ) -> list[Drawing]:
     """Those of the named figures of which the cells have something to show."""
     look = look or Look()
-    made: dict[str, Callable[[], list[Plot]]] = {
-        "throughput": partial(throughput.draw, settings, look),
-        "ratios": partial(forest.draw, settings, look),
-        "steps": partial(steps.draw, settings, look),
-        "memory": partial(memory.draw, settings, look),
-        "bytes": partial(traffic.draw, settings, look),
-        "fabrics": partial(fabrics.draw, cells, look),
-    }
     with rc_context(look.rc):
-        plots = [plot for name in NAMES if name in only for plot in made[name]()]
+        plots = [plot for name, made in FIGURES.items() if name in only for plot in made(settings, cells, look)]
         return [finish(plot, "-".join(filter(None, (plot.name, plot.part))), look) for plot in plots]

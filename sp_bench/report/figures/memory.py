@@ -3,7 +3,6 @@ sequence that fits."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from statistics import median
 from typing import Any
 
 import pandas as pd
@@ -16,8 +15,8 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.formats import GIB
 from sp_bench.analysis.limits import Limit, capacity_gib
 from sp_bench.analysis.longest import NOT_REACHED, ends, is_fit_only, longest, tries
+from sp_bench.analysis.metrics import in_use_gib, memory_gib, reserved_gib
 from sp_bench.analysis.settings import Setting
-from sp_bench.report.cards import memory_gib
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, colour, legend, tokens_axis, trial_ids, wrapped
@@ -88,20 +87,6 @@ def _ends_gib(cell: Cell) -> dict[str, float]:
     """By phase, of the rank that holds most then; empty: not known."""
     known = [ranks for row in cell.measured if (ranks := listed(row["phase_end_bytes"]))]
     return {told: max(rank[phase] for rank in known[-1]) / GIB for phase, told in ENDS.items()} if known else {}
-
-
-def largest(cell: Cell, column: str) -> float | None:
-    """GiB of the rank that needs most, the median over the replicates."""
-    known = [max(values) for row in cell.measured if (values := [v for v in listed(row.get(column)) if v is not None])]
-    return median(known) / GIB if known else None
-
-
-def reserved_gib(cell: Cell) -> float | None:
-    return largest(cell, "peak_reserved_bytes")
-
-
-def in_use_gib(cell: Cell) -> float | None:
-    return largest(cell, "device_used_bytes")
 
 
 def _with_capacity(panel: Panel) -> Panel:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.metrics import attention_tflops, tokens_per_s_per_gpu
 from sp_bench.analysis.settings import Setting
-from sp_bench.report.cards import tokens
 from sp_bench.report.figures.panels import dots, over_length, panels, shared_title
 from sp_bench.report.figures.style import Look, Plot
 
@@ -37,13 +37,11 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 def _tflops(cell: Cell) -> float | None:
     """None on a CPU, whose FLOP/s say nothing."""
-    if cell.median_step_ms is None or cell.processor != "GPU":
-        return None
-    return cell.attention_tflops(cell.median_step_ms)
+    return attention_tflops(cell) if cell.processor == "GPU" else None
 
 
 def _thousand_tokens(cell: Cell) -> float | None:
-    rate = tokens(cell)
+    rate = tokens_per_s_per_gpu(cell)
     return None if rate is None or cell.processor != "GPU" else rate / 1e3
 
 

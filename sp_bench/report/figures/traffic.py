@@ -10,6 +10,7 @@ from matplotlib.lines import Line2D
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.formats import GIB
+from sp_bench.analysis.metrics import sent_gib, wire_gib
 from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
@@ -30,15 +31,15 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     found: dict[tuple[object, ...], list[Cell]] = {}
     for setting in settings:
         for cell in setting.cells:
-            if cell.ok and cell.asked["workload"] == "attention" and cell.communication.counted_bytes:
+            if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell):
                 key = tuple(cell.asked[name] for name in SHAPE)
                 found.setdefault(key, []).append(cell)
     both = {key[:-1] for key in found if key[-1] != "forward"}  # a forward alone would say the same again
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
     if not shown:
         return []
-    most = max(cell.communication.counted_bytes or 0.0 for _, cells in shown for cell in cells)
-    unit, per_gib = ("GiB", 1) if most > GIB / 16 else ("MiB", 1024)  # of the axis; the data are in GiB
+    most = max(sent_gib(cell) or 0.0 for _, cells in shown for cell in cells)
+    unit, per_gib = ("GiB", 1) if most > 1 / 16 else ("MiB", 1024)  # of the axis; the data are in GiB
     figure, axes = grid(look, len(shown), 1.75, 2.2)
     handles: dict[str, Line2D] = {}
     lines: dict[str, Line2D] = {}  # of the closed form
@@ -65,17 +66,16 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
                 }
                 for size, sent in curve
             ]
-        drawn_cells = _one_a_method(here)
-        for place, cell in enumerate(drawn_cells):
+        drawn_cells = [(cell, sent) for cell in _one_a_method(here) if (sent := sent_gib(cell))]
+        for place, (cell, sent) in enumerate(drawn_cells):
             x = cell.asked["sp_size"] * 1.07 ** (place % 5 - 2)  # beside each other where bytes are equal
-            counted = (cell.communication.counted_bytes or 0.0) / GIB
-            (drawn,) = axis.plot([x], [counted * per_gib], **mark(cell))
+            (drawn,) = axis.plot([x], [sent * per_gib], **mark(cell))
             handles.setdefault(words.plain_method(cell), drawn)
-            data.append({**about(cell), "what": "counted", "gib": counted, "trial_ids": trial_ids(cell)})
-            if (wire := cell.middle("comm_wire_bytes")) is not None:
-                (drawn,) = axis.plot([x], [wire / GIB * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
+            data.append({**about(cell), "what": "counted", "gib": sent, "trial_ids": trial_ids(cell)})
+            if (wire := wire_gib(cell)) is not None:
+                (drawn,) = axis.plot([x], [wire * per_gib], marker="x", color=BLACK, ms=3.5, ls="none")
                 handles.setdefault("NVLink's counters", drawn)
-                data.append({**about(cell), "what": "wire", "gib": wire / GIB, "trial_ids": trial_ids(cell)})
+                data.append({**about(cell), "what": "wire", "gib": wire, "trial_ids": trial_ids(cell)})
         rank_axis(axis, RANKS)
         axis.set_ylim(0)
         asked = here[0].asked

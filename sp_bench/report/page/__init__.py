@@ -17,9 +17,10 @@ from sp_bench.analysis.formats import without_escapes
 from sp_bench.analysis.selection import Selection
 from sp_bench.report.cards import Card
 from sp_bench.report.figures.style import Drawing
-from sp_bench.report.packed_gate import LEGEND, WRONG, Gate
+from sp_bench.report.packed_gate import LEGEND
 from sp_bench.report.page.appendix import Numbers, appendix, environment, left_out
-from sp_bench.report.table import CAPTION, SettingTable
+from sp_bench.report.setting_tables import CAPTION
+from sp_bench.report.table import Table
 
 OPEN_LINES = 60  # of tables on the page; what comes after is in the appendix
 OPEN_CARDS = 9
@@ -34,8 +35,8 @@ class Content:
     cards: Sequence[Card]
     caveats: Sequence[str]
     drawings: Sequence[Drawing]
-    tables: Sequence[SettingTable]
-    gates: Sequence[Gate] = ()  # who computes packed documents right
+    tables: Sequence[Table[Any]]
+    gates: Sequence[Table[Any]] = ()  # who computes packed documents right
     notes: Sequence[tuple[str, str]] = ()  # (what, text) of each campaign's file
 
 
@@ -65,7 +66,6 @@ def render(content: Content) -> str:
         more_tables=closed,
         gates=content.gates,
         legend=LEGEND,
-        wrong=WRONG,
         numbers=numbers,
         sections=appendix(content.cells, numbers),
         left_out=left_out(content.selection),
@@ -74,11 +74,11 @@ def render(content: Content) -> str:
     )
 
 
-def _opened(tables: Sequence[SettingTable]) -> tuple[list[SettingTable], list[SettingTable]]:
+def _opened(tables: Sequence[Table[Any]]) -> tuple[list[Table[Any]], list[Table[Any]]]:
     """The first tables, with so many lines in all; at least one."""
-    opened: list[SettingTable] = []
+    opened: list[Table[Any]] = []
     for table in tables:
-        if opened and sum(t.num_lines for t in opened) + table.num_lines > OPEN_LINES:
+        if opened and sum(len(t.lines) for t in opened) + len(table.lines) > OPEN_LINES:
             break
         opened.append(table)
     return opened, list(tables[len(opened) :])

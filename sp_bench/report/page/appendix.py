@@ -1,8 +1,8 @@
 """The appendix of a page: every row, what failed and why, further columns of every cell, and where rows come from."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -12,25 +12,18 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.effort import effort
 from sp_bench.analysis.formats import MISSING, counted, in_bytes, number, whole
-from sp_bench.analysis.pattern_bytes import pattern_bytes
+from sp_bench.analysis.metrics import nearest_error
+from sp_bench.analysis.pattern_bytes import PatternBytes, pattern_bytes
 from sp_bench.analysis.selection import Selection
-from sp_bench.analysis.time_parts import attributions
-from sp_bench.report.offload import breakdowns
+from sp_bench.analysis.statistics import Interval
+from sp_bench.analysis.time_parts import Attribution, Part, attributions
 from sp_bench.report.published import beside
+from sp_bench.report.table import Column, Table, plain
 from sp_bench.rows import git
 
 NAMED = ("hostname", "cpu", "cpu_cores", "driver", "cuda", "cudnn", "nccl", "process_group", "python", "topology")
 MAX_REASON = 2000  # characters of one reason; the row holds the rest
 MAX_LINES = 1000  # of one table
-
-
-@dataclass(frozen=True)
-class AppendixTable:
-    title: str
-    about: str
-    heads: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-    ids: tuple[str, ...] = ()  # of the lines
 
 
 class Numbers:
@@ -43,38 +36,62 @@ class Numbers:
         return self._numbers[cell.cell_id]
 
 
-def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[AppendixTable]:
+def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[Table[Any]]:
     """Those that have lines."""
-    made = (
+    made: tuple[Table[Any], ...] = (
         _failures(cells),
-        _cells(cells, numbers),
-        _parts(cells),
-        _bytes(cells),
-        _messages(cells),
+        plain("Every cell", ABOUT_CELLS, (Column("cell", numbers), *CELL), cells),
+        plain("Parts of a step", ABOUT_PARTS, PARTS, attributions(cells)),
+        plain("Bytes of libraries", "", BYTES, _bytes(cells)),
+        plain("Messages alone", "Bytes one rank sends off-rank a second.", MESSAGES, _of("collective", cells)),
         training(cells),
         parity(cells),
-        offload(cells),
         beside(cells),
         device(cells),
     )
-    return [*(_cut(AppendixTable(*each)) for each in made if each[3]), _rows(cells, numbers)]
+    return [*(_cut(table) for table in made if table.lines), _rows(cells, numbers)]
 
 
-Made = tuple[str, str, tuple[str, ...], tuple[tuple[str, ...], ...]]
-
-
-def _cut(table: AppendixTable) -> AppendixTable:
-    if len(table.lines) <= MAX_LINES or table.ids:
+def _cut(table: Table[Any]) -> Table[Any]:
+    if len(table.lines) <= MAX_LINES:
         return table
     about = f"{table.about} The first {MAX_LINES:,} of {len(table.lines):,} lines; the rows hold the others."
-    return AppendixTable(table.title, about.strip(), table.heads, table.lines[:MAX_LINES])
+    return plain(table.title, about.strip(), table.columns, table.lines[:MAX_LINES])
+
+
+def _of(workload: str, cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.ok and cell.asked["workload"] == workload]
 
 
 def name(cell: Cell) -> str:
     return ", ".join(filter(None, [words.method(cell), words.place(cell)]))
 
 
-def _failures(cells: Sequence[Cell]) -> Made:
+@dataclass(frozen=True)
+class Failure:
+    """Attempts that ended for one reason."""
+
+    status: str
+    phase: str
+    reason: str
+    cells: tuple[Cell, ...]  # of each attempt
+
+    @property
+    def what(self) -> str:
+        named = list(dict.fromkeys(map(name, self.cells)))
+        return "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
+
+
+FAILURES: tuple[Column[Failure], ...] = (
+    Column("status", lambda failure: failure.status),
+    Column("phase", lambda failure: failure.phase),
+    Column("trials", lambda failure: len(failure.cells)),
+    Column("what", lambda failure: failure.what),
+    Column("reason", lambda failure: failure.reason),
+)
+
+
+def _failures(cells: Sequence[Cell]) -> Table[Failure]:
     """One line for each (status, phase, reason), those of most trials first."""
     grouped: dict[tuple[str, str, str], list[Cell]] = {}
     for cell in cells:
@@ -87,266 +104,219 @@ def _failures(cells: Sequence[Cell]) -> Made:
                 )
                 key = (f"{row['status']}{site}", str(row["phase"] or MISSING), reason[:MAX_REASON] + more)
                 grouped.setdefault(key, []).append(cell)
-    lines = []
-    for (status, phase, reason), group in sorted(
-        grouped.items(), key=lambda item: (item[0][0], -len(item[1]), item[0])
-    ):
-        named = list(dict.fromkeys(map(name, group)))
-        what = "; ".join(named[:4]) + (f"; and {len(named) - 4} more" if len(named) > 4 else "")
-        lines.append((status, phase, str(len(group)), what, reason))
-    return "Not ok: what failed and why", "", ("status", "phase", "trials", "what", "reason"), tuple(lines)
+    found = [Failure(*key, tuple(group)) for key, group in grouped.items()]
+    found.sort(key=lambda each: (each.status, -len(each.cells), each.phase, each.reason))
+    return plain("Not ok: what failed and why", "", FAILURES, found)
 
 
-def _cells(cells: Sequence[Cell], numbers: Numbers) -> Made:
-    heads = (
-        "cell",
-        "setting",
-        "series",
-        "sp_size",
-        "seq_len",
-        "replicates ok",
-        "step (ms)",
-        "interval (ms)",
-        "coverage",
-        "HFU",
-        "bytes predicted",
-        "bytes counted",
-        "on the wire",
-        "error / budget",
-        "flags",
-    )
-    about = "Every cell by its identifiers. Error: the tensor nearest to its budget, as a share of it."
-    return "Every cell", about, heads, tuple(_cell(cell, numbers) for cell in cells)
+def _interval(interval: Interval) -> str:
+    return f"[{number(interval.low)}, {number(interval.high)}]"
 
 
-def _cell(cell: Cell, numbers: Numbers) -> tuple[str, ...]:
-    interval, sent, asked = cell.interval_ms, cell.communication, cell.asked
-    shares = {what: error / budget for what, (error, budget) in cell.errors.items() if budget}
-    worst = max(shares, key=lambda n: shares[n], default=None)
-    return (
-        str(numbers(cell)),
-        cell.setting,
-        cell.series,
-        whole(asked["sp_size"]),
-        whole(asked["seq_len"]),
-        f"{len(cell.step_ms)} of {len(cell.rows)}",
-        number(cell.median_step_ms),
-        f"[{number(interval.low)}, {number(interval.high)}]" if interval else MISSING,
-        f"{interval.coverage:.1%}" if interval else MISSING,
-        MISSING if cell.hfu is None else f"{cell.hfu:.1%}",
-        in_bytes(sent.predicted_bytes),
-        in_bytes(sent.counted_bytes),
-        in_bytes(cell.middle("comm_wire_bytes")),
-        MISSING if worst is None else f"{shares[worst]:.2f} ({worst})",
-        ", ".join([*cell.flags, cell.throttle_note] if cell.throttle_note else cell.flags),
-    )
+ABOUT_CELLS = "Every cell by its identifiers. Error: the tensor nearest to its budget, as a share of it."
+CELL: tuple[Column[Cell], ...] = (
+    Column("setting", lambda cell: cell.setting),
+    Column("series", lambda cell: cell.series),
+    Column("sp_size", lambda cell: cell.asked["sp_size"], whole),
+    Column("seq_len", lambda cell: cell.asked["seq_len"], whole),
+    Column("replicates ok", lambda cell: f"{len(cell.step_ms)} of {len(cell.rows)}"),
+    Column("step (ms)", lambda cell: cell.median_step_ms, number),
+    Column("interval (ms)", lambda cell: cell.interval_ms, _interval),
+    Column("coverage", lambda cell: cell.interval_ms, lambda interval: f"{interval.coverage:.1%}"),
+    Column("HFU", lambda cell: cell.hfu, "{:.1%}".format),
+    Column("bytes predicted", lambda cell: cell.communication.predicted_bytes, in_bytes),
+    Column("bytes counted", lambda cell: cell.communication.counted_bytes, in_bytes),
+    Column("on the wire", lambda cell: cell.middle("comm_wire_bytes"), in_bytes),
+    Column("error / budget", nearest_error, lambda nearest: "{:.2f} ({})".format(*nearest)),
+    Column("flags", lambda cell: ", ".join(filter(None, [*cell.flags, cell.throttle_note]))),
+)
+
+ABOUT_PARTS = (
+    "Where the time of an attention step goes. Arms are the same step timed without messages, and without kernels."
+)
 
 
-def _parts(cells: Sequence[Cell]) -> Made:
-    heads = (
-        "what",
-        "kernel",
-        "step (ms)",
-        "kernel alone (ms)",
-        "of its speed",
-        "computing beyond it (ms)",
-        "imbalance (ms)",
-        "exposed messages (ms)",
-        "messages alone (ms)",
-        "overlap efficiency",
-        "unsettled arms",
-    )
-    about = (
-        "Where the time of an attention step goes. Arms are the same step timed without messages, and without kernels."
-    )
-    lines = tuple(
-        (
-            name(a.cell),
-            words.kernel(a.cell),
-            number(a.cell.median_step_ms),
-            number(a.alone_ms),
-            a.fraction_words,
-            a.beyond_kernel.words if a.beyond_kernel else MISSING,
-            a.imbalance.words if a.imbalance else MISSING,
-            a.exposed.words if a.exposed else MISSING,
-            number(a.comm_only_ms),
-            MISSING if a.overlap_efficiency is None else f"{a.overlap_efficiency:.2f}",
-            ", ".join(a.unsettled_arms),
-        )
-        for a in attributions(cells)
-    )
-    return "Parts of a step", about, heads, lines
+def _part(head: str, read: Callable[[Attribution], Part | None]) -> Column[Attribution]:
+    return Column(head, read, lambda part: part.words)
 
 
-def _bytes(cells: Sequence[Cell]) -> Made:
+PARTS: tuple[Column[Attribution], ...] = (
+    Column("what", lambda of: name(of.cell)),
+    Column("kernel", lambda of: words.kernel(of.cell)),
+    Column("step (ms)", lambda of: of.cell.median_step_ms, number),
+    Column("kernel alone (ms)", lambda of: of.alone_ms, number),
+    Column("of its speed", lambda of: of.fraction_words),
+    _part("computing beyond it (ms)", lambda of: of.beyond_kernel),
+    _part("imbalance (ms)", lambda of: of.imbalance),
+    _part("exposed messages (ms)", lambda of: of.exposed),
+    Column("messages alone (ms)", lambda of: of.comm_only_ms, number),
+    Column("overlap efficiency", lambda of: of.overlap_efficiency, "{:.2f}".format),
+    Column("unsettled arms", lambda of: ", ".join(of.unsettled_arms)),
+)
+
+BYTES: tuple[Column[tuple[Cell, PatternBytes]], ...] = (
+    Column("what", lambda of: name(of[0])),
+    Column("our method of its kind", lambda of: of[1].pattern),
+    Column("its closed form", lambda of: of[1].closed_form, in_bytes),
+    Column("counted", lambda of: of[1].counted, in_bytes),
+    Column("ratio", lambda of: of[1].ratio, "{:.3f}x".format),
+    Column("what the difference is", lambda of: _reasons(of[1]) or "none"),
+)
+
+
+def _bytes(cells: Sequence[Cell]) -> list[tuple[Cell, PatternBytes]]:
     """Of libraries: how their bytes differ from those of our method of their kind."""
-    lines = []
-    for cell in cells:
-        if cell.ok and cell.is_library and (found := pattern_bytes(cell)) is not None:
-            why = "; ".join(f"{reason}: {in_bytes(size)}" for reason, size in found.reasons.items()) or "none"
-            lines.append(
-                (
-                    name(cell),
-                    found.pattern,
-                    in_bytes(found.closed_form),
-                    in_bytes(found.counted),
-                    f"{found.ratio:.3f}x",
-                    why,
-                )
-            )
-    heads = ("what", "our method of its kind", "its closed form", "counted", "ratio", "what the difference is")
-    return "Bytes of libraries", "", heads, tuple(lines)
+    libraries = [cell for cell in cells if cell.ok and cell.is_library]
+    return [(cell, found) for cell in libraries if (found := pattern_bytes(cell)) is not None]
 
 
-def _messages(cells: Sequence[Cell]) -> Made:
-    lines = []
-    for cell in cells:
-        if cell.ok and cell.asked["workload"] == "collective":
-            rate = cell.middle("bandwidth_bytes_per_s")
-            largest = (cell.communication.counted_bytes or 0.0) / (cell.median_step_ms or 1.0) * 1e3
-            lines.append(
-                (
-                    cell.series,
-                    words.fabric(cell.asked["fabric"]),
-                    whole(cell.asked["sp_size"]),
-                    f"{in_bytes(largest)}/s",
-                    f"{in_bytes(rate)}/s",
-                    number(cell.middle("latency_us")),
-                )
-            )
-    heads = ("primitive", "fabric", "ranks", "largest message", "slope of all sizes", "latency (\N{MICRO SIGN}s)")
-    return "Messages alone", "Bytes one rank sends off-rank a second.", heads, tuple(lines)
+def _reasons(found: PatternBytes) -> str:
+    return "; ".join(f"{reason}: {in_bytes(size)}" for reason, size in found.reasons.items())
 
+
+def _largest_bytes_per_s(cell: Cell) -> float:
+    return (cell.communication.counted_bytes or 0.0) / (cell.median_step_ms or 1.0) * 1e3
+
+
+def _per_s(rate: float) -> str:
+    return f"{in_bytes(rate)}/s"
+
+
+MESSAGES: tuple[Column[Cell], ...] = (
+    Column("primitive", lambda cell: cell.series),
+    Column("fabric", lambda cell: words.fabric(cell.asked["fabric"])),
+    Column("ranks", lambda cell: cell.asked["sp_size"], whole),
+    Column("largest message", _largest_bytes_per_s, _per_s),
+    Column(
+        "slope of all sizes", lambda c: c.middle("bandwidth_bytes_per_s"), _per_s, absent=lambda cell: f"{MISSING}/s"
+    ),
+    Column("latency (\N{MICRO SIGN}s)", lambda cell: cell.middle("latency_us"), number),
+)
 
 LOADED = {"before": "before the first step", "in_step": "in each step"}
 CHECKED = {"method": "method and step", "step_only": "step only", None: MISSING}
 
 
-def training(cells: Sequence[Cell]) -> Made:
+@dataclass(frozen=True)
+class Checked:
+    """Training steps of one stack."""
+
+    engine: str
+    method: str
+    kernel: str
+    dtype: str
+    loaded: str
+    checked: str
+    cells: tuple[Cell, ...] = ()
+
+    def worst(self, column: str) -> Mapping[str, Any]:
+        """The largest error of the cells' rows, and whose it is; empty: not compared."""
+        found = [row[column] for cell in self.cells for row in cell.measured if row[column] is not None]
+        return max(found, key=lambda each: each["error"], default={})
+
+
+TRAINING: tuple[Column[Checked], ...] = (
+    Column("engine", lambda of: of.engine),
+    Column("method", lambda of: of.method),
+    Column("kernel", lambda of: of.kernel),
+    Column("dtype", lambda of: of.dtype),
+    Column("tokens are loaded", lambda of: of.loaded),
+    Column("worst gradient (relative)", lambda of: of.worst("grad_error").get("error"), number),
+    Column("its parameter", lambda of: of.worst("grad_error").get("parameter")),
+    Column("also checked in float32", lambda of: of.checked),
+    Column("worst gradient there (relative)", lambda of: of.worst("fp32_grad_error").get("error"), number),
+    Column("update off by (roundings)", lambda of: of.worst("update_error").get("error"), number),
+)
+
+
+def training(cells: Sequence[Cell]) -> Table[Checked]:
     """What was checked of training steps before they were timed, and where their tokens come from."""
-    groups: dict[tuple[str, ...], list[Cell]] = {}
-    for cell in cells:
-        if cell.asked["workload"] == "train_step" and cell.ok:
-            loaded = {LOADED.get(row["batch_loading"], "not recorded") for row in cell.measured}
-            checked = {CHECKED[row["fp32_proof"]] for row in cell.measured}
-            asked = (str(cell.asked["engine"]), words.method(cell), words.kernel(cell), str(cell.asked["dtype"]))
-            groups.setdefault((*asked, " or ".join(sorted(loaded)), " or ".join(sorted(checked))), []).append(cell)
-    lines = []
-    for (*asked, loaded, checked), group in sorted(groups.items()):
-        (worst, parameter), (in_fp32, _) = (_worst(group, column) for column in ("grad_error", "fp32_grad_error"))
-        update = number(_worst(group, "update_error")[0])
-        lines.append((*asked, loaded, number(worst), parameter or MISSING, checked, number(in_fp32), update))
-    heads = (
-        "engine",
-        "method",
-        "kernel",
-        "dtype",
-        "tokens are loaded",
-        "worst gradient (relative)",
-        "its parameter",
-        "also checked in float32",
-        "worst gradient there (relative)",
-        "update off by (roundings)",
-    )
+    groups: dict[Checked, list[Cell]] = {}
+    for cell in _of("train_step", cells):
+        loaded = {LOADED.get(row["batch_loading"], "not recorded") for row in cell.measured}
+        checked = {CHECKED[row["fp32_proof"]] for row in cell.measured}
+        stack = (str(cell.asked["engine"]), words.method(cell), words.kernel(cell), str(cell.asked["dtype"]))
+        groups.setdefault(Checked(*stack, " or ".join(sorted(loaded)), " or ".join(sorted(checked))), []).append(cell)
+    found = [replace(of, cells=tuple(group)) for of, group in sorted(groups.items(), key=lambda item: astuple(item[0]))]
     about = f"At a reduced length and with two layers, against one process. {MISSING}: not compared, as in older rows."
-    return "What was checked of training steps", about, heads, tuple(lines)
+    return plain("What was checked of training steps", about, TRAINING, found)
 
 
-def _worst(cells: Sequence[Cell], column: str) -> tuple[float | None, str | None]:
-    """The largest error of the cells' rows, and whose it is."""
-    found = [row[column] for cell in cells for row in cell.measured if row[column] is not None]
-    worst = max(found, key=lambda each: each["error"], default={"error": None, "parameter": None})
-    return worst["error"], worst["parameter"]
+def _largest(head: str, column: str) -> Column[Cell]:
+    return Column(head, lambda cell: cell.largest(column), "{:.1e}".format)
 
 
-def parity(cells: Sequence[Cell]) -> Made:
-    lines = tuple(
-        (
-            name(c),
-            str(c.asked["engine"]),
-            *(
-                MISSING if (v := c.largest(column)) is None else f"{v:.1e}"
-                for column in ("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference")
-            ),
-        )
-        for c in cells
-        if c.ok and c.asked["workload"] == "parity"
-    )
-    heads = ("what", "engine", "largest NLL difference (nats)", "mean (nats)", "gradient norm, relative")
-    return "Training parity, against one process", "", heads, lines
+PARITY: tuple[Column[Cell], ...] = (
+    Column("what", name),
+    Column("engine", lambda cell: cell.asked["engine"]),
+    _largest("largest NLL difference (nats)", "max_nll_difference"),
+    _largest("mean (nats)", "mean_nll_difference"),
+    _largest("gradient norm, relative", "max_grad_norm_difference"),
+)
 
 
-def offload(cells: Sequence[Cell]) -> Made:
-    """The ratio of tokens/s over a baseline as the product of four."""
-    lines = []
-    for found in breakdowns(cells):
-        for parts in found:
-            long, start = parts.long.offloaded, parts.start.offloaded
-            factors = (parts.ratio, parts.devices, parts.work, parts.utilization, parts.offload, parts.plain_ratio)
-            where = f"{words.place(long)}, {long.asked['engine']}, {long.micro_batches} micro-batches"
-            lines.append((where, f"{words.place(start)}", *(MISSING if f is None else f"{f:.2f}x" for f in factors)))
-    heads = ("of", "over", "tokens/s", "= devices", "x work a token", "x utilization", "x offload", "without offload")
-    about = "Both with the optimizer in host memory. Utilization: of a device, both without offload. From medians."
-    return "What a ratio of tokens/s consists of", about, heads, tuple(lines)
+def parity(cells: Sequence[Cell]) -> Table[Cell]:
+    return plain("Training parity, against one process", "", PARITY, _of("parity", cells))
 
 
-def device(cells: Sequence[Cell]) -> Made:
-    lines = []
-    for cell in cells:
-        states = [s for row in cell.measured for s in listed(row["device_state"])]
-        if not states:
-            continue
-        ranges = [_range([s[key] for s in states]) for key in ("sm_clock_mhz", "power_w", "temperature_c")]
-        energy = [v for row in cell.measured for v in listed(row["energy_j"]) if v is not None]
-        lines.append(
-            (
-                name(cell),
-                words.kernel(cell),
-                *ranges,
-                _range(energy),
-                ", ".join(cell.throttled),
-                number(cell.middle("host_launch_us")),
-            )
-        )
-    heads = (
-        "what",
-        "kernel",
-        "SM clock (MHz)",
-        "power (W)",
-        "temperature (C)",
-        "energy a step (J)",
-        "throttled by",
-        "host, a launch (\N{MICRO SIGN}s)",
-    )
-    return "The devices while they worked", "Ranges over ranks and replicates.", heads, tuple(lines)
+def _states(cell: Cell) -> list[Mapping[str, Any]]:
+    return [state for row in cell.measured for state in listed(row["device_state"])]
 
 
-def _range(values: Sequence[float | None]) -> str:
-    known = sorted(v for v in values if v is not None)
-    if not known:
-        return MISSING
-    low, high = number(known[0]), number(known[-1])
-    return low if low == high else f"{low} to {high}"
+def _span(head: str, read: Callable[[Cell], Iterable[float | None]]) -> Column[Cell]:
+    """The least to the most of ranks and replicates."""
+
+    def span(cell: Cell) -> str | None:
+        known = sorted(value for value in read(cell) if value is not None)
+        if not known:
+            return None
+        low, high = number(known[0]), number(known[-1])
+        return low if low == high else f"{low} to {high}"
+
+    return Column(head, span)
 
 
-def _rows(cells: Sequence[Cell], numbers: Numbers) -> AppendixTable:
-    lines, ids = [], []
-    for cell in cells:
-        for i, row in enumerate(cell.rows):
-            replicate = MISSING if row["replicate"] is None else str(row["replicate"])
-            lines.append(
-                (
-                    f"{numbers(cell)}: {cell.series}, {words.place(cell)}" if i == 0 else "",
-                    str(row["trial_id"]),
-                    replicate,
-                    str(row["status"]),
-                    number(row["median_step_ms"]),
-                    str(row["file"]),
-                )
-            )
-            ids.append(f"c{numbers(cell)}" if i == 0 else "")
-    heads = ("cell", "trial_id", "replicate", "status", "median step (ms)", "file")
-    return AppendixTable("Rows", "What the lines of the tables link to.", heads, tuple(lines), tuple(ids))
+DEVICE: tuple[Column[Cell], ...] = (
+    Column("what", name),
+    Column("kernel", words.kernel),
+    _span("SM clock (MHz)", lambda cell: (state["sm_clock_mhz"] for state in _states(cell))),
+    _span("power (W)", lambda cell: (state["power_w"] for state in _states(cell))),
+    _span("temperature (C)", lambda cell: (state["temperature_c"] for state in _states(cell))),
+    _span("energy a step (J)", lambda cell: (joules for row in cell.measured for joules in listed(row["energy_j"]))),
+    Column("throttled by", lambda cell: ", ".join(cell.throttled)),
+    Column("host, a launch (\N{MICRO SIGN}s)", lambda cell: cell.middle("host_launch_us"), number),
+)
+
+
+def device(cells: Sequence[Cell]) -> Table[Cell]:
+    about = "Ranges over ranks and replicates."
+    return plain("The devices while they worked", about, DEVICE, filter(_states, cells))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of a cell."""
+
+    number: int
+    cell: Cell
+    row: Mapping[str, Any]
+    is_first: bool
+
+
+ROWS: tuple[Column[Row], ...] = (
+    Column("cell", lambda of: f"{of.number}: {of.cell.series}, {words.place(of.cell)}" if of.is_first else ""),
+    Column("trial_id", lambda of: of.row["trial_id"]),
+    Column("replicate", lambda of: of.row["replicate"]),
+    Column("status", lambda of: of.row["status"]),
+    Column("median step (ms)", lambda of: of.row["median_step_ms"], number),
+    Column("file", lambda of: of.row["file"]),
+)
+
+
+def _rows(cells: Sequence[Cell], numbers: Numbers) -> Table[Row]:
+    found = [Row(numbers(cell), cell, row, row is cell.rows[0]) for cell in cells for row in cell.rows]
+    about = "What the lines of the tables link to."
+    return plain("Rows", about, ROWS, found, anchor=lambda of: f"c{of.number}" if of.is_first else "")
 
 
 def left_out(selection: Selection) -> list[str]:
