@@ -138,11 +138,11 @@ def prove(config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> dict[s
 def require(found: Findings, where: str = "") -> None:
     """
     Raises:
-        Incorrect: an error is above its budget, or not a number; the first in the order of a step.
+        Incorrect: an error is above its budget, or not a number; the first of them.
     """
-    for kind in KINDS:
-        if not found[kind].error <= found[kind].budget:
-            raise Incorrect(where + found[kind].message)
+    for finding in found.values():
+        if not finding.error <= finding.budget:
+            raise Incorrect(where + finding.message)
 
 
 def proof_seq_len(config: TrialConfig) -> int:
@@ -249,6 +249,14 @@ def _square_sum(x: Tensor, minus: Tensor | None = None) -> float:
     return float(total)
 
 
+def dot(x: Tensor, y: Tensor) -> float:
+    """The sum of the products of the elements of two tensors, in fp64."""
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    for a, b in zip(x.flatten().split(CHUNK), y.flatten().split(CHUNK), strict=True):
+        total += (a.double() * b.double()).sum()
+    return float(total)
+
+
 def _take_steps(
     config: TrialConfig, batch: Tensor, expected: Expected, budget: Budget, mesh: DeviceMesh, device: torch.device
 ) -> Findings:
@@ -260,18 +268,23 @@ def _take_steps(
     if workload.max_grad_norm is not None:
         workload = replace(workload, max_grad_norm=expected.grad_norm / 2)
     config = replace(config, workload=workload)
-    observer = Observer(config, expected, budget)
+    observer = Observer(config, expected.gradients, budget.gradients)
     with observer.hooked():
         results = engines.get(config.engine.name).run(
             config, [batch] * STEPS, mesh, device, lambda: None, token_losses=STEPS, watch=observer.watch
         )
     padded_len = train.padded_seq_len(config, batch.shape[1] - 1)
     mine = _compare_losses(config, results[0], padded_len, expected, budget, mesh) | observer.findings(results)
-    every: list[Findings] = [mine] * mesh.size()
+    return worst_of_ranks(mine, KINDS)
+
+
+def worst_of_ranks(mine: Findings, kinds: Iterable[str]) -> Findings:
+    """The worst finding of any rank, of each kind; the same on every rank. Every rank of the world calls it."""
+    every: list[Findings] = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return {
         kind: max((each[kind] for each in every if kind in each), key=lambda found: found.excess, default=NOTHING)
-        for kind in KINDS
+        for kind in kinds
     }
 
 
@@ -325,14 +338,24 @@ class Sample:
 
 
 class Observer:
-    """Sees an engine's gradients before it clips them (`watch`), and what its optimizer makes of them (`hooked`)."""
+    """Sees an engine's gradients before it clips them (`watch`), and what its optimizer makes of them (`hooked`).
 
-    def __init__(self, config: TrialConfig, expected: Expected, budget: Budget) -> None:
-        self._workload = config.workload
-        self._gradients, self._budgets = expected.gradients, budget.gradients
+    expected: each parameter's gradient in the first step, on rank 0; budgets: the relative errors that they may have.
+    Without both, gradients are compared with nothing. sample: elements of a rank's part of a parameter that are read.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        expected: Mapping[str, Tensor],
+        budgets: Mapping[str, float],
+        *,
+        sample: int = SAMPLE,
+    ) -> None:
+        self._workload, self._sample_size = config.workload, sample
+        self._gradients, self._budgets = expected, budgets
         self._stored, self._computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
-        stored = str(self._stored).removeprefix("torch.")
-        self._clip_tolerance = TOLERANCES[stored] + 2 * expected.norm_rounding
+        self._clip_tolerance = 0.0  # of the step, relative
         # in fp64 the formula rounds as often as the optimizer does
         self._roundings = ROUNDINGS * (2 if self._stored == torch.float64 else 1)
         self._clip = 1.0  # what the gradients of a step are multiplied by
@@ -344,8 +367,8 @@ class Observer:
     def hooked(self) -> Iterator[None]:
         """Looks at every step of every optimizer of this process."""
         hooks = (
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+            register_optimizer_step_pre_hook(self.before_update),
+            register_optimizer_step_post_hook(self.after_update),
         )
         try:
             yield
@@ -355,19 +378,24 @@ class Observer:
 
     def watch(self, parts: Iterable[Part]) -> None:
         """The engine calls it in each optimizer step, before it clips."""
-        square_sum = 0.0
+        square_sum = stored_square_sum = 0.0
         for part in parts:
             square_sum += _square_sum(part.whole)
-            place, step = _place(part)
+            stored_square_sum += float(torch.linalg.vector_norm(part.whole)) ** 2
+            place, step = _place(part, self._sample_size)
             gradient = part.local.flatten()[::step].clone()
             if part.name not in self._samples:
                 self._compare_gradient(part)
                 self._samples[part.name] = Sample(part.name, part.updated, place, gradient, gradient, {})
             else:
                 self._samples[part.name].gradient = gradient
+        norm = math.sqrt(square_sum)
+        # An engine clips with a norm that it computes in the dtype in which gradients are stored (`Expected`).
+        rounding = abs(math.sqrt(stored_square_sum) / norm - 1) if norm else 0.0
+        self._clip_tolerance = TOLERANCES[str(self._stored).removeprefix("torch.")] + 2 * rounding
         if self._workload.max_grad_norm is not None:
             # torch and DeepSpeed add the same 1e-6
-            self._clip = min(1.0, self._workload.max_grad_norm / (math.sqrt(square_sum) + 1e-6))
+            self._clip = min(1.0, self._workload.max_grad_norm / (norm + 1e-6))
 
     def findings(self, results: Sequence[StepResult]) -> Findings:
         """The worst of each kind on this rank, after the last step, of which these are the engine's results."""
@@ -376,13 +404,12 @@ class Observer:
         if self._moves and has_labels and first is not None and second is not None and torch.equal(first, second):
             same = "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
             self._note("update", None, math.inf, 0, same)
-        for name in self._budgets:
-            if name not in self._samples:
-                self._note("gradient", name, math.inf, 0, f"the engine shows no gradient of {name}")
-                continue
-            taken = self._samples[name].num_updates
-            if self._samples[name].gradient.numel() and taken != STEPS:
-                self._note("update", name, math.inf, 0, f"the optimizer took {taken} of {STEPS} steps on {name}")
+        for name in self._budgets.keys() - self._samples.keys():
+            self._note("gradient", name, math.inf, 0, f"the engine shows no gradient of {name}")
+        for name, sample in self._samples.items():
+            taken, wanted = sample.num_updates, len(results)
+            if sample.gradient.numel() and taken != wanted:
+                self._note("update", name, math.inf, 0, f"the optimizer took {taken} of {wanted} steps on {name}")
         return self._worst
 
     def _note(self, kind: str, parameter: str | None, error: float, budget: float, message: str) -> None:
@@ -399,7 +426,7 @@ class Observer:
         what = f"the gradient of {part.name} in step 1, before clipping,"
         self._note("gradient", part.name, error, budget, _differs(what, "one process", error, budget))
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for sample in self._updated_by(optimizer):
             step, name = sample.num_updates + 1, sample.name
             assert sample.updated.grad is not None
@@ -414,9 +441,12 @@ class Observer:
                 if key not in found or not torch.equal(found[key], left):
                     changed = f"between steps {step - 1} and {step} something changes {key} of {name}"
                     self._note("update", name, math.inf, 0, changed)
+            if not sample.num_updates and (left := [key for key in found if key != PARAMETER and found[key].any()]):
+                old = f"before its first step {type(optimizer).__name__} has {' and '.join(left)} of {name}, not zero"
+                self._note("update", name, math.inf, 0, old)
             sample.tensors = found
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         workload, unit = self._workload, torch.finfo(self._stored).eps
         assert workload.optimizer is not None
         for sample in self._updated_by(optimizer):
@@ -447,8 +477,8 @@ class Observer:
 
     def _updated_by(self, optimizer: torch.optim.Optimizer) -> list[Sample]:
         """The samples of this step of `optimizer`. DeepSpeed has it take one for each buffer."""
-        given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        return [s for s in self._samples.values() if s.gradient.numel() and any(s.updated is p for p in given)]
+        given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        return [s for s in self._samples.values() if s.gradient.numel() and id(s.updated) in given]
 
     def _tensors(self, optimizer: torch.optim.Optimizer, sample: Sample) -> dict[str, Tensor]:
         """Parameter and moments, as far as the optimizer has them."""
@@ -458,11 +488,11 @@ class Observer:
         return {key: sample.of(tensor) for key, tensor in ({PARAMETER: sample.updated} | kept).items()}
 
 
-def _place(part: Part) -> tuple[slice | Tensor, int]:
-    """Where in `part.updated`, flat, the elements are that are compared, and their distance in `part.local`. It has no
-    factor in common with a row's length, so that they are of all columns."""
+def _place(part: Part, sample: int) -> tuple[slice | Tensor, int]:
+    """Where in `part.updated`, flat, the elements are that are compared, `sample` or fewer, and their distance in
+    `part.local`. It has no factor in common with a row's length, so that they are of all columns."""
     numel, row = part.local.numel(), part.whole.shape[-1]
-    step = max(-(-numel // SAMPLE), 1)
+    step = max(-(-numel // sample), 1)
     while step > 1 and math.gcd(step, row) > 1:
         step += 1
     if isinstance(part.offset, Tensor):

@@ -294,6 +294,23 @@ COLUMNS = (
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
     ),
     Column("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square"),
+    Column(
+        "fall_error",
+        REAL,
+        "",
+        "train_step: fall of the loss along the gradients of all layers, against what these say (relative); in fp32 "
+        "where the trial is in half precision; null: an old row",
+    ),
+    Column(
+        "full_loss_error", REAL, "", "train_step: tokens' losses of all layers there against one process, relative L2"
+    ),
+    Column("fall_budget", REAL, "", "what fall_error may be; above 1% it cannot tell right from wrong"),
+    Column(
+        "full_update_error",
+        PARAMETER_ERROR,
+        "roundings",
+        "update_error of 5 steps of all layers at the trial's own settings",
+    ),
     Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
     Column("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute"),
     Column("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm"),

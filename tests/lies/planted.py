@@ -403,3 +403,129 @@ LIES = [
         "the gradient of .* in step 1, before clipping, differs from one process",
     ),
 ]
+
+# Of all layers, of later steps, and of gradients at the timed length.
+DEEP = (*TRAIN_STEP, "model.num_layers=5")
+FALLS = r"with all \d layers at seq_len=48: the loss changes by .* nats where the gradients say"
+FULL = "workload.activation_checkpointing=full"
+
+LIES += [
+    *(
+        Lie(name, "All layers", what, (*DEEP, *options), reason, quick=quick)
+        for name, what, reason, quick, *options in (
+            (
+                "late_layers_without_rope",
+                "no RoPE from the third layer on",
+                "with all 5 layers at seq_len=48: the tokens' losses differ from one process",
+                True,
+            ),
+            (
+                "late_kv_of_another_layer",
+                "the layers from the third on attend to the third's keys and values",
+                "with all 5 layers at seq_len=48: the tokens' losses differ from one process",
+                False,
+            ),
+            (
+                "late_kv_without_gradient",
+                "no gradient through K and V from the third layer on",
+                r"the gradient of blocks\.4\.attention\.v\.weight in step \d is 0: nothing trains it",
+                False,
+            ),
+            (
+                "late_kv_half_the_gradient",
+                "half of the gradient through K and V from the third layer on",
+                FALLS,
+                False,
+            ),
+            (
+                "late_layers_halve_the_gradient_below",
+                "each layer from the third on halves the gradient of what is below",
+                FALLS,
+                False,
+            ),
+            (
+                "late_layers_recomputed_elsewhere",
+                "the layers from the third on are recomputed with other positions",
+                FALLS,
+                False,
+                FULL,
+            ),
+            (
+                "late_kept_output_is_zero",
+                "`selective_output` finds zeros from the third layer on",
+                FALLS,
+                False,
+                "workload.activation_checkpointing=selective_output",
+            ),
+            (
+                "late_checkpoint_overwritten",
+                "in host memory the fourth layer's checkpoint overwrites the third's",
+                FALLS,
+                True,
+                FULL,
+                "workload.checkpoint_offload=true",
+            ),
+            ("late_gradients_halved", "the gradients of the layers from the third on are halved", FALLS, True),
+            (
+                "late_gradients_zero",
+                "the gradients of the layers from the third on are zero",
+                r"the gradient of blocks\.4\.\S+ in step \d is 0: nothing trains it",
+                False,
+            ),
+        )
+    ),
+    *(
+        Lie(name, "Later steps", what, TRAIN_STEP, reason, quick=name == "negated_after_step_3")
+        for name, what, reason in (
+            ("negated_after_step_3", "gradients negated after the third step", FALLS),
+            (
+                "every_second_update_left_out",
+                "every second update left out after the third step",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+            (
+                "first_parameter_alone_updated",
+                "one parameter alone updated after the third step",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+            (
+                "updates_late_by_a_step",
+                "updates late by a step after the third",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+        )
+    ),
+    *(
+        Lie(name, "At the timed length", what, trial, reason, dtypes=("float32",), quick=quick)
+        for name, what, trial, reason, quick in (
+            (
+                "timed_gradients_larger",
+                "all gradients 1.5 times too large at the timed length, on two ranks",
+                TRAIN_STEP,
+                "with all . layers at seq_len=72: the loss changes by",
+                False,
+            ),
+            (
+                "timed_gradients_larger",
+                "the same on one rank",
+                ALONE,
+                "with all . layers at seq_len=96: the loss changes by",
+                False,
+            ),
+            (
+                "timed_gradients_reversed",
+                "all gradients have their rows in reversed order at the timed length",
+                ALONE,
+                "with all . layers at seq_len=96: the loss changes by",
+                True,
+            ),
+            (
+                "last_tile_trains_nothing",
+                "the last tile of an MLP adds nothing to the gradients of its weights at the timed length",
+                (*ALONE, FULL, "workload.mlp_tile_tokens=20"),
+                "with all . layers at seq_len=96: the loss changes by",
+                False,
+            ),
+        )
+    ),
+]
