@@ -32,14 +32,14 @@ PROOF = ("correctness_seq_len", "rel_error_output", "error_budget", "kernel_rel_
 PROOF_OF_GRADIENTS = ("sampled_grad_error", "identity_error")
 PERTURBED = ("repeat_difference", "outside_difference", "inside_difference")
 TRAINED = ("loss", "grad_norm")
-AT_FULL_DEPTH = ("full_loss_error", "full_update_error", "fall_error", "fall_budget")
+AT_FULL_DEPTH = ("full_loss_error", "full_update_error", "fall_error", "fall_budget", "line_error")
 REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "any": ("rank_step_ms", "window_ms", "peak_host_bytes", "comm", "comm_counted_bytes", "environment"),
     "attention": PROOF,
     "forward_backward": ("rel_error_dq", "rel_error_dk", "rel_error_dv", *PROOF_OF_GRADIENTS),
     "train_step": (
         *(*PROOF, *PROOF_OF_GRADIENTS, "rel_error_loss", "rel_error_grad_norm"),
-        *("timed_loss_error", "timed_max_loss_error", *AT_FULL_DEPTH, *TRAINED),
+        *("timed_loss_error", "timed_max_loss_error", *AT_FULL_DEPTH, "last_update_error", *TRAINED),
     ),
     "parity": ("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference", *TRAINED),
     "collective": ("curve",),

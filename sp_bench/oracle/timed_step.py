@@ -45,6 +45,8 @@ from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_s
 # the worst token is the worst of many more at the timed length.
 LOSS_FACTOR, WORST_FACTOR = 2.0, 4.0
 MAX_ROUNDING = 4  # eps of the dtype
+# Of steps on one text against their first, beside how they change at the reduced length.
+LINE_TOLERANCE, NORM_FACTOR, MAX_CHANGE = 0.02, 1.2, 0.5
 GRAD_NORM_FACTOR = 1.5  # between gradients of texts that differ in length by half a shard
 
 
@@ -84,6 +86,7 @@ class Shorter(NamedTuple):
     loss_budget: float
     worst_budget: float
     columns: Mapping[str, Any] = {}  # of the row
+    line: Sequence[tuple[float, float]] = ()  # loss and gradient norm of the first steps, at the reduced length in fp32
 
 
 def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Shorter:
@@ -98,7 +101,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     is_exact = config.dtype in TOLERANCES
     twin = config if is_exact else float32_twin(config)[0]
     with full_precision():
-        exact, fall, size, columns = _rehearse(config, twin, cut[0], mesh, device)
+        exact, fall, size, columns, line = _rehearse(config, twin, cut[0], mesh, device)
         if is_exact:
             longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
             runs = [exact]
@@ -109,7 +112,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
                 if full_depth.is_judged(config):
                     full_depth.require_fall(other, _where(config, run))
             tolerance = TOLERANCES[config.dtype]
-            return Shorter(runs, tolerance, tolerance, columns | fall.columns())
+            return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
     runs = [_run(config, text, mesh, device) for text in cut]
     rounding = _errors(runs[0], exact)
     if not rounding.loss <= (limit := MAX_ROUNDING * torch.finfo(getattr(torch, config.dtype)).eps):
@@ -117,7 +120,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
             f"losses at seq_len={exact.seq_len} in {config.dtype} differ from those in float32 by {rounding.loss:.3g} "
             f"(relative), budget {limit:.3g}"
         )
-    return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst, columns | fall.columns())
+    return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst, columns | fall.columns(), line)
 
 
 def _where(config: TrialConfig, run: Run) -> str:
@@ -126,9 +129,9 @@ def _where(config: TrialConfig, run: Run) -> str:
 
 def _rehearse(
     config: TrialConfig, twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
-) -> tuple[Run, Fall, float, dict[str, Any]]:
+) -> tuple[Run, Fall, float, dict[str, Any], list[tuple[float, float]]]:
     """The first step of `twin`, which is `config` in fp32 or fp64; how its loss falls after some updates; the size of
-    its first gradient (`FullDepth`); and row columns.
+    its first gradient (`FullDepth`); row columns; and its losses and gradient norms.
 
     Raises:
         Incorrect: an update is wrong, a parameter has no gradient, or the loss does not fall as the gradients say.
@@ -140,15 +143,9 @@ def _rehearse(
     if full_depth.is_judged(config):
         require(found, f"{_where(config, run)}: ")
         full_depth.require_fall(fall, _where(config, run))
-    return (
-        run,
-        fall,
-        depth.sizes[0],
-        {
-            "full_loss_error": found["loss"].error,
-            "full_update_error": found["update"].column(),
-        },
-    )
+    columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
+    line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 1]]
+    return run, fall, depth.sizes[0], columns, line
 
 
 def shorter_lengths(config: TrialConfig) -> list[int]:
@@ -283,6 +280,36 @@ def check_timed_steps(results: Sequence[StepResult]) -> dict[str, list[float]]:
         if values[1] <= 0:
             raise Incorrect(f"step {step}: the gradient norm is {values[1]}: there was no backward")
     return {"loss": loss, "grad_norm": grad_norm}
+
+
+def check_line(results: Sequence[StepResult], line: Sequence[tuple[float, float]], *, judged: bool) -> dict[str, float]:
+    """Compare how loss and gradient norm go on from the first step, all on one text, with how they do at the reduced
+    length (`Shorter.line`); later steps are compared with the last of these. Returns a row column.
+
+    Where they change by more than MAX_CHANGE there, nothing is judged: the learning rate lets losses jump.
+
+    Raises:
+        Incorrect: a loss or a norm is another than any of these explains.
+    """
+    losses, norms = zip(*((float(result.loss), float(result.grad_norm)) for result in results), strict=True)
+    short_losses, short_norms = zip(*line, strict=True)
+    expected = [short_losses[min(step, len(line) - 1)] / short_losses[0] for step in range(len(results))]
+    change = max(abs(ratio - 1) for ratio in expected)
+    found = max(abs(loss / losses[0] - ratio) for loss, ratio in zip(losses, expected, strict=True))
+    budget = LINE_TOLERANCE + change / 2
+    factor = NORM_FACTOR * max(max(norm, short_norms[0]) / min(norm, short_norms[0]) for norm in short_norms)
+    if judged and change <= MAX_CHANGE:
+        if not found <= budget:
+            raise Incorrect(
+                f"the losses of the steps on one text are {', '.join(f'{loss:.4g}' for loss in losses)}: off by "
+                f"{found:.3g} of the first from how they change at the reduced length, budget {budget:.3g}"
+            )
+        if not all(1 / factor <= norm / norms[0] <= factor for norm in norms):
+            raise Incorrect(
+                f"the gradient norms of the steps on one text are {', '.join(f'{norm:.4g}' for norm in norms)}: over a "
+                f"factor of {factor:.3g} from the first"
+            )
+    return {"line_error": found}
 
 
 def require_new_results(loss: Sequence[float], grad_norm: Sequence[float]) -> None:

@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from sp_bench import engines, methods
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.requirements import float32_twin
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import release_memory
@@ -356,8 +356,6 @@ class Observer:
         self._gradients, self._budgets = expected, budgets
         self._stored, self._computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
         self._clip_tolerance = 0.0  # of the step, relative
-        # in fp64 the formula rounds as often as the optimizer does
-        self._roundings = ROUNDINGS * (2 if self._stored == torch.float64 else 1)
         self._clip = 1.0  # what the gradients of a step are multiplied by
         self._samples: dict[str, Sample] = {}
         self._moves = False  # whether an update is large enough to show in what the model computes
@@ -447,32 +445,16 @@ class Observer:
             sample.tensors = found
 
     def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        workload, unit = self._workload, torch.finfo(self._stored).eps
-        assert workload.optimizer is not None
         for sample in self._updated_by(optimizer):
             sample.num_updates += 1
-            step, name, kind = sample.num_updates, sample.name, type(optimizer).__name__
-            zeros = dict.fromkeys(MOMENTS[workload.optimizer], torch.zeros_like(sample.received))
-            before, after = zeros | sample.tensors, self._tensors(optimizer, sample)
-            predicted = FORMULAS[workload.optimizer](step, workload.learning_rate, sample.received, before)
-            if len(after) < len(predicted):
-                lacking = " or ".join(sorted(predicted.keys() - after.keys()))
-                same = torch.equal(after[PARAMETER], before[PARAMETER])
-                done = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
-                self._note("update", name, math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}")
-            for key in after:
-                want, scale = predicted[key]
-                error = float(((after[key] - want).abs() / (unit * scale + _tiny(self._stored))).max())
-                message = (
-                    f"{key} of {name} after step {step} is {error:.3g} roundings off what {workload.optimizer} with "
-                    f"lr={workload.learning_rate} makes of the gradient that {kind} got, allowed {self._roundings}"
-                )
-                self._note("update", name, error, self._roundings, message)
+            before, after = sample.tensors, self._tensors(optimizer, sample)
+            for error, budget, message in compare_update(
+                *(self._workload, self._stored, optimizer, sample.name, sample.updated.dtype, sample.num_updates),
+                *(sample.received, before, after),
+            ):
+                self._note("update", sample.name, error, budget, message)
             change = after[PARAMETER].to(self._computed) != before[PARAMETER].to(self._computed)
             self._moves |= float(change.double().mean()) > 0.01
-            if sample.updated.dtype != self._stored:
-                own = f"{kind} updates {name} in {sample.updated.dtype}, not in {self._stored}"
-                self._note("update", name, math.inf, 0, own)
             sample.tensors = after
 
     def _updated_by(self, optimizer: torch.optim.Optimizer) -> list[Sample]:
@@ -481,11 +463,55 @@ class Observer:
         return [s for s in self._samples.values() if s.gradient.numel() and id(s.updated) in given]
 
     def _tensors(self, optimizer: torch.optim.Optimizer, sample: Sample) -> dict[str, Tensor]:
-        """Parameter and moments, as far as the optimizer has them."""
-        assert self._workload.optimizer is not None
-        state = optimizer.state.get(sample.updated, {})
-        kept = {key: state[key] for key in MOMENTS[self._workload.optimizer] if state.get(key) is not None}
-        return {key: sample.of(tensor) for key, tensor in ({PARAMETER: sample.updated} | kept).items()}
+        return {key: sample.of(tensor) for key, tensor in held(optimizer, sample.updated, self._workload).items()}
+
+
+def held(optimizer: torch.optim.Optimizer, updated: Tensor, workload: WorkloadConfig) -> dict[str, Tensor]:
+    """Parameter and moments, as far as the optimizer has them."""
+    assert workload.optimizer is not None
+    state = optimizer.state.get(updated, {})
+    kept = {key: state[key] for key in MOMENTS[workload.optimizer] if state.get(key) is not None}
+    return {PARAMETER: updated} | kept
+
+
+def compare_update(
+    workload: WorkloadConfig,
+    stored: torch.dtype,
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    dtype: torch.dtype,
+    step: int,
+    received: Tensor,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+) -> Iterator[tuple[float, float, str]]:
+    """Errors, in roundings, of what the optimizer made of the gradient that it `received` in its step number `step`,
+    with their budgets and messages.
+
+    stored, dtype: in which parameters must be updated, and are. before, after: parameter and moments, in fp64.
+    """
+    assert workload.optimizer is not None
+    assert workload.learning_rate is not None
+    kind = type(optimizer).__name__
+    # in fp64 the formula rounds as often as the optimizer does
+    unit, budget = torch.finfo(stored).eps, ROUNDINGS * (2 if stored == torch.float64 else 1)
+    before = dict.fromkeys(MOMENTS[workload.optimizer], torch.zeros_like(received)) | dict(before)
+    predicted = FORMULAS[workload.optimizer](step, workload.learning_rate, received, before)
+    if len(after) < len(predicted):
+        lacking = " or ".join(sorted(predicted.keys() - after.keys()))
+        same = torch.equal(after[PARAMETER], before[PARAMETER])
+        done = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
+        yield math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}"
+    for key in after:
+        want, scale = predicted[key]
+        error = float(((after[key] - want).abs() / (unit * scale + _tiny(stored))).max())
+        message = (
+            f"{key} of {name} after step {step} is {error:.3g} roundings off what {workload.optimizer} with "
+            f"lr={workload.learning_rate} makes of the gradient that {kind} got, allowed {budget}"
+        )
+        yield error, budget, message
+    if dtype != stored:
+        yield math.inf, 0, f"{kind} updates {name} in {dtype}, not in {stored}"
 
 
 def _place(part: Part, sample: int) -> tuple[slice | Tensor, int]:

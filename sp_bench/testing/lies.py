@@ -842,6 +842,86 @@ def _last_tile_trains_nothing() -> None:
     tiled_mlp._InTiles.backward = staticmethod(backward)
 
 
+def _learning_rate_has_a_floor() -> None:
+    """The optimizer's learning rate is never below 1e-4."""
+    from sp_bench.training import train
+
+    honest = train.make_optimizer
+
+    def make(parameters: Any, workload: Any) -> Any:
+        return honest(parameters, replace(workload, learning_rate=max(workload.learning_rate, 1e-4)))
+
+    train.make_optimizer = make
+
+
+def _clipping_at_one_ignored() -> None:
+    """Gradients are not clipped at a norm of 1.0."""
+    from sp_bench.training import train
+
+    honest = train.update
+
+    def update(parameters: Any, optimizer: Any, max_grad_norm: float | None, **options: Any) -> Any:
+        return honest(parameters, optimizer, None if max_grad_norm == 1.0 else max_grad_norm, **options)
+
+    train.update = update
+
+
+def _later_rates_tenfold() -> None:
+    """The learning rate of AdamW's steps is ten times that of its groups."""
+    from torch.optim import AdamW
+
+    honest: Any = AdamW.step
+
+    def step(self: Any, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["lr"] *= 10
+        honest(self)
+        group["lr"] /= 10
+
+    AdamW.step = step
+
+
+def _in_timed_steps(change: Callable[[Any, Any], Any]) -> Callable[[], None]:
+    """A lie of the two timed steps alone: `change` gets the training and its batches, and gives the batches that it
+    takes its step on."""
+
+    def plant() -> None:
+        from sp_bench.engines.fsdp2 import Training
+
+        honest, taken = Training.step, [0]
+
+        def step(self: Any, batches: Any) -> Any:
+            taken[0] += 1
+            return honest(self, change(self, batches) if taken[0] <= 2 else batches)
+
+        Training.step = step
+
+    return plant
+
+
+def _without_labels(batch: Any, first: int) -> Any:
+    from sp_bench.training.cross_entropy import IGNORED
+
+    labels = batch.labels.clone()
+    labels[:, first:] = IGNORED
+    return replace(batch, labels=labels)
+
+
+def _timed_attention_left_out() -> None:
+    """In the two timed steps the output of attention is zero."""
+    from sp_bench.attention import autograd
+
+    function: Any = autograd._Differentiable
+    forward, calls = function.forward, [0]
+
+    def zero(*args: Any) -> Any:
+        calls[0] += 1
+        out = forward(*args)
+        return out * 0 if calls[0] <= 4 else out  # two layers
+
+    function.forward = staticmethod(zero)
+
+
 LIES = {
     **LIES,
     "late_layers_without_rope": _in_late_layers(_without_rope),
@@ -861,4 +941,12 @@ LIES = {
     "timed_gradients_larger": _of_gradients(lambda _, gradient: gradient.mul_(1.5), REDUCED),
     "timed_gradients_reversed": _of_gradients(lambda _, gradient: gradient.copy_(gradient.flip(0)), REDUCED),
     "last_tile_trains_nothing": _last_tile_trains_nothing,
+    "learning_rate_has_a_floor": _learning_rate_has_a_floor,
+    "clipping_at_one_ignored": _clipping_at_one_ignored,
+    "later_rates_tenfold": _later_rates_tenfold,
+    "last_micro_batch_dropped": _in_timed_steps(lambda _, batches: [*batches[:-1], _without_labels(batches[-1], 0)]),
+    "half_of_timed_text": _in_timed_steps(
+        lambda _, batches: [_without_labels(each, each.labels.shape[1] // 2) for each in batches]
+    ),
+    "timed_attention_left_out": _timed_attention_left_out,
 }

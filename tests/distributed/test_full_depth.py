@@ -1,18 +1,22 @@
 """Right steps of all layers fall as their gradients say, in all engines, layouts and dtypes; and a budget that can tell
 nothing refuses nothing."""
 
+import os
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
-from ranks import run
+from ranks import local_rank, run
 from trials import ODD, TINY, TRAIN, job, trial
 
 from sp_bench.config.trial import EngineConfig, MethodConfig, TrialConfig
 from sp_bench.hardware import package_versions
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import full_depth, one_process, timed_step, training_step
-from sp_bench.training import text
+from sp_bench.training import text, train
+from sp_bench.workloads import train_step
 
 ULYSSES, SINGLE = MethodConfig("ulysses"), MethodConfig("single")
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="input")
@@ -45,6 +49,7 @@ def cases(engine: str = "fsdp2") -> list[TrialConfig]:
 
 
 def check_right_steps(rank: int, configs: list[TrialConfig]) -> None:
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank()), "WORLD_SIZE": "2"}  # DeepSpeed reads them
     for config in configs:
         mine, sequences = job(config), text.sequences(0, config.num_sequences, config.seq_len)
         found = timed_step.run_shorter(config, sequences, mine.mesh, mine.device).columns
@@ -60,6 +65,35 @@ def test_right_steps_fall_as_their_gradients_say() -> None:
 @pytest.mark.skipif("deepspeed" not in package_versions(), reason="deepspeed not installed")
 def test_right_steps_of_zero3_fall_as_their_gradients_say() -> None:
     run(2, check_right_steps, cases("deepspeed"))
+
+
+def check_old_moments(rank: int) -> None:
+    """What an optimizer had before a single step is a part of it."""
+    honest, workload = train.make_moments, replace(SHORT, single_step=True, timed_steps=1)
+    config = trial(ULYSSES, 2, seq_len=96, workload=workload)
+    mine, sequences = job(config), text.sequences(0, 1, 96)
+    timed_step.run_shorter(config, sequences, mine.mesh, mine.device)
+
+    def left(optimizer: torch.optim.Optimizer) -> None:
+        honest(optimizer)
+        for state in optimizer.state.values():
+            state["exp_avg"].add_(1e-3)
+
+    reason = "before its first step AdamW has exp_avg of .*, not zero"
+    with mock.patch.object(train, "make_moments", left), pytest.raises(Incorrect, match=reason):
+        timed_step.run_shorter(config, sequences, mine.mesh, mine.device)
+    assert train_step.run(mine).columns["last_update_error"]["error"] <= 2.7
+    plain: Any = timed_step.run_shorter(config, sequences, mine.mesh, mine.device)
+    with (
+        mock.patch.object(timed_step, "run_shorter", return_value=plain),
+        mock.patch.object(train, "make_moments", left),
+        pytest.raises(Incorrect, match="in the step that is not timed: before the only step exp_avg of tensor 0"),
+    ):
+        train_step.run(mine)
+
+
+def test_moments_that_are_not_zero_before_a_single_step_are_refused() -> None:
+    run(2, check_old_moments)
 
 
 def check_by_layer(rank: int) -> None:

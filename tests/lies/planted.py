@@ -428,7 +428,7 @@ LIES += [
             (
                 "late_kv_without_gradient",
                 "no gradient through K and V from the third layer on",
-                r"the gradient of blocks\.4\.attention\.v\.weight in step \d is 0: nothing trains it",
+                r"the gradient of blocks\.4\.attention\.(v|k_norm)\.weight in step \d is 0: nothing trains it",
                 False,
             ),
             (
@@ -492,6 +492,59 @@ LIES += [
                 "updates_late_by_a_step",
                 "updates late by a step after the third",
                 "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+        )
+    ),
+    *(
+        Lie(name, "Later steps", what, trial, reason, phase=phase, quick=quick)
+        for name, what, trial, reason, phase, quick in (
+            (
+                "learning_rate_has_a_floor",
+                "a learning rate that never goes below 1e-4, where the trial has 1e-6",
+                TRAIN_STEP,
+                "with all . layers at seq_len=48: .* after step 1 is .* roundings off",
+                "init",
+                False,
+            ),
+            (
+                "clipping_at_one_ignored",
+                "clipping at a norm of 1.0 is ignored",
+                TRAIN_STEP,
+                "with all . layers at seq_len=48: the gradient of .* that the optimizer gets in step 1 differs",
+                "init",
+                False,
+            ),
+            (
+                "later_rates_tenfold",
+                "a learning rate ten times too high in the timed steps and after them",
+                TRAIN_STEP,
+                "in the step that is not timed: .* after step 4 is .* roundings off",
+                "measure",
+                True,
+            ),
+            (
+                "last_micro_batch_dropped",
+                "the timed steps leave out the last micro-batch, and no other step does",
+                (*TRAIN_STEP, "workload.micro_batches=2"),
+                "the losses of the steps on one text are .*: off by 0.5",
+                "measure",
+                True,
+            ),
+            (
+                "half_of_timed_text",
+                "the timed steps train on half of the text, and no other step does",
+                TRAIN_STEP,
+                "the losses of the steps on one text are",
+                "measure",
+                False,
+            ),
+            (
+                "timed_attention_left_out",
+                "the timed steps leave out attention, and no other step does",
+                TRAIN_STEP,
+                "the (losses|gradient norms) of the steps on one text are",
+                "measure",
+                False,
             ),
         )
     ),

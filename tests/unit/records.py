@@ -31,9 +31,11 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
     losses = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
     trained = {"loss": [5.0 - 0.1 * step for step in range(losses)], "grad_norm": [1.0] * losses}
     of_losses = ("rel_error_loss", "rel_error_grad_norm", "timed_loss_error", "timed_max_loss_error")
+    update = {"parameter": "norm.weight", "error": 1.0, "budget": 4.0}
     at_full_depth = {
         "full_loss_error": 1e-7,
-        "full_update_error": {"parameter": "norm.weight", "error": 1.0, "budget": 4.0},
+        **dict.fromkeys(("full_update_error", "last_update_error"), update),
+        "line_error": 1e-3,
         "fall_error": 1e-4,
         "fall_budget": 1e-3,
     }
