@@ -34,12 +34,20 @@ from sp_bench import engines, methods
 from sp_bench.config.documents import cut
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.requirements import float32_twin
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import full_depth
 from sp_bench.oracle.full_depth import Fall, FullDepth
-from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, labelled, proof_seq_len, require
-from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len
+from sp_bench.oracle.training_step import (
+    CHUNK,
+    TOLERANCES,
+    full_precision,
+    labelled,
+    proof_seq_len,
+    require,
+    require_finite,
+)
+from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len, stored_dtype
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
 # the worst token is the worst of many more at the timed length.
@@ -143,8 +151,9 @@ def _rehearse(
     if full_depth.is_judged(config):
         require(found, f"{_where(config, run)}: ")
         full_depth.require_fall(fall, _where(config, run))
-    columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
     line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 1]]
+    require_resolution(twin, line)
+    columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
     return run, fall, depth.sizes[0], columns, line
 
 
@@ -161,6 +170,23 @@ def shorter_lengths(config: TrialConfig) -> list[int]:
     return [length for length in dict.fromkeys(lengths) if length > 1]
 
 
+def require_resolution(config: TrialConfig, line: Sequence[tuple[float, float]]) -> None:
+    """line: loss and gradient norm of steps whose updates are right, all on one text.
+
+    Raises:
+        CannotTell: all are equal, since no update is large enough to show in the weights.
+    """
+    if len(set(line)) > 1:
+        return
+    workload, eps = config.workload, torch.finfo(stored_dtype(config.dtype)).eps
+    size = config.model.hidden_size**-0.5  # of weights as they are drawn
+    raise CannotTell(
+        f"the updates are too small to tell steps apart: with workload.learning_rate={workload.learning_rate:g} and "
+        f"workload.max_grad_norm={workload.max_grad_norm} the losses of {len(line)} steps are equal; use a "
+        f"workload.learning_rate of {10 * eps * size:.1g} or more, and a workload.max_grad_norm of 1e-3 or more"
+    )
+
+
 def _watched(
     config: TrialConfig, sequences: Tensor, depth: FullDepth, mesh: DeviceMesh, device: torch.device
 ) -> tuple[Run, list[StepResult], Fall]:
@@ -169,6 +195,7 @@ def _watched(
     texts = [sequences] * depth.num_steps
     with depth.hooked():
         results = engine.run(config, texts, mesh, device, lambda: None, token_losses=len(texts), watch=depth.watch)
+    require_finite(config, results)
     runs = [first_step(config, results[index], seq_len, mesh) for index in (0, -2, -1)]
     release_memory(device)
     return runs[0], results, depth.fall(*(run.losses[:, run.labelled] for run in runs[1:]))

@@ -34,7 +34,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sp_bench import engines, methods
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.requirements import float32_twin
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import one_process
 from sp_bench.oracle.one_process import Gradients
@@ -48,6 +48,7 @@ PROOF_LAYERS = 2
 OFFLOADED_PROOF_LAYERS = 3  # the last layer's checkpoint never leaves the device, and two share the host memory
 STEPS = 3
 MIN_LEARNING_RATE = 1e-4  # of these steps: weight decay and the update of bf16 copies are below rounding at a lower one
+DIVERGING_RATE = 0.1  # a larger one may move each weight by more than its size, and the losses to infinity
 SAMPLE = 2**20  # elements of a rank's part of a parameter that are compared
 CHUNK = 2**24  # elements that are widened to fp64 at a time
 # Largest relative error of losses and norms against one process in the same dtype, and of a clipped gradient. For lower
@@ -143,6 +144,22 @@ def require(found: Findings, where: str = "") -> None:
     for finding in found.values():
         if not finding.error <= finding.budget:
             raise Incorrect(where + finding.message)
+
+
+def require_finite(config: TrialConfig, results: Sequence[StepResult]) -> None:
+    """
+    Raises:
+        CannotTell: the first step has a loss, a later one has none, and the learning rate explains it. At a smaller
+            rate that is for the proof to judge.
+    """
+    losses, rate = [float(result.loss) for result in results], config.workload.learning_rate
+    assert rate is not None
+    if rate > DIVERGING_RATE and math.isfinite(losses[0]) and not all(map(math.isfinite, losses)):
+        step = next(step for step, loss in enumerate(losses, 1) if not math.isfinite(loss))
+        raise CannotTell(
+            f"training diverges: with workload.learning_rate={rate:g} the loss of step {step} is {losses[step - 1]}; "
+            f"use a workload.learning_rate of {DIVERGING_RATE} or less"
+        )
 
 
 def proof_seq_len(config: TrialConfig) -> int:
@@ -273,6 +290,7 @@ def _take_steps(
         results = engines.get(config.engine.name).run(
             config, [batch] * STEPS, mesh, device, lambda: None, token_losses=STEPS, watch=observer.watch
         )
+    require_finite(config, results)
     padded_len = train.padded_seq_len(config, batch.shape[1] - 1)
     mine = _compare_losses(config, results[0], padded_len, expected, budget, mesh) | observer.findings(results)
     return worst_of_ranks(mine, KINDS)

@@ -881,20 +881,25 @@ def _later_rates_tenfold() -> None:
     AdamW.step = step
 
 
-def _in_timed_steps(change: Callable[[Any, Any], Any]) -> Callable[[], None]:
-    """A lie of the two timed steps alone: `change` gets the training and its batches, and gives the batches that it
-    takes its step on."""
+def _in_timed_steps(change: Callable[[Any, int, Any], Any], micro_batches: int = 1) -> Callable[[], None]:
+    """A lie of the two timed steps alone: `change` gets the training, which of a step's micro-batches it is and the
+    micro-batch, and gives the one that is trained on."""
 
     def plant() -> None:
         from sp_bench.engines.fsdp2 import Training
 
-        honest, taken = Training.step, [0]
+        honest, taken = Training._accumulate, [0]
 
-        def step(self: Any, batches: Any) -> Any:
+        def accumulate(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+            step, index = divmod(taken[0], micro_batches)
             taken[0] += 1
-            return honest(self, change(self, batches) if taken[0] <= 2 else batches)
+            attentions = [block.attention.attention for block in self.decoder.blocks]
+            losses = honest(self, change(self, index, batch) if step < 2 else batch, num_valid_tokens)
+            for block, attention in zip(self.decoder.blocks, attentions, strict=True):
+                block.attention.attention = attention
+            return losses
 
-        Training.step = step
+        Training._accumulate = accumulate
 
     return plant
 
@@ -907,19 +912,10 @@ def _without_labels(batch: Any, first: int) -> Any:
     return replace(batch, labels=labels)
 
 
-def _timed_attention_left_out() -> None:
-    """In the two timed steps the output of attention is zero."""
-    from sp_bench.attention import autograd
-
-    function: Any = autograd._Differentiable
-    forward, calls = function.forward, [0]
-
-    def zero(*args: Any) -> Any:
-        calls[0] += 1
-        out = forward(*args)
-        return out * 0 if calls[0] <= 4 else out  # two layers
-
-    function.forward = staticmethod(zero)
+def _without_attention(training: Any, index: int, batch: Any) -> Any:
+    for block in training.decoder.blocks:
+        block.attention.attention = lambda q, k, v, *_: q * 0
+    return batch
 
 
 LIES = {
@@ -944,9 +940,9 @@ LIES = {
     "learning_rate_has_a_floor": _learning_rate_has_a_floor,
     "clipping_at_one_ignored": _clipping_at_one_ignored,
     "later_rates_tenfold": _later_rates_tenfold,
-    "last_micro_batch_dropped": _in_timed_steps(lambda _, batches: [*batches[:-1], _without_labels(batches[-1], 0)]),
-    "half_of_timed_text": _in_timed_steps(
-        lambda _, batches: [_without_labels(each, each.labels.shape[1] // 2) for each in batches]
+    "last_micro_batch_dropped": _in_timed_steps(
+        lambda _, index, batch: _without_labels(batch, 0) if index else batch, micro_batches=2
     ),
-    "timed_attention_left_out": _timed_attention_left_out,
+    "half_of_timed_text": _in_timed_steps(lambda _, __, batch: _without_labels(batch, batch.labels.shape[1] // 2)),
+    "timed_attention_left_out": _in_timed_steps(_without_attention),
 }
