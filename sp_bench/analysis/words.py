@@ -78,6 +78,7 @@ FLAGS = {
     "host_bound": "steps that wait for the host",
     **OF_DEVICES,
     "loss_not_falling": "a loss that does not fall",
+    "kernel_uncounted": "calls of the attention kernel that nobody counted",
     "fall_unproven": "gradients of all layers that the loss does not confirm",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",

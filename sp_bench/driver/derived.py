@@ -180,6 +180,9 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
     flags += flags_of_leftover(record.get("leftover_bytes"), record.get("peak_allocated_bytes"))
     flags += flags_of_loss(record.get("loss") or [])
+    computes = config.workload.name != "collective"
+    uncounted = record.get("counted_attention_flops") is None and not record.get("kernel_launches")
+    flags += ["kernel_uncounted"] if computes and uncounted else []
     flags += flags_of_fall(record.get("fall_error"), record.get("fall_budget"))
     return [*flags, *(record.get("flags") or [])]
 

@@ -35,7 +35,7 @@ TRAINED = ("loss", "grad_norm")
 AT_FULL_DEPTH = ("full_loss_error", "full_update_error", "fall_error", "fall_budget", "line_error")
 REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "any": ("rank_step_ms", "window_ms", "peak_host_bytes", "comm", "comm_counted_bytes", "environment"),
-    "attention": PROOF,
+    "attention": (*PROOF, "timed_rel_error"),
     "forward_backward": ("rel_error_dq", "rel_error_dk", "rel_error_dv", *PROOF_OF_GRADIENTS),
     "train_step": (
         *(*PROOF, *PROOF_OF_GRADIENTS, "rel_error_loss", "rel_error_grad_norm"),

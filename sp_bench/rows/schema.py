@@ -315,6 +315,9 @@ COLUMNS = (
         "line_error", REAL, "", "train_step: loss of the steps over the first's, off how it goes at the reduced length"
     ),
     Column("last_update_error", PARAMETER_ERROR, "roundings", "update_error of the step that is not timed"),
+    Column(
+        "timed_rel_error", TENSOR_ERRORS, "", "attention: output and dq of 64 rows that the last timed step returned"
+    ),
     Column("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps"),
     Column("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute"),
     Column("max_grad_norm_difference", REAL, "", "parity: largest relative difference of the gradient norm"),

@@ -918,6 +918,27 @@ def _without_attention(training: Any, index: int, batch: Any) -> Any:
     return batch
 
 
+def _of_timed_attention(place: int) -> Callable[[], None]:
+    """In the two timed steps the kernel's output (place 0), dq, dk or dv is half of what it must be."""
+
+    def plant() -> None:
+        from sp_bench.kernels import math
+
+        name = "backward" if place else "forward"
+        honest, calls = getattr(math, name), [0]
+
+        def halved(*args: Any, **options: Any) -> Any:
+            calls[0] += 1
+            results = list(honest(*args, **options))
+            if calls[0] <= 2:
+                results[max(place - 1, 0)] /= 2
+            return tuple(results)
+
+        setattr(math, name, halved)
+
+    return plant
+
+
 LIES = {
     **LIES,
     "late_layers_without_rope": _in_late_layers(_without_rope),
@@ -945,4 +966,7 @@ LIES = {
     ),
     "half_of_timed_text": _in_timed_steps(lambda _, __, batch: _without_labels(batch, batch.labels.shape[1] // 2)),
     "timed_attention_left_out": _in_timed_steps(_without_attention),
+    "timed_output_halved": _of_timed_attention(0),
+    "timed_dq_halved": _of_timed_attention(1),
+    "timed_dv_halved": _of_timed_attention(3),
 }

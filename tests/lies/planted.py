@@ -115,7 +115,7 @@ LIES = [
         "At the timed length",
         "dk and dv lack a third of the queries, but where the check asks for a sample of rows they are right",
         ATTENTION,
-        "all rows at seq_len=96: sum dv = sum dout does not hold in KV head 0",
+        "the last timed step at seq_len=96: sum dv = sum dout does not hold in KV head",
     ),
     Lie(
         "positions_lost",
@@ -526,7 +526,7 @@ LIES += [
                 "last_micro_batch_dropped",
                 "the timed steps leave out the last micro-batch, and no other step does",
                 (*TRAIN_STEP, "workload.micro_batches=2"),
-                "the losses of the steps on one text are .*: off by 0.5",
+                "the losses of the steps on one text are .*: off by 0.(49|50)",
                 "measure",
                 True,
             ),
@@ -579,6 +579,22 @@ LIES += [
                 "with all . layers at seq_len=96: the loss changes by",
                 False,
             ),
+        )
+    ),
+    *(
+        Lie(
+            f"timed_{tensor}_halved",
+            "At the timed length",
+            f"{tensor} is halved in the timed steps, and in no other",
+            ATTENTION,
+            f"the last timed step at seq_len=96: {reason}",
+            phase="measure",
+            quick=tensor == "output",
+        )
+        for tensor, reason in (
+            ("output", "relative error of output"),
+            ("dq", "relative error of dq"),
+            ("dv", "sum dv = sum dout does not hold"),
         )
     ),
 ]

@@ -40,7 +40,7 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
         "fall_budget": 1e-3,
     }
     of_workload = {
-        "attention": proof,
+        "attention": proof | {"timed_rel_error": {"output": 1e-7, "dq": 1e-7}},
         "train_step": proof | trained | dict.fromkeys(of_losses, 1e-7) | at_full_depth,
         "parity": parity | trained,
         "collective": {"curve": [{"message_bytes": size.sent_bytes, "ms": step_ms} for size in sizes]},

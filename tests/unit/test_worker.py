@@ -69,8 +69,8 @@ def test_out_of_device_memory_names_whose_allocation_failed(error, site):
 OF_TORCH = (
     "CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
     "free. Process 7 has {other} GiB memory in use. Including non-PyTorch memory, this process has {held} GiB memory "
-    "in use. {allowed}Of the allocated memory {used} GiB is allocated by PyTorch, and 512.00 MiB is reserved by PyTorch but "
-    "unallocated."
+    "in use. {allowed}Of the allocated memory {used} GiB is allocated by PyTorch, and 512.00 MiB is reserved "
+    "by PyTorch but unallocated."
 )
 
 
