@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sp_bench.costs.flags import (
     flags_of_devices,
+    flags_of_fall,
     flags_of_loss,
     flags_of_times,
     is_bimodal,
@@ -165,3 +166,16 @@ def test_committed_rows_with_a_slow_device_are_those_of_one_machine() -> None:
         ("h200x4_step_methods", "uneven_devices"): 13,
         ("h200x4_two_rings", "thermal_slowdown"): 14,
     }
+
+
+@pytest.mark.parametrize(
+    ("error", "budget", "flags"),
+    [
+        (None, None, []),
+        (1e-4, 1e-3, []),
+        (2e-3, 1e-3, ["fall_unproven"]),
+        (1e-3, 0.02, ["fall_unproven"]),
+    ],
+)
+def test_a_fall_that_proves_nothing_is_flagged(error, budget, flags):
+    assert flags_of_fall(error, budget) == flags
