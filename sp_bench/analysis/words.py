@@ -79,7 +79,7 @@ FLAGS = {
     **OF_DEVICES,
     "loss_not_falling": "a loss that does not fall",
     "kernel_uncounted": "calls of the attention kernel that nobody counted",
-    "fall_unproven": "gradients of all layers that the loss does not confirm",
+    "full_depth_unproven": "steps of all layers that are not shown to be right",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",
     "allocator_retried": "an allocator at the brink",

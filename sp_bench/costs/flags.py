@@ -119,15 +119,14 @@ def flags_of_loss(loss: Sequence[float]) -> list[str]:
     return ["loss_not_falling"] if len(loss) > 1 and not loss[-1] < loss[0] else []
 
 
-def flags_of_fall(error: float | None, budget: float | None) -> list[str]:
-    """["fall_unproven"] if the fall of the loss at full depth is not shown to be what the gradients say: it is off by
-    more than its budget, or the budget is too wide to tell. Otherwise []; a row without both was not asked.
-
-    Where the error may fail the row, it has no such error: the flag then says that nothing can be told.
-    """
-    if error is None or budget is None:
-        return []
-    return [] if error <= budget <= MAX_FALL_BUDGET else ["fall_unproven"]
+def flags_of_full_depth(row: Mapping[str, Any]) -> list[str]:
+    """["full_depth_unproven"] if the fall of the loss, or an update of all layers, is off by more than its budget in a
+    row that it does not fail, or if the fall's budget is too wide to tell. Otherwise []."""
+    fall = {"error": row.get("fall_error"), "budget": row.get("fall_budget")}
+    found = [fall, row.get("full_update_error"), row.get("last_update_error")]
+    over = [each["error"] > each["budget"] for each in found if each and each["error"] is not None]
+    wide = fall["budget"] is not None and fall["budget"] > MAX_FALL_BUDGET
+    return ["full_depth_unproven"] if wide or any(over) else []
 
 
 def flags_of_memory(

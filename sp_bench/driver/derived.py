@@ -16,7 +16,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
 from sp_bench.costs.flags import (
     flags_of_devices,
-    flags_of_fall,
+    flags_of_full_depth,
     flags_of_leftover,
     flags_of_loss,
     flags_of_memory,
@@ -183,7 +183,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     computes = config.workload.name != "collective"
     uncounted = record.get("counted_attention_flops") is None and not record.get("kernel_launches")
     flags += ["kernel_uncounted"] if computes and uncounted else []
-    flags += flags_of_fall(record.get("fall_error"), record.get("fall_budget"))
+    flags += flags_of_full_depth(record)
     return [*flags, *(record.get("flags") or [])]
 
 

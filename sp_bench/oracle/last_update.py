@@ -35,6 +35,8 @@ class Seen:
 
 
 class LastUpdate:
+    """Wraps the ticks of the measured steps. Tensors become known in warm-up steps, or in the first step."""
+
     def __init__(self, config: TrialConfig) -> None:
         self._workload, self._stored = config.workload, train.stored_dtype(config.dtype)
         self._last = num_steps(config.workload)
@@ -86,7 +88,7 @@ class LastUpdate:
                     self._found["update"] = found
 
     def _errors(self, name: str, seen: Seen) -> Iterator[tuple[float, float, str]]:
-        if seen.received is None:
+        if seen.received is None or not seen.before:
             yield math.inf, 0, f"step {self._last} updates no {name}"
             return
         taken = seen.optimizer.state.get(seen.updated, {}).get("step")

@@ -17,6 +17,7 @@ m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -74,7 +75,9 @@ class Finding(NamedTuple):
         return math.inf if math.isnan(ratio) else ratio
 
     def column(self) -> dict[str, Any]:
-        return {"parameter": self.parameter, "error": self.error, "budget": self.budget}
+        """For the row, whose numbers are finite: an error of a finding that fails nothing may be none."""
+        error = self.error if math.isfinite(self.error) else sys.float_info.max
+        return {"parameter": self.parameter, "error": error, "budget": self.budget}
 
 
 KINDS = ("loss", "largest_loss", "gradient", "grad_norm", "received", "update")  # in the order of a step

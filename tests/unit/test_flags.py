@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sp_bench.costs.flags import (
     flags_of_devices,
-    flags_of_fall,
+    flags_of_full_depth,
     flags_of_loss,
     flags_of_times,
     is_bimodal,
@@ -169,13 +169,16 @@ def test_committed_rows_with_a_slow_device_are_those_of_one_machine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "budget", "flags"),
+    ("fall_error", "fall_budget", "update", "is_flagged"),
     [
-        (None, None, []),
-        (1e-4, 1e-3, []),
-        (2e-3, 1e-3, ["fall_unproven"]),
-        (1e-3, 0.02, ["fall_unproven"]),
+        (None, None, None, False),  # an old row
+        (1e-4, 1e-3, 1.0, False),
+        (2e-3, 1e-3, 1.0, True),
+        (1e-3, 0.02, 1.0, True),
+        (1e-4, 1e-3, 4.1, True),
     ],
 )
-def test_a_fall_that_proves_nothing_is_flagged(error, budget, flags):
-    assert flags_of_fall(error, budget) == flags
+def test_a_row_of_which_all_layers_are_not_proven_is_flagged(fall_error, fall_budget, update, is_flagged):
+    update_error = update and {"parameter": "norm.weight", "error": update, "budget": 4.0}
+    row = {"fall_error": fall_error, "fall_budget": fall_budget, "last_update_error": update_error}
+    assert flags_of_full_depth(row) == ["full_depth_unproven"] * is_flagged
