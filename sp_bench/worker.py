@@ -8,8 +8,10 @@ after one rank has failed its peers may wait in a collective for ever. Whoever s
 tells of a rank that can say nothing any more: killed, or gone with a library's exit().
 """
 
+import errno
 import gc
 import os
+import re
 import sys
 import time
 import traceback
@@ -24,14 +26,15 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from sp_bench import handover, methods, workloads
+from sp_bench import handover, hardware, methods, workloads
 from sp_bench.attention import copy_engines
 from sp_bench.attention.exchange import go_first
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure import ledger, record
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.testing import faults
+from sp_bench.training.offload import OutOfHostMemory
 
 
 def main(trials: Sequence[Path]) -> NoReturn:
@@ -234,33 +237,72 @@ def _library_state_restored(device: torch.device) -> Iterator[None]:
 
 MAX_REASON = 2000  # characters
 HOST_ALLOCATOR = "DefaultCPUAllocator: can't allocate memory"  # torch's MemoryError on the host is a RuntimeError
+# What a library says when its memory ran out, by whose memory it was. NCCL's texts name CUDA, too.
+OUT_OF_MEMORY = (
+    (r"NCCL.*(out of memory|Cannot allocate memory|Failed to CUDA (host )?(m|c)alloc)", "nccl"),
+    (rf"{HOST_ALLOCATOR}", "host"),
+    (r"CUDA( driver)? error: out of memory", "torch"),  # of CUDA itself, for what torch's allocator did not ask for
+    (r"Triton Error \[CUDA\]: out of memory", "torch"),
+    (r"CUBLAS_STATUS_ALLOC_FAILED", "torch"),
+    (r"CUDNN_STATUS(_INTERNAL_ERROR_DEVICE)?_ALLOC(ATION)?_FAILED", "torch"),
+)
+FULL = 0.9  # of a memory: contexts, and pages that are never free, are in no message
+GIB = 2**30
 
 
 def _failure(rank: int, at: float, error: BaseException) -> handover.Event:
     text = str(error).strip() or "no message"
     if isinstance(error, Incorrect):
         return handover.Event(rank, at, "failed", "incorrect", text[:MAX_REASON])
+    if isinstance(error, CannotTell):
+        return handover.Event(rank, at, "failed", "unsupported", text[:MAX_REASON])
     site = _oom_site(error, text)
+    if site and (room := _room_left(error, text)):
+        site, text = None, f"{room}; {text}"
     reason = f"rank {rank}: {type(error).__name__}: {text}"[:MAX_REASON]
     return handover.Event(rank, at, "failed", "oom" if site else "error", reason, site)
 
 
 def _oom_site(error: BaseException, text: str) -> str | None:
-    """Whose memory ran out, or None: it did not."""
-    if isinstance(error, MemoryError):
+    """Whose memory ran out, or None: it did not, or Python's MemoryError does not say how much was asked for."""
+    if isinstance(error, OutOfHostMemory) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return "host"
+    if isinstance(error, torch.OutOfMemoryError):
+        return "torch"
     if not isinstance(error, RuntimeError):
         return None
-    if HOST_ALLOCATOR in text:
-        return "host"
-    if "out of memory" not in text.lower():
+    site = next((site for pattern, site in OUT_OF_MEMORY if re.search(pattern, text, re.DOTALL)), None)
+    return "host" if site == "torch" and _was_page_locking(error) else site
+
+
+def _room_left(error: BaseException, text: str) -> str | None:
+    """Why a refusal is not the end of a memory: what was held and what was asked for are less than it has. None: they
+    reach it, or the message does not say."""
+    if isinstance(error, torch.OutOfMemoryError):
+        asked, total, allowed = (
+            _gib(rf"{before}([\d.]+) (\w+){after}", text)
+            for before, after in (("Tried to allocate ", ""), ("total capacity of ", ""), ("", " allowed;"))
+        )
+        of_torch = [
+            _gib(rf"([\d.]+) (\w+) is {what}", text) for what in ("allocated by PyTorch", "reserved by PyTorch")
+        ]
+        held = sum(each or 0.0 for each in of_torch)
+        if allowed is None:  # then all that the process has counts, CUDA's context and NCCL's buffers, too
+            held, allowed = _gib(r"this process has ([\d.]+) (\w+) memory in use", text) or held, total
+    elif HOST_ALLOCATOR in text and (size := re.search(r"tried to allocate (\d+) bytes", text)):
+        asked, allowed, held = int(size[1]) / GIB, hardware.free_host_bytes() / GIB, 0.0
+    else:
         return None
-    if "NCCL" in text:
-        return "nccl"
-    if "CUDA error" in text and _was_page_locking(error):
-        return "host"
-    # "CUDA error": CUDA itself ran out, for something that torch's allocator did not ask for.
-    return "torch" if isinstance(error, torch.OutOfMemoryError) or "CUDA error" in text else None
+    if asked is None or allowed is None or held + asked >= FULL * allowed:
+        return None
+    return f"no end of memory: {held:.2f} GiB held and {asked:.2f} GiB asked for, of {allowed:.2f} GiB"
+
+
+def _gib(pattern: str, text: str) -> float | None:
+    """A size in a message of torch: a number and its unit."""
+    if not (found := re.search(pattern, text)):
+        return None
+    return float(found[1]) * {"bytes": 1 / GIB, "KiB": 2**-20, "MiB": 2**-10, "GiB": 1.0, "TiB": 2.0**10}[found[2]]
 
 
 def _was_page_locking(error: BaseException) -> bool:

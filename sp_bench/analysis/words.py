@@ -78,6 +78,8 @@ FLAGS = {
     "host_bound": "steps that wait for the host",
     **OF_DEVICES,
     "loss_not_falling": "a loss that does not fall",
+    "kernel_uncounted": "calls of the attention kernel that nobody counted",
+    "full_depth_unproven": "steps of all layers that are not shown to be right",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",
     "allocator_retried": "an allocator at the brink",

@@ -24,6 +24,7 @@ OF_DEVICES = {  # what a run says at once and a report says too; every step wait
 }
 # Libraries keep workspaces for the life of the process, in a trial alone too: cuBLAS 32 MiB for each stream (Hopper).
 WORKSPACE_BYTES = 128 * 2**20
+MAX_FALL_BUDGET = 1e-2  # relative; above it the gradient changes too much along the move to tell whether it is right
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
 MIN_MODES_APART = 0.05  # of the slower mode's median above the faster one's, relative to that
 MAX_MODE_SPREAD = 1 / 3  # of the deviations from the two modes' medians, to those from the median of all
@@ -116,6 +117,16 @@ def flags_of_loss(loss: Sequence[float]) -> list[str]:
     All steps train on one text. Where its loss does not fall, a real fault would look the same.
     """
     return ["loss_not_falling"] if len(loss) > 1 and not loss[-1] < loss[0] else []
+
+
+def flags_of_full_depth(row: Mapping[str, Any]) -> list[str]:
+    """["full_depth_unproven"] if the fall of the loss, or an update of all layers, is off by more than its budget in a
+    row that it does not fail, or if the fall's budget is too wide to tell. Otherwise []."""
+    fall = {"error": row.get("fall_error"), "budget": row.get("fall_budget")}
+    found = [fall, row.get("full_update_error"), row.get("last_update_error")]
+    over = [each["error"] > each["budget"] for each in found if each and each["error"] is not None]
+    wide = fall["budget"] is not None and fall["budget"] > MAX_FALL_BUDGET
+    return ["full_depth_unproven"] if wide or any(over) else []
 
 
 def flags_of_memory(

@@ -16,6 +16,7 @@ from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
 from sp_bench.costs.flags import (
     flags_of_devices,
+    flags_of_full_depth,
     flags_of_leftover,
     flags_of_loss,
     flags_of_memory,
@@ -167,6 +168,10 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     flags += flags_of_memory(of_device and of_device * config.hardware.ranks_per_gpu, *memory)
     flags += flags_of_leftover(record.get("leftover_bytes"), record.get("peak_allocated_bytes"))
     flags += flags_of_loss(record.get("loss") or [])
+    computes = config.workload.name != "collective"
+    uncounted = record.get("counted_attention_flops") is None and not record.get("kernel_launches")
+    flags += ["kernel_uncounted"] if computes and uncounted else []
+    flags += flags_of_full_depth(record)
     return [*flags, *(record.get("flags") or [])]
 
 

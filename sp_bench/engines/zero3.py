@@ -12,6 +12,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from sp_bench.config.trial import TrialConfig
@@ -207,14 +208,16 @@ def show(engine: Any, named: Mapping[str, nn.Parameter], watch: Watch | None) ->
 
 
 def parts(optimizer: Any, named: Mapping[str, nn.Parameter]) -> Iterator[Part]:
-    """The gradients of the parameters, gathered one at a time. ZeRO-3 cuts each into equal parts, zeros at the end, and
-    lays a rank's parts of many parameters behind each other into one buffer, which the inner optimizer updates."""
+    """The gradients of the parameters, gathered one at a time. ZeRO-3 cuts each into equal parts, and lays a rank's
+    parts of many parameters behind each other into one buffer, which the inner optimizer updates. What the last part
+    has beyond the parameter is left out: its weights are whatever the memory held."""
     from deepspeed.utils import safe_get_full_grad, safe_get_local_grad  # pyright: ignore[reportMissingImports]
 
     for name, parameter in named.items():
         group, offset, _ = optimizer.grad_position[optimizer.get_param_id(parameter)]
-        whole, local = safe_get_full_grad(parameter), safe_get_local_grad(parameter)
-        yield Part(name, whole, local, optimizer.fp32_partitioned_groups_flat[group], offset)
+        whole, local = safe_get_full_grad(parameter), safe_get_local_grad(parameter).flatten()
+        left = max(whole.numel() - dist.get_rank() * local.numel(), 0)
+        yield Part(name, whole, local[:left], optimizer.fp32_partitioned_groups_flat[group], offset)
 
 
 def grad_norm(engine: Any, device: torch.device) -> Tensor:

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.config.documents import spans
 from sp_bench.config.trial import TrialConfig
 from sp_bench.training import cross_entropy, train
-from sp_bench.training.model import Decoder, initialise
+from sp_bench.training.model import AttentionCall, Decoder, fill, initialise, rotation
 
 
 def broadcast_steps(
@@ -71,13 +72,16 @@ def run_steps(
 
 
 def _initialised(config: TrialConfig, device: torch.device) -> Decoder:
-    attention = differentiable(
-        kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
-    )
-    decoder = train.build_decoder(config.model, attention, config.dtype)
+    decoder = train.build_decoder(config.model, _attention(config), config.dtype)
     decoder.to_empty(device=device)
     initialise(decoder, config.seed)
     return decoder
+
+
+def _attention(config: TrialConfig) -> AttentionCall:
+    return differentiable(
+        kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
+    )
 
 
 def step(
@@ -122,3 +126,40 @@ def _documents(config: TrialConfig, sequence: Tensor) -> Iterator[tuple[int, Ten
     of a pack is of a document that is not there."""
     lengths = config.documents(len(sequence) - 1) or (len(sequence),)
     return ((whole.start, sequence[whole.start : whole.stop]) for whole in spans(lengths))
+
+
+@torch.no_grad()
+def token_losses(config: TrialConfig, sequences: Tensor, device: torch.device) -> Tensor:
+    """The loss of every token [m*D*B,S] with the initial weights, in `train.stored_dtype`, in nats. Its label is the
+    next token of the sequence, whether or not the trial gives it one.
+
+    Each layer draws its weights when its turn comes, so that a model fits of which one layer does.
+    """
+    decoder = train.build_decoder(config.model, _attention(config), config.dtype)
+    indices = {name: index for index, (name, _) in enumerate(decoder.named_parameters())}
+
+    def drawn(module: nn.Module, within: str) -> dict[str, Tensor]:
+        weights = {name: torch.empty_like(p, device=device) for name, p in module.named_parameters()}
+        for name, whole in weights.items():
+            fill(whole, within + name, indices[within + name], config.seed)
+        return weights
+
+    inputs, labels = sequences[:, :-1].to(device), sequences[:, 1:].to(device)
+    seq_len, stored = inputs.shape[1], train.stored_dtype(config.dtype)
+    wholes = [slice(of.start, of.stop) for of in spans(config.documents(seq_len) or (seq_len,))]
+    positions = [torch.arange(of.stop - of.start, device=device) for of in wholes]
+    ropes = [rotation(each, config.model.head_dim, config.model.rope_theta, stored) for each in positions]
+    embedding = drawn(decoder.embedding, "embedding.")["weight"]
+    states = functional.embedding(inputs, embedding)
+    for index, block in enumerate(decoder.blocks):
+        weights = drawn(block, f"blocks.{index}.")
+        for state in states.split(1):  # [1,S,h]
+            for of, rope in zip(wholes, ropes, strict=True):
+                state[:, of] = functional_call(block, weights, (state[:, of], rope))
+    norm = drawn(decoder.norm, "norm.")
+    head = embedding if decoder.head is None else drawn(decoder.head, "head.")["weight"]
+    losses = torch.empty(labels.shape, dtype=stored, device=device)
+    for row, state in enumerate(states.split(1)):
+        logits = functional.linear(functional_call(decoder.norm, norm, (state,)), head)
+        losses[row] = cross_entropy.of_tokens(logits, labels[row : row + 1])[0]
+    return losses

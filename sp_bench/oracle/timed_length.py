@@ -97,31 +97,18 @@ def check_rows(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     q, k, v, *loss = inputs
-    sampled = _sample(layout, shape.seq_len, draw, shape.documents)
-    positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
-    row_of = {position: row for row, position in enumerate(sampled.tolist())}
-    mine = [index for index, position in enumerate(positions) if position in row_of]
+    rows = _Rows(layout, shape, mesh, draw)
+    mine = rows.mine
     dense = [x.to("cpu", copy=True) for x in loss]  # on the CPU, because the step may need all of the device's memory
     for dout, whole in zip(loss, dense, strict=True):
         dout.zero_()
         dout[:, mine] = LOSS_SCALE * whole[:, mine].to(dout.device)
     out, *gradients = _in_flight(step, mesh, late=sum(draw) % mesh.size()) if q.is_cuda else step()
-    known = [q, out, *loss, *gradients[:1]]
-    rows = torch.zeros(
-        *(len(known), shape.batch_size, len(sampled), shape.num_heads, shape.head_dim),
-        dtype=reference_dtype(q.dtype, q.device),
-        device=q.device,
-    )
-    rows[:, :, [row_of[positions[index]] for index in mine]] = torch.stack([x[:, mine] for x in known]).to(rows.dtype)
+    known = rows.gathered([q, out, *loss, *gradients[:1]])
     for dout, whole in zip(loss, dense, strict=True):
         dout.copy_(whole)
-    queries, got, *backward = all_reduce(rows, mesh)
-
-    key_positions = torch.tensor(positions, device=q.device)
-    hidden = key_positions[None, :] > sampled.to(q.device)[:, None] if shape.causal else None  # [n, s]
-    if hidden is not None and shape.documents:
-        document = torch.arange(len(shape.documents)).repeat_interleave(torch.tensor(shape.documents)).to(q.device)
-        hidden |= document[key_positions][None, :] != document[sampled.to(q.device)][:, None]
+    queries, got, *backward = known
+    hidden = rows.hidden(q.device)
     want, lse = _attention(queries, k, v, hidden, mesh)
     errors: Errors = {"output": float(_relative_squares(got, want).mean().sqrt())}
     if gradients:
@@ -132,6 +119,77 @@ def check_rows(
     what: Prose = f"sampled rows at seq_len={shape.seq_len}"
     require(errors, budget, what)
     return errors
+
+
+def check_results(
+    results: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    layout: SequenceLayout,
+    shape: AttentionShape,
+    mesh: DeviceMesh,
+    draw: Draw,
+    budget: Errors,
+) -> Errors:
+    """Check what a step of all rows returned for `inputs`: the output and dq of the sampled rows, and all identities.
+    dk and dv are of all rows, of which the identities alone tell. Returns the errors.
+
+    Raises:
+        Incorrect: an error is above its budget. Raised on every rank.
+    """
+    (q, k, v, *loss), (out, *gradients) = inputs, results
+    what, rows = f"the last timed step at seq_len={shape.seq_len}", _Rows(layout, shape, mesh, draw)
+    queries, got, *backward = rows.gathered([q, out, *loss, *gradients[:1]])
+    hidden = rows.hidden(q.device)
+    want, lse = _attention(queries, k, v, hidden, mesh)
+    errors: Errors = {"output": float(_relative_squares(got, want).mean().sqrt())}
+    if gradients:
+        dout, got_dq = backward
+        want_dq = torch.zeros_like(got_dq)
+        for head, dq, *_ in _gradients(queries, dout, want, lse, k, v, hidden):
+            want_dq[:, :, _group(head, got_dq, k)] = dq
+        errors["dq"] = float(_relative_squares(got_dq, all_reduce(want_dq, mesh)).mean().sqrt())
+    require(errors, budget, what)
+    if gradients:
+        check_identities(inputs, results, mesh, what)
+    return errors
+
+
+class _Rows:
+    """The sampled rows, and which of them this rank has."""
+
+    def __init__(self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw) -> None:
+        self._shape, self._mesh = shape, mesh
+        self._sampled = _sample(layout, shape.seq_len, draw, shape.documents)
+        self._positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
+        self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
+        self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
+
+    def gathered(self, tensors: Sequence[Tensor]) -> Tensor:
+        """These rows of all ranks' tensors [B,s,Hq,D], in a wider dtype [len(tensors),B,n,Hq,D]."""
+        q, shape = tensors[0], self._shape
+        rows = torch.zeros(
+            *(len(tensors), shape.batch_size, len(self._sampled), shape.num_heads, shape.head_dim),
+            dtype=reference_dtype(q.dtype, q.device),
+            device=q.device,
+        )
+        places = [self._row_of[self._positions[index]] for index in self.mine]
+        rows[:, :, places] = torch.stack([x[:, self.mine] for x in tensors]).to(rows.dtype)
+        return all_reduce(rows, self._mesh)
+
+    def hidden(self, device: torch.device) -> Tensor | None:
+        """Which of this rank's keys a row may not see [n,s]; None: it sees all."""
+        if not self._shape.causal:
+            return None
+        keys, sampled, lengths = (
+            torch.tensor(self._positions, device=device),
+            self._sampled.to(device),
+            self._shape.documents,
+        )
+        hidden = keys[None, :] > sampled[:, None]
+        if lengths:
+            document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
+            hidden |= document[keys][None, :] != document[sampled][:, None]
+        return hidden
 
 
 def _in_flight(step: Step, mesh: DeviceMesh, late: int) -> Sequence[Tensor]:

@@ -19,7 +19,7 @@ share a sequence.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -35,15 +35,27 @@ from sp_bench.config.documents import cut
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.float32_twin import float32_twin
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
-from sp_bench.oracle.training_step import CHUNK, TOLERANCES, full_precision, proof_seq_len
-from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len
+from sp_bench.oracle import full_depth
+from sp_bench.oracle.full_depth import Fall, FullDepth
+from sp_bench.oracle.training_step import (
+    CHUNK,
+    TOLERANCES,
+    full_precision,
+    labelled,
+    proof_seq_len,
+    require,
+    require_finite,
+)
+from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len, stored_dtype
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
 # the worst token is the worst of many more at the timed length.
 LOSS_FACTOR, WORST_FACTOR = 2.0, 4.0
 MAX_ROUNDING = 4  # eps of the dtype
+# Of steps on one text against their first, beside how they change at the reduced length.
+LINE_TOLERANCE, NORM_FACTOR, MAX_CHANGE = 0.02, 1.2, 0.5
 GRAD_NORM_FACTOR = 1.5  # between gradients of texts that differ in length by half a shard
 
 
@@ -82,28 +94,68 @@ class Shorter(NamedTuple):
     runs: Sequence[Run]  # of `shorter_lengths`
     loss_budget: float
     worst_budget: float
+    columns: Mapping[str, Any] = {}  # of the row
+    line: Sequence[tuple[float, float]] = ()  # loss and gradient norm of the first steps, at the reduced length in fp32
 
 
 def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Shorter:
-    """Take the first step on `sequences` [m*D*B,S+1] cut short. Every rank of the world calls it.
+    """Take the first step on `sequences` [m*D*B,S+1] cut short. Every rank of the world calls it. In fp32 some more
+    steps are taken there (`full_depth`). Trials of fp32 and fp64 prove the fall of the loss at the longest length too.
 
     Raises:
-        Incorrect: half precision is further off fp32 than rounding explains.
+        Incorrect: half precision is further off fp32 than rounding explains, or what `_rehearse` says.
     """
     config = CutShort(**vars(config))
-    runs = [_run(config, sequences[:, : length + 1], mesh, device) for length in shorter_lengths(config)]
-    if config.dtype in TOLERANCES:
-        return Shorter(runs, TOLERANCES[config.dtype], TOLERANCES[config.dtype])
-    twin, _ = float32_twin(config)
+    cut = [sequences[:, : length + 1] for length in shorter_lengths(config)]
+    is_exact = config.dtype in TOLERANCES
+    twin = config if is_exact else float32_twin(config)[0]
     with full_precision():
-        exact = _run(twin, sequences[:, : proof_seq_len(config) + 1], mesh, device)
+        exact, fall, size, columns, line = _rehearse(config, twin, cut[0], mesh, device)
+        if is_exact:
+            longer = cut[1:] or [sequences] * (exact.seq_len < config.seq_len and not config.workload.single_step)
+            runs = [exact]
+            for text in longer:
+                depth = FullDepth(config, updates=0, size=size)
+                run, _, other = _watched(config, text, depth, mesh, device)
+                runs, fall = [*runs, run], max(fall, other, key=lambda each: each.error / each.budget)
+                if full_depth.is_judged(config):
+                    full_depth.require_fall(other, _where(config, run))
+            tolerance = TOLERANCES[config.dtype]
+            return Shorter(runs, tolerance, tolerance, columns | fall.columns(), line)
+    runs = [_run(config, text, mesh, device) for text in cut]
     rounding = _errors(runs[0], exact)
     if not rounding.loss <= (limit := MAX_ROUNDING * torch.finfo(getattr(torch, config.dtype)).eps):
         raise Incorrect(
             f"losses at seq_len={exact.seq_len} in {config.dtype} differ from those in float32 by {rounding.loss:.3g} "
             f"(relative), budget {limit:.3g}"
         )
-    return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst)
+    return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst, columns | fall.columns(), line)
+
+
+def _where(config: TrialConfig, run: Run) -> str:
+    return f"with all {config.model.num_layers} layers at seq_len={run.seq_len}"
+
+
+def _rehearse(
+    config: TrialConfig, twin: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device
+) -> tuple[Run, Fall, float, dict[str, Any], list[tuple[float, float]]]:
+    """The first step of `twin`, which is `config` in fp32 or fp64; how its loss falls after some updates; the size of
+    its first gradient (`FullDepth`); row columns; and its losses and gradient norms.
+
+    Raises:
+        Incorrect: an update is wrong, a parameter has no gradient, or the loss does not fall as the gradients say.
+    """
+    depth = FullDepth(twin)
+    run, results, fall = _watched(twin, sequences, depth, mesh, device)
+    losses = full_depth.check_losses(twin, labelled(twin, sequences), run.losses, run.labelled, device)
+    found = losses | depth.findings(results)
+    if full_depth.is_judged(config):
+        require(found, f"{_where(config, run)}: ")
+        full_depth.require_fall(fall, _where(config, run))
+    line = [(float(result.loss), float(result.grad_norm)) for result in results[: depth.num_steps - 1]]
+    require_resolution(twin, line)
+    columns = {"full_loss_error": found["loss"].error, "full_update_error": found["update"].column()}
+    return run, fall, depth.sizes[0], columns, line
 
 
 def shorter_lengths(config: TrialConfig) -> list[int]:
@@ -117,6 +169,37 @@ def shorter_lengths(config: TrialConfig) -> list[int]:
         longer = config.seq_len - (min(less, config.num_labels(config.seq_len) // 4) if masked else less)
         lengths.append(longer - (longer - config.seq_len) % multiple)
     return [length for length in dict.fromkeys(lengths) if length > 1]
+
+
+def require_resolution(config: TrialConfig, line: Sequence[tuple[float, float]]) -> None:
+    """line: loss and gradient norm of steps whose updates are right, all on one text.
+
+    Raises:
+        CannotTell: all are equal, since no update is large enough to show in the weights.
+    """
+    if len(set(line)) > 1:
+        return
+    workload, eps = config.workload, torch.finfo(stored_dtype(config.dtype)).eps
+    size = config.model.hidden_size**-0.5  # of weights as they are drawn
+    raise CannotTell(
+        f"the updates are too small to tell steps apart: with workload.learning_rate={workload.learning_rate:g} and "
+        f"workload.max_grad_norm={workload.max_grad_norm} the losses of {len(line)} steps are equal; use a "
+        f"workload.learning_rate of {10 * eps * size:.1g} or more, and a workload.max_grad_norm of 1e-3 or more"
+    )
+
+
+def _watched(
+    config: TrialConfig, sequences: Tensor, depth: FullDepth, mesh: DeviceMesh, device: torch.device
+) -> tuple[Run, list[StepResult], Fall]:
+    """The first step on `sequences`, all steps' results, and how the loss falls between the last two."""
+    engine, seq_len = engines.get(config.engine.name), sequences.shape[1] - 1
+    texts = [sequences] * depth.num_steps
+    with depth.hooked():
+        results = engine.run(config, texts, mesh, device, lambda: None, token_losses=len(texts), watch=depth.watch)
+    require_finite(config, results)
+    runs = [first_step(config, results[index], seq_len, mesh) for index in (0, -2, -1)]
+    release_memory(device)
+    return runs[0], results, depth.fall(*(run.losses[:, run.labelled] for run in runs[1:]))
 
 
 def _run(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device: torch.device) -> Run:
@@ -208,6 +291,7 @@ def check_first_step(first: Run, shorter: Shorter) -> dict[str, Any]:
                 f"{longer.grad_norm:.6g} at seq_len={longer.seq_len}: over a factor of {GRAD_NORM_FACTOR} apart"
             )
     return {
+        **shorter.columns,
         "timed_loss_error": max(each.loss for each in found),
         "timed_max_loss_error": max(each.worst for each in found),
     }
@@ -226,6 +310,36 @@ def check_timed_steps(results: Sequence[StepResult]) -> dict[str, list[float]]:
         if values[1] <= 0:
             raise Incorrect(f"step {step}: the gradient norm is {values[1]}: there was no backward")
     return {"loss": loss, "grad_norm": grad_norm}
+
+
+def check_line(results: Sequence[StepResult], line: Sequence[tuple[float, float]], *, judged: bool) -> dict[str, float]:
+    """Compare how loss and gradient norm go on from the first step, all on one text, with how they do at the reduced
+    length (`Shorter.line`); later steps are compared with the last of these. Returns a row column.
+
+    Where they change by more than MAX_CHANGE there, nothing is judged: the learning rate lets losses jump.
+
+    Raises:
+        Incorrect: a loss or a norm is another than any of these explains.
+    """
+    losses, norms = zip(*((float(result.loss), float(result.grad_norm)) for result in results), strict=True)
+    short_losses, short_norms = zip(*line, strict=True)
+    expected = [short_losses[min(step, len(line) - 1)] / short_losses[0] for step in range(len(results))]
+    change = max(abs(ratio - 1) for ratio in expected)
+    found = max(abs(loss / losses[0] - ratio) for loss, ratio in zip(losses, expected, strict=True))
+    budget = LINE_TOLERANCE + change / 2
+    factor = NORM_FACTOR * max(max(norm, short_norms[0]) / min(norm, short_norms[0]) for norm in short_norms)
+    if judged and change <= MAX_CHANGE:
+        if not found <= budget:
+            raise Incorrect(
+                f"the losses of the steps on one text are {', '.join(f'{loss:.4g}' for loss in losses)}: off by "
+                f"{found:.3g} of the first from how they change at the reduced length, budget {budget:.3g}"
+            )
+        if not all(1 / factor <= norm / norms[0] <= factor for norm in norms):
+            raise Incorrect(
+                f"the gradient norms of the steps on one text are {', '.join(f'{norm:.4g}' for norm in norms)}: over a "
+                f"factor of {factor:.3g} from the first"
+            )
+    return {"line_error": found}
 
 
 def require_new_results(loss: Sequence[float], grad_norm: Sequence[float]) -> None:

@@ -17,6 +17,7 @@ m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-
 """
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,9 +34,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from sp_bench import engines, methods
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import TrialConfig, WorkloadConfig
 from sp_bench.engines.float32_twin import float32_twin
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
 from sp_bench.oracle import one_process
 from sp_bench.oracle.one_process import Gradients
@@ -49,6 +50,7 @@ PROOF_LAYERS = 2
 OFFLOADED_PROOF_LAYERS = 3  # the last layer's checkpoint never leaves the device, and two share the host memory
 STEPS = 3
 MIN_LEARNING_RATE = 1e-4  # of these steps: weight decay and the update of bf16 copies are below rounding at a lower one
+DIVERGING_RATE = 0.1  # a larger one may move each weight by more than its size, and the losses to infinity
 SAMPLE = 2**20  # elements of a rank's part of a parameter that are compared
 CHUNK = 2**24  # elements that are widened to fp64 at a time
 # Largest relative error of losses and norms against one process in the same dtype, and of a clipped gradient. For lower
@@ -74,7 +76,9 @@ class Finding(NamedTuple):
         return math.inf if math.isnan(ratio) else ratio
 
     def column(self) -> dict[str, Any]:
-        return {"parameter": self.parameter, "error": self.error, "budget": self.budget}
+        """For the row, whose numbers are finite: an error of a finding that fails nothing may be none."""
+        error = self.error if math.isfinite(self.error) else sys.float_info.max
+        return {"parameter": self.parameter, "error": error, "budget": self.budget}
 
 
 KINDS = ("loss", "largest_loss", "gradient", "grad_norm", "received", "update")  # in the order of a step
@@ -139,11 +143,27 @@ def prove(config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> dict[s
 def require(found: Findings, where: Prose = "") -> None:
     """
     Raises:
-        Incorrect: an error is above its budget, or not a number; the first in the order of a step.
+        Incorrect: an error is above its budget, or not a number; the first of them.
     """
-    for kind in KINDS:
-        if not found[kind].error <= found[kind].budget:
-            raise Incorrect(where + found[kind].message)
+    for finding in found.values():
+        if not finding.error <= finding.budget:
+            raise Incorrect(where + finding.message)
+
+
+def require_finite(config: TrialConfig, results: Sequence[StepResult]) -> None:
+    """
+    Raises:
+        CannotTell: the first step has a loss, a later one has none, and the learning rate explains it. At a smaller
+            rate that is for the proof to judge.
+    """
+    losses, rate = [float(result.loss) for result in results], config.workload.learning_rate
+    assert rate is not None
+    if rate > DIVERGING_RATE and math.isfinite(losses[0]) and not all(map(math.isfinite, losses)):
+        step = next(step for step, loss in enumerate(losses, 1) if not math.isfinite(loss))
+        raise CannotTell(
+            f"training diverges: with workload.learning_rate={rate:g} the loss of step {step} is {losses[step - 1]}; "
+            f"use a workload.learning_rate of {DIVERGING_RATE} or less"
+        )
 
 
 def proof_seq_len(config: TrialConfig) -> int:
@@ -250,6 +270,14 @@ def _square_sum(x: Tensor, minus: Tensor | None = None) -> float:
     return float(total)
 
 
+def dot(x: Tensor, y: Tensor) -> float:
+    """The sum of the products of the elements of two tensors, in fp64."""
+    total = torch.zeros((), dtype=torch.float64, device=x.device)
+    for a, b in zip(x.flatten().split(CHUNK), y.flatten().split(CHUNK), strict=True):
+        total += (a.double() * b.double()).sum()
+    return float(total)
+
+
 def _take_steps(
     config: TrialConfig, batch: Tensor, expected: Expected, budget: Budget, mesh: DeviceMesh, device: torch.device
 ) -> Findings:
@@ -261,18 +289,24 @@ def _take_steps(
     if workload.max_grad_norm is not None:
         workload = replace(workload, max_grad_norm=expected.grad_norm / 2)
     config = replace(config, workload=workload)
-    observer = Observer(config, expected, budget)
+    observer = Observer(config, expected.gradients, budget.gradients)
     with observer.hooked():
         results = engines.get(config.engine.name).run(
             config, [batch] * STEPS, mesh, device, lambda: None, token_losses=STEPS, watch=observer.watch
         )
+    require_finite(config, results)
     padded_len = train.padded_seq_len(config, batch.shape[1] - 1)
     mine = _compare_losses(config, results[0], padded_len, expected, budget, mesh) | observer.findings(results)
-    every: list[Findings] = [mine] * mesh.size()
+    return worst_of_ranks(mine, KINDS)
+
+
+def worst_of_ranks(mine: Findings, kinds: Iterable[str]) -> Findings:
+    """The worst finding of any rank, of each kind; the same on every rank. Every rank of the world calls it."""
+    every: list[Findings] = [mine] * dist.get_world_size()
     dist.all_gather_object(every, mine)
     return {
         kind: max((each[kind] for each in every if kind in each), key=lambda found: found.excess, default=NOTHING)
-        for kind in KINDS
+        for kind in kinds
     }
 
 
@@ -326,16 +360,24 @@ class Sample:
 
 
 class Observer:
-    """Sees an engine's gradients before it clips them (`watch`), and what its optimizer makes of them (`hooked`)."""
+    """Sees an engine's gradients before it clips them (`watch`), and what its optimizer makes of them (`hooked`).
 
-    def __init__(self, config: TrialConfig, expected: Expected, budget: Budget) -> None:
-        self._workload = config.workload
-        self._gradients, self._budgets = expected.gradients, budget.gradients
+    expected: each parameter's gradient in the first step, on rank 0; budgets: the relative errors that they may have.
+    Without both, gradients are compared with nothing. sample: elements of a rank's part of a parameter that are read.
+    """
+
+    def __init__(
+        self,
+        config: TrialConfig,
+        expected: Mapping[str, Tensor],
+        budgets: Mapping[str, float],
+        *,
+        sample: int = SAMPLE,
+    ) -> None:
+        self._workload, self._sample_size = config.workload, sample
+        self._gradients, self._budgets = expected, budgets
         self._stored, self._computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
-        stored = str(self._stored).removeprefix("torch.")
-        self._clip_tolerance = TOLERANCES[stored] + 2 * expected.norm_rounding
-        # in fp64 the formula rounds as often as the optimizer does
-        self._roundings = ROUNDINGS * (2 if self._stored == torch.float64 else 1)
+        self._clip_tolerance = 0.0  # of the step, relative
         self._clip = 1.0  # what the gradients of a step are multiplied by
         self._samples: dict[str, Sample] = {}
         self._moves = False  # whether an update is large enough to show in what the model computes
@@ -345,8 +387,8 @@ class Observer:
     def hooked(self) -> Iterator[None]:
         """Looks at every step of every optimizer of this process."""
         hooks = (
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+            register_optimizer_step_pre_hook(self.before_update),
+            register_optimizer_step_post_hook(self.after_update),
         )
         try:
             yield
@@ -356,19 +398,24 @@ class Observer:
 
     def watch(self, parts: Iterable[Part]) -> None:
         """The engine calls it in each optimizer step, before it clips."""
-        square_sum = 0.0
+        square_sum = stored_square_sum = 0.0
         for part in parts:
             square_sum += _square_sum(part.whole)
-            place, step = _place(part)
+            stored_square_sum += float(torch.linalg.vector_norm(part.whole)) ** 2
+            place, step = _place(part, self._sample_size)
             gradient = part.local.flatten()[::step].clone()
             if part.name not in self._samples:
                 self._compare_gradient(part)
                 self._samples[part.name] = Sample(part.name, part.updated, place, gradient, gradient, {})
             else:
                 self._samples[part.name].gradient = gradient
+        norm = math.sqrt(square_sum)
+        # An engine clips with a norm that it computes in the dtype in which gradients are stored (`Expected`).
+        rounding = abs(math.sqrt(stored_square_sum) / norm - 1) if norm else 0.0
+        self._clip_tolerance = TOLERANCES[str(self._stored).removeprefix("torch.")] + 2 * rounding
         if self._workload.max_grad_norm is not None:
             # torch and DeepSpeed add the same 1e-6
-            self._clip = min(1.0, self._workload.max_grad_norm / (math.sqrt(square_sum) + 1e-6))
+            self._clip = min(1.0, self._workload.max_grad_norm / (norm + 1e-6))
 
     def findings(self, results: Sequence[StepResult]) -> Findings:
         """The worst of each kind on this rank, after the last step, of which these are the engine's results."""
@@ -379,13 +426,12 @@ class Observer:
                 "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
             )
             self._note("update", None, math.inf, 0, same)
-        for name in self._budgets:
-            if name not in self._samples:
-                self._note("gradient", name, math.inf, 0, f"the engine shows no gradient of {name}")
-                continue
-            taken = self._samples[name].num_updates
-            if self._samples[name].gradient.numel() and taken != STEPS:
-                self._note("update", name, math.inf, 0, f"the optimizer took {taken} of {STEPS} steps on {name}")
+        for name in self._budgets.keys() - self._samples.keys():
+            self._note("gradient", name, math.inf, 0, f"the engine shows no gradient of {name}")
+        for name, sample in self._samples.items():
+            taken, wanted = sample.num_updates, len(results)
+            if sample.gradient.numel() and taken != wanted:
+                self._note("update", name, math.inf, 0, f"the optimizer took {taken} of {wanted} steps on {name}")
         return self._worst
 
     def _note(self, kind: str, parameter: str | None, error: float, budget: float, message: Prose) -> None:
@@ -402,7 +448,7 @@ class Observer:
         what: Prose = f"the gradient of {part.name} in step 1, before clipping,"
         self._note("gradient", part.name, error, budget, _differs(what, "one process", error, budget))
 
-    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for sample in self._updated_by(optimizer):
             step, name = sample.num_updates + 1, sample.name
             assert sample.updated.grad is not None
@@ -417,55 +463,86 @@ class Observer:
                 if key not in found or not torch.equal(found[key], left):
                     changed: Prose = f"between steps {step - 1} and {step} something changes {key} of {name}"
                     self._note("update", name, math.inf, 0, changed)
+            if not sample.num_updates and (left := [key for key in found if key != PARAMETER and found[key].any()]):
+                old = f"before its first step {type(optimizer).__name__} has {' and '.join(left)} of {name}, not zero"
+                self._note("update", name, math.inf, 0, old)
             sample.tensors = found
 
-    def _after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        workload, unit = self._workload, torch.finfo(self._stored).eps
-        assert workload.optimizer is not None
+    def after_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         for sample in self._updated_by(optimizer):
             sample.num_updates += 1
-            step, name, kind = sample.num_updates, sample.name, type(optimizer).__name__
-            zeros = dict.fromkeys(MOMENTS[workload.optimizer], torch.zeros_like(sample.received))
-            before, after = zeros | sample.tensors, self._tensors(optimizer, sample)
-            predicted = FORMULAS[workload.optimizer](step, workload.learning_rate, sample.received, before)
-            if len(after) < len(predicted):
-                lacking = " or ".join(sorted(predicted.keys() - after.keys()))
-                same = torch.equal(after[PARAMETER], before[PARAMETER])
-                done: Prose = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
-                self._note("update", name, math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}")
-            for key in after:
-                want, scale = predicted[key]
-                error = float(((after[key] - want).abs() / (unit * scale + _tiny(self._stored))).max())
-                message: Prose = (
-                    f"{key} of {name} after step {step} is {error:.3g} roundings off what {workload.optimizer} with "
-                    f"lr={workload.learning_rate} makes of the gradient that {kind} got, allowed {self._roundings}"
-                )
-                self._note("update", name, error, self._roundings, message)
+            before, after = sample.tensors, self._tensors(optimizer, sample)
+            for error, budget, message in compare_update(
+                *(self._workload, self._stored, optimizer, sample.name, sample.updated.dtype, sample.num_updates),
+                *(sample.received, before, after),
+            ):
+                self._note("update", sample.name, error, budget, message)
             change = after[PARAMETER].to(self._computed) != before[PARAMETER].to(self._computed)
             self._moves |= float(change.double().mean()) > 0.01
-            if sample.updated.dtype != self._stored:
-                own: Prose = f"{kind} updates {name} in {sample.updated.dtype}, not in {self._stored}"
-                self._note("update", name, math.inf, 0, own)
             sample.tensors = after
 
     def _updated_by(self, optimizer: torch.optim.Optimizer) -> list[Sample]:
         """The samples of this step of `optimizer`. DeepSpeed has it take one for each buffer."""
-        given = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        return [s for s in self._samples.values() if s.gradient.numel() and any(s.updated is p for p in given)]
+        given = {id(p) for group in optimizer.param_groups for p in group["params"] if p.grad is not None}
+        return [s for s in self._samples.values() if s.gradient.numel() and id(s.updated) in given]
 
     def _tensors(self, optimizer: torch.optim.Optimizer, sample: Sample) -> dict[str, Tensor]:
-        """Parameter and moments, as far as the optimizer has them."""
-        assert self._workload.optimizer is not None
-        state = optimizer.state.get(sample.updated, {})
-        kept = {key: state[key] for key in MOMENTS[self._workload.optimizer] if state.get(key) is not None}
-        return {key: sample.of(tensor) for key, tensor in ({PARAMETER: sample.updated} | kept).items()}
+        return {key: sample.of(tensor) for key, tensor in held(optimizer, sample.updated, self._workload).items()}
 
 
-def _place(part: Part) -> tuple[slice | Tensor, int]:
-    """Where in `part.updated`, flat, the elements are that are compared, and their distance in `part.local`. It has no
-    factor in common with a row's length, so that they are of all columns."""
+def held(optimizer: torch.optim.Optimizer, updated: Tensor, workload: WorkloadConfig) -> dict[str, Tensor]:
+    """Parameter and moments, as far as the optimizer has them."""
+    assert workload.optimizer is not None
+    state = optimizer.state.get(updated, {})
+    kept = {key: state[key] for key in MOMENTS[workload.optimizer] if state.get(key) is not None}
+    return {PARAMETER: updated} | kept
+
+
+def compare_update(
+    workload: WorkloadConfig,
+    stored: torch.dtype,
+    optimizer: torch.optim.Optimizer,
+    name: str,
+    dtype: torch.dtype,
+    step: int,
+    received: Tensor,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+) -> Iterator[tuple[float, float, str]]:
+    """Errors, in roundings, of what the optimizer made of the gradient that it `received` in its step number `step`,
+    with their budgets and messages.
+
+    stored, dtype: in which parameters must be updated, and are. before, after: parameter and moments, in fp64.
+    """
+    assert workload.optimizer is not None
+    assert workload.learning_rate is not None
+    kind = type(optimizer).__name__
+    # in fp64 the formula rounds as often as the optimizer does
+    unit, budget = torch.finfo(stored).eps, ROUNDINGS * (2 if stored == torch.float64 else 1)
+    before = dict.fromkeys(MOMENTS[workload.optimizer], torch.zeros_like(received)) | dict(before)
+    predicted = FORMULAS[workload.optimizer](step, workload.learning_rate, received, before)
+    if len(after) < len(predicted):
+        lacking = " or ".join(sorted(predicted.keys() - after.keys()))
+        same = torch.equal(after[PARAMETER], before[PARAMETER])
+        done: Prose = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
+        yield math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}"
+    for key in after:
+        want, scale = predicted[key]
+        error = float(((after[key] - want).abs() / (unit * scale + _tiny(stored))).max())
+        message: Prose = (
+            f"{key} of {name} after step {step} is {error:.3g} roundings off what {workload.optimizer} with "
+            f"lr={workload.learning_rate} makes of the gradient that {kind} got, allowed {budget}"
+        )
+        yield error, budget, message
+    if dtype != stored:
+        yield math.inf, 0, f"{kind} updates {name} in {dtype}, not in {stored}"
+
+
+def _place(part: Part, sample: int) -> tuple[slice | Tensor, int]:
+    """Where in `part.updated`, flat, the elements are that are compared, `sample` or fewer, and their distance in
+    `part.local`. It has no factor in common with a row's length, so that they are of all columns."""
     numel, row = part.local.numel(), part.whole.shape[-1]
-    step = max(-(-numel // SAMPLE), 1)
+    step = max(-(-numel // sample), 1)
     while step > 1 and math.gcd(step, row) > 1:
         step += 1
     if isinstance(part.offset, Tensor):

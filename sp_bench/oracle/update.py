@@ -33,7 +33,8 @@ def adamw(step: int, learning_rate: float, gradient: Tensor, before: Mapping[str
     unit = learning_rate / (1 - beta1**step) / ((square / (1 - beta2**step)).sqrt() + EPS)
     value = parameter * (1 - learning_rate * WEIGHT_DECAY) - unit * moment
     # half of the relative error of 1 - beta2 comes through the root from `square`, and half from 1 - beta2**step
-    scale = parameter.abs() + unit * moment_scale * (1 + BETA_ERROR / (1 - beta2))
+    kept = parameter.abs() * (1 + learning_rate * WEIGHT_DECAY)
+    scale = kept + unit * moment_scale * (1 + BETA_ERROR / (1 - beta2))
     return {
         PARAMETER: Moved(value, scale),
         "exp_avg": Moved(moment, moment_scale),

@@ -83,7 +83,9 @@ def _nccl_oom() -> NoReturn:
 
 
 def _host_oom() -> None:
-    bytearray(2**60)  # more than any address space: the allocator itself refuses
+    import torch
+
+    torch.empty(2**60, dtype=torch.uint8)  # more than any address space: the allocator itself refuses
 
 
 def _exception() -> NoReturn:

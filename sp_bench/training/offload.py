@@ -25,6 +25,10 @@ CPU = torch.device("cpu")
 ALIGNMENT = 512  # bytes at which each tensor begins in host memory, as on a device
 
 
+class OutOfHostMemory(MemoryError):
+    """The host has not as much memory as is asked for, or does not page-lock it."""
+
+
 class HostMemory:
     """One slab of host memory, which the layers cut up. It is page-locked where tensors are on a GPU.
 
@@ -45,7 +49,7 @@ class HostMemory:
         """Have `layer_bytes` for each layer in the slab. What it held is lost if it must grow.
 
         Raises:
-            MemoryError: this machine has not as much free memory for all its ranks; or it cannot be page-locked.
+            OutOfHostMemory: this machine has not as much free memory for all its ranks; or it cannot be page-locked.
         """
         needed = num_layers * layer_bytes
         if needed <= self.num_bytes:
@@ -57,7 +61,7 @@ class HostMemory:
         if device.type == "cuda" and needed:
             if error := int(_cudart().cudaHostRegister(self.slab.data_ptr(), needed, 0)):
                 self.slab = torch.empty(0, dtype=torch.uint8)
-                raise MemoryError(
+                raise OutOfHostMemory(
                     f"workload.checkpoint_offload=true: CUDA cannot page-lock {needed / 2**30:.1f} GiB of host memory "
                     f"(cudaHostRegister: error {error}); {hardware.free_host_bytes() / 2**30:.1f} GiB more are free; "
                     "use a smaller seq_len, or checkpoint_offload=false"
@@ -95,7 +99,7 @@ def page_locking(num_bytes: int, what: str) -> Iterator[None]:
     error says `out of memory`, and not whose.
 
     Raises:
-        MemoryError: it was refused.
+        OutOfHostMemory: it was refused.
     """
     try:
         yield
@@ -103,7 +107,7 @@ def page_locking(num_bytes: int, what: str) -> Iterator[None]:
         if isinstance(error, torch.OutOfMemoryError) or "out of memory" not in str(error).lower():
             raise
         free = hardware.free_host_bytes() / 2**30
-        raise MemoryError(
+        raise OutOfHostMemory(
             f"{what}: CUDA cannot page-lock {num_bytes / 2**30:.1f} GiB of host memory for this rank, and torch rounds "
             f"each tensor up to a power of two; {free:.1f} GiB are free. Use more ranks, or keep it on the device"
         ) from error
@@ -143,7 +147,7 @@ def _touched(num_bytes: int, num_threads: int) -> Tensor:
 
 def _require_free(num_bytes: int, ranks: int) -> None:
     if (free := hardware.free_host_bytes()) < ranks * num_bytes:
-        raise MemoryError(
+        raise OutOfHostMemory(
             f"workload.checkpoint_offload=true: {ranks} ranks need {num_bytes / 2**30:.1f} GiB of host memory each, "
             f"and {free / 2**30:.1f} GiB are free; use a smaller seq_len, or checkpoint_offload=false"
         )

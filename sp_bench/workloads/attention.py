@@ -1,15 +1,45 @@
 """Attention alone on random q, k and v: exchange and kernel, and nothing else. Forward, or forward and backward."""
 
+from collections.abc import Sequence
 from functools import partial
+
+import torch
+from torch import Tensor
 
 from sp_bench import kernels, methods
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, allocated_bytes, measure, release_memory
 from sp_bench.oracle import reduced_length
-from sp_bench.oracle.timed_length import Draw, check_attention
+from sp_bench.oracle.timed_length import Draw, Step, check_attention, check_results
 from sp_bench.workloads import Job, arms
-from sp_bench.workloads.step import attention_step, local_inputs
+from sp_bench.workloads.step import attention_step, two_sets
+
+
+class Turns:
+    """Steps that are taken in turn, so that none reads the inputs of the one before. The results of step `last` stay,
+    on the device until `to_host`."""
+
+    def __init__(self, steps: Sequence[Step], last: int) -> None:
+        self._steps, self._last = steps, last
+        self._taken = 0
+        self._kept: list[Tensor] = []
+        self.kept_from = (last - 1) % len(steps)  # which of the steps it was
+
+    def __call__(self) -> None:
+        results = self._steps[self._taken % len(self._steps)]()
+        self._taken += 1
+        if self._taken == self._last:
+            self._kept = list(results)
+
+    def to_host(self) -> None:
+        """Nothing that is kept is on the device while a further step runs."""
+        self._kept = [x.to("cpu", copy=True) for x in self._kept]
+
+    def results(self, device: torch.device) -> list[Tensor]:
+        """What step `last` returned, which is not kept any longer."""
+        kept, self._kept = self._kept, []
+        return [x.to(device) for x in kept]
 
 
 def run(job: Job) -> Measurement:
@@ -27,18 +57,32 @@ def run(job: Job) -> Measurement:
     leftover = allocated_bytes(device)
     shape = config.attention_shape(config.seq_len)
     local_len = shape.seq_len // config.sp_size
-    inputs = local_inputs(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
-    backward = config.workload.pass_kind == "forward_backward"
+    sets = two_sets(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
+    inputs, backward = sets[0], config.workload.pass_kind == "forward_backward"
     step = partial(attention_step, inputs, backward=backward)
 
     with methods.open_counted(config.method, kernel, shape, mesh) as attention:
         eager = partial(step, attention)
         timed = as_launched(eager, config.workload)
-        measurement = measure(timed, config.workload, device, job.enter_phase, job.trace_to, counted=eager)
+        other = partial(attention_step, sets[1], attention, backward=backward)
+        steps = [timed, timed if isinstance(timed, Replay) else other]  # a graph reads the inputs it was recorded with
+        turns = Turns(steps, config.workload.warmup_steps + config.workload.timed_steps)
+
+        def enter_phase(name: str) -> None:
+            job.enter_phase(name)
+            if name == "ledger":
+                turns.to_host()
+
+        measurement = measure(turns, config.workload, device, enter_phase, job.trace_to, counted=eager)
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
+        last = inputs if isinstance(timed, Replay) else sets[turns.kept_from]
+        columns["timed_rel_error"] = check_results(
+            *(turns.results(device), last if backward else last[:3], attention.layout, shape, mesh, draw),
+            columns["error_budget"],
+        )
         columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, columns["error_budget"])
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:

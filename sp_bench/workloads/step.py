@@ -4,6 +4,7 @@ B batch, s local tokens, H heads, D head size.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -28,6 +29,18 @@ def local_inputs(shape: AttentionShape, local_len: int, device: torch.device, se
             dtype=getattr(torch, shape.dtype),
         )
         for heads in (shape.num_heads, shape.num_kv_heads, shape.num_kv_heads, shape.num_heads)
+    ]
+
+
+def two_sets(shape: AttentionShape, local_len: int, device: torch.device, seed: int) -> list[list[Tensor]]:
+    """Two sets of inputs as `local_inputs` draws them. The second begins one token behind the first in the same memory:
+    its tensors lie elsewhere, and take no memory of their own but for that token."""
+    wider = replace(shape, batch_size=1)
+    drawn = local_inputs(wider, shape.batch_size * local_len + 1, device, seed)
+    sizes = [(shape.batch_size, local_len, *x.shape[2:]) for x in drawn]
+    return [
+        [x[:, start : x.shape[1] - 1 + start].view(size) for x, size in zip(drawn, sizes, strict=True)]
+        for start in (0, 1)
     ]
 
 

@@ -14,6 +14,8 @@ from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step
+from sp_bench.oracle.full_depth import is_judged
+from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.training import text, train
 from sp_bench.training.limit import limit_ms
@@ -53,17 +55,22 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         compile_s.append(compiling.seconds)
         clock.tick()
 
-    with weights.watched(tick) as watched:
+    last_update = LastUpdate(config)
+    with weights.watched(tick) as watched, last_update.watched(watched) as ticking:
         texts = [sequences] * num_steps(config.workload)
-        results = engine.run(config, texts, job.mesh, job.device, watched, token_losses=1)
+        results = engine.run(config, texts, job.mesh, job.device, ticking, token_losses=1)
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     timed_columns = {}
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
+        timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
     steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
     weights.require_changed()
+    found = last_update.findings()
+    if is_judged(config):
+        training_step.require(found)
     timed_step.require_new_results(**steps)
     if not config.workload.single_step:
         measurement.limit_ms = limit_ms(config, job.device)
@@ -82,6 +89,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **step_columns,
         **timed_columns,
         **steps,
+        "last_update_error": found["update"].column(),
         "compile_s": compile_seconds(config, compile_s),
         "optimizer_ms": _optimizer_ms(config, results),
         "pinned_host_bytes": pinned_host_bytes(config, memory),

@@ -202,7 +202,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
         ChunkedAttention,
         "forward",
         staticmethod(inexact_when_timed),
-        f"sampled rows at seq_len={SEQ_LEN}",
+        f"the last timed step at seq_len={SEQ_LEN}",
     ),
     *(
         (
@@ -211,7 +211,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
             ChunkedAttention,
             "backward",
             timed_gradient(wrong, place),
-            f"sampled rows at seq_len={SEQ_LEN}: relative error of {tensor} is ",
+            f"(sampled rows|the last timed step) at seq_len={SEQ_LEN}: (relative error of {tensor} is |sum)",
         )
         for place, tensor in enumerate(("dq", "dk", "dv"), start=-3)
         for wrong in (moved, cut_off, lost_head)

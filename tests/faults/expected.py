@@ -21,7 +21,7 @@ class Expected:
 EXPECTED = {
     "torch_oom": Expected("oom", "torch", "rank {rank}: OutOfMemoryError: CUDA out of memory"),
     "nccl_oom": Expected("oom", "nccl", "rank {rank}: DistBackendError: NCCL error in"),
-    "host_oom": Expected("oom", "host", "rank {rank}: MemoryError"),
+    "host_oom": Expected("oom", "host", r"rank {rank}: RuntimeError: .*DefaultCPUAllocator"),
     "exception": Expected("error", None, "rank {rank}: RuntimeError: injected exception"),
     "hang": Expected("timeout", None, r"phase {phase} passed its deadline of {deadline:g} s in ranks 0, 1"),
     "segfault": Expected("error", None, "rank {rank} died with SIGSEGV in phase {phase}"),

@@ -603,3 +603,370 @@ LIES: Mapping[str, Callable[[], None]] = {
     "documents_leak": _documents_leak,
     "loss_averaged_over_ranks": _loss_averaged_over_ranks,
 }
+
+
+# Lies of all layers, of later steps, and of the timed length. The proofs of few layers have two, with offloaded
+# checkpoints three, and take three steps.
+def _in_late_layers(change: Callable[[Any], object], first: int = 2) -> Callable[[], None]:
+    """A lie of the layers from the third on: `change` gets each of FSDP2's decoder."""
+
+    def plant() -> None:
+        from sp_bench.engines import fsdp2
+
+        honest = fsdp2.start
+
+        def start(*args: Any, **options: Any) -> Any:
+            training = honest(*args, **options)
+            for block in list(training.decoder.blocks)[first:]:
+                change(block)
+            return training
+
+        fsdp2.start = start
+
+    return plant
+
+
+def _without_rope(block: Any) -> None:
+    from torch import ones_like, zeros_like
+
+    honest = block._before
+    block._before = lambda x, rope: honest(x, (ones_like(rope[0]), zeros_like(rope[1])))
+
+
+def _late_kv_of_another_layer() -> None:
+    """The layers from the third on attend to the keys and values of the third."""
+    of_third: list[Any] = []
+
+    def change(block: Any) -> None:
+        honest, is_third = block._before, not of_third
+        of_third.append(None)
+
+        def before(x: Any, rope: Any) -> Any:
+            q, k, v = honest(x, rope)
+            if is_third:
+                of_third[0] = k, v
+            return q, *of_third[0]
+
+        block._before = before
+
+    _in_late_layers(change)()
+
+
+def _half_the_gradient_through_kv(block: Any) -> None:
+    honest = block._before
+
+    def before(x: Any, rope: Any) -> Any:
+        q, k, v = honest(x, rope)
+        return q, (k + k.detach()) / 2, (v + v.detach()) / 2
+
+    block._before = before
+
+
+def _no_gradient_through_kv(block: Any) -> None:
+    honest = block._before
+
+    def before(x: Any, rope: Any) -> Any:
+        q, k, v = honest(x, rope)
+        return q, k.detach(), v.detach()
+
+    block._before = before
+
+
+def _half_the_gradient_below(block: Any) -> None:
+    honest = block.forward
+
+    def forward(x: Any, rope: Any) -> Any:
+        return honest((x + x.detach()) / 2, rope)
+
+    block.forward = forward
+
+
+def _recomputed_elsewhere(block: Any) -> None:
+    from itertools import cycle
+
+    honest, again = block._before, cycle((False, True))
+
+    def before(x: Any, rope: Any) -> Any:
+        return honest(x, tuple(each.roll(1, 0) for each in rope) if next(again) else rope)
+
+    block._before = before
+
+
+def _late_kept_output_is_zero() -> None:
+    """A layer from the third on finds zeros as the output of its attention that it kept."""
+    from torch import zeros_like
+
+    def change(block: Any) -> None:
+        honest = block._attended
+
+        def attended(x: Any, rope: Any, kept: Any) -> Any:
+            take = kept.take
+
+            def zeros() -> Any:
+                tensors = take()
+                return (zeros_like(tensors[0]), *tensors[1:]) if tensors else tensors
+
+            if "take" not in vars(kept):
+                kept.take = zeros
+            return honest(x, rope, kept)
+
+        block._attended = attended
+
+    _in_late_layers(change)()
+
+
+def _late_checkpoint_overwritten() -> None:
+    """In host memory the checkpoint of the fourth layer overwrites that of the third."""
+    from sp_bench.training.offload import Offload
+
+    honest = Offload._send
+
+    def send(self: Any, index: int) -> None:
+        honest(self, index)
+        if index == 3:
+            for place, mine in zip(self._layers[2].places, self._layers[3].places, strict=True):
+                place.copy_(mine)
+
+    Offload._send = send
+
+
+def _of_gradients(change: Callable[[str, Any], object], longer_than: int = 0) -> Callable[[], None]:
+    """A lie of FSDP2's gradients: `change` gets the name and this rank's part of each that a micro-batch has, if it has
+    more labels than `longer_than`."""
+
+    def plant() -> None:
+        from sp_bench.engines.fsdp2 import Training
+
+        honest = Training._accumulate
+
+        def accumulate(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+            losses = honest(self, batch, num_valid_tokens)
+            for name, parameter in self.decoder.named_parameters():
+                if num_valid_tokens > longer_than:
+                    change(name, parameter.grad.to_local())
+            return losses
+
+        Training._accumulate = accumulate
+
+    return plant
+
+
+def _late_times(factor: float) -> Callable[[], None]:
+    """The gradients of the layers from the third on are `factor` times as large."""
+
+    def change(name: str, gradient: Any) -> None:
+        if name.startswith("blocks.") and int(name.split(".")[1]) >= 2:
+            gradient.mul_(factor)
+
+    return _of_gradients(change)
+
+
+def _negated_after_step_3() -> None:
+    """After three steps of an optimizer the backward begins at the negated loss."""
+    from sp_bench.engines.fsdp2 import Training
+
+    honest, step, steps = Training._forward, Training.step, dict[int, int]()
+
+    def counted(self: Any, batches: Any) -> Any:
+        steps[id(self.optimizer)] = steps.get(id(self.optimizer), 0) + 1
+        return step(self, batches)
+
+    def forward(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+        loss, losses = honest(self, batch, num_valid_tokens)
+        return (-loss if steps[id(self.optimizer)] > 3 else loss), losses
+
+    Training.step, Training._forward = counted, forward
+
+
+def _after_step_3(late: Callable[[Any, int, Callable[[], None]], None]) -> Callable[[], None]:
+    """From the fourth step of an AdamW on, `late` gets the optimizer, the number of the step and the honest step."""
+
+    def plant() -> None:
+        from torch.optim import AdamW
+
+        honest: Any = AdamW.step
+
+        def step(self: Any, closure: Any = None) -> None:
+            self.num_steps = getattr(self, "num_steps", 0) + 1
+            if self.num_steps > 3:
+                late(self, self.num_steps, lambda: honest(self))
+            else:
+                honest(self)
+
+        AdamW.step = step
+
+    return plant
+
+
+def _every_second(optimizer: Any, number: int, step: Callable[[], None]) -> None:
+    if number % 2:
+        step()
+
+
+def _first_parameter_alone(optimizer: Any, number: int, step: Callable[[], None]) -> None:
+    _, *others = optimizer.param_groups[0]["params"]
+    gradients = [parameter.grad for parameter in others]
+    for parameter in others:
+        parameter.grad = None
+    step()
+    for parameter, gradient in zip(others, gradients, strict=True):
+        parameter.grad = gradient
+
+
+def _late_by_a_step(optimizer: Any, number: int, step: Callable[[], None]) -> None:
+    parameters = optimizer.param_groups[0]["params"]
+    now = [parameter.grad.clone() for parameter in parameters]
+    for parameter, before in zip(parameters, getattr(optimizer, "gradients_before", now), strict=True):
+        parameter.grad.copy_(before)
+    optimizer.gradients_before = now
+    step()
+
+
+def _last_tile_trains_nothing() -> None:
+    """At the timed length the last tile of an MLP adds nothing to the gradients of its weights."""
+    from sp_bench.training import tiled_mlp
+
+    added, honest = tiled_mlp._added, tiled_mlp._InTiles.backward
+
+    def backward(ctx: Any, *grads: Any) -> Any:
+        left = -(-grads[0].shape[1] // ctx.tile_tokens)
+
+        def all_but_last(sums: Any, gradients: Any) -> Any:
+            nonlocal left
+            left -= 1
+            return added(sums, gradients) if left else sums
+
+        tiled_mlp._added = all_but_last if grads[0].shape[1] > REDUCED else added
+        return honest(ctx, *grads)
+
+    tiled_mlp._InTiles.backward = staticmethod(backward)
+
+
+def _learning_rate_has_a_floor() -> None:
+    """The optimizer's learning rate is never below 1e-4."""
+    from sp_bench.training import train
+
+    honest = train.make_optimizer
+
+    def make(parameters: Any, workload: Any) -> Any:
+        return honest(parameters, replace(workload, learning_rate=max(workload.learning_rate, 1e-4)))
+
+    train.make_optimizer = make
+
+
+def _clipping_at_one_ignored() -> None:
+    """Gradients are not clipped at a norm of 1.0."""
+    from sp_bench.training import train
+
+    honest = train.update
+
+    def update(parameters: Any, optimizer: Any, max_grad_norm: float | None, **options: Any) -> Any:
+        return honest(parameters, optimizer, None if max_grad_norm == 1.0 else max_grad_norm, **options)
+
+    train.update = update
+
+
+def _later_rates_tenfold() -> None:
+    """The learning rate of AdamW's steps is ten times that of its groups."""
+    from torch.optim import AdamW
+
+    honest: Any = AdamW.step
+
+    def step(self: Any, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        group["lr"] *= 10
+        honest(self)
+        group["lr"] /= 10
+
+    AdamW.step = step
+
+
+def _in_timed_steps(change: Callable[[Any, int, Any], Any], micro_batches: int = 1) -> Callable[[], None]:
+    """A lie of the two timed steps alone: `change` gets the training, which of a step's micro-batches it is and the
+    micro-batch, and gives the one that is trained on."""
+
+    def plant() -> None:
+        from sp_bench.engines.fsdp2 import Training
+
+        honest, taken = Training._accumulate, [0]
+
+        def accumulate(self: Any, batch: Any, num_valid_tokens: int) -> Any:
+            step, index = divmod(taken[0], micro_batches)
+            taken[0] += 1
+            attentions = [block.attention.attention for block in self.decoder.blocks]
+            losses = honest(self, change(self, index, batch) if step < 2 else batch, num_valid_tokens)
+            for block, attention in zip(self.decoder.blocks, attentions, strict=True):
+                block.attention.attention = attention
+            return losses
+
+        Training._accumulate = accumulate
+
+    return plant
+
+
+def _without_labels(batch: Any, first: int) -> Any:
+    from sp_bench.training.cross_entropy import IGNORED
+
+    labels = batch.labels.clone()
+    labels[:, first:] = IGNORED
+    return replace(batch, labels=labels)
+
+
+def _without_attention(training: Any, index: int, batch: Any) -> Any:
+    for block in training.decoder.blocks:
+        block.attention.attention = lambda q, k, v, *_: q * 0
+    return batch
+
+
+def _of_timed_attention(place: int) -> Callable[[], None]:
+    """In the two timed steps the kernel's output (place 0), dq, dk or dv is half of what it must be."""
+
+    def plant() -> None:
+        from sp_bench.kernels import math
+
+        name = "backward" if place else "forward"
+        honest, calls = getattr(math, name), [0]
+
+        def halved(*args: Any, **options: Any) -> Any:
+            calls[0] += 1
+            results = list(honest(*args, **options))
+            if calls[0] <= 2:
+                results[max(place - 1, 0)] /= 2
+            return tuple(results)
+
+        setattr(math, name, halved)
+
+    return plant
+
+
+LIES = {
+    **LIES,
+    "late_layers_without_rope": _in_late_layers(_without_rope),
+    "late_kv_of_another_layer": _late_kv_of_another_layer,
+    "late_kv_without_gradient": _in_late_layers(_no_gradient_through_kv),
+    "late_kv_half_the_gradient": _in_late_layers(_half_the_gradient_through_kv),
+    "late_layers_halve_the_gradient_below": _in_late_layers(_half_the_gradient_below),
+    "late_layers_recomputed_elsewhere": _in_late_layers(_recomputed_elsewhere),
+    "late_kept_output_is_zero": _late_kept_output_is_zero,
+    "late_checkpoint_overwritten": _late_checkpoint_overwritten,
+    "late_gradients_halved": _late_times(0.5),
+    "late_gradients_zero": _late_times(0.0),
+    "negated_after_step_3": _negated_after_step_3,
+    "every_second_update_left_out": _after_step_3(_every_second),
+    "first_parameter_alone_updated": _after_step_3(_first_parameter_alone),
+    "updates_late_by_a_step": _after_step_3(_late_by_a_step),
+    "timed_gradients_larger": _of_gradients(lambda _, gradient: gradient.mul_(1.5), REDUCED),
+    "timed_gradients_reversed": _of_gradients(lambda _, gradient: gradient.copy_(gradient.flip(0)), REDUCED),
+    "last_tile_trains_nothing": _last_tile_trains_nothing,
+    "learning_rate_has_a_floor": _learning_rate_has_a_floor,
+    "clipping_at_one_ignored": _clipping_at_one_ignored,
+    "later_rates_tenfold": _later_rates_tenfold,
+    "last_micro_batch_dropped": _in_timed_steps(
+        lambda _, index, batch: _without_labels(batch, 0) if index else batch, micro_batches=2
+    ),
+    "half_of_timed_text": _in_timed_steps(lambda _, __, batch: _without_labels(batch, batch.labels.shape[1] // 2)),
+    "timed_attention_left_out": _in_timed_steps(_without_attention),
+    "timed_output_halved": _of_timed_attention(0),
+    "timed_dq_halved": _of_timed_attention(1),
+    "timed_dv_halved": _of_timed_attention(3),
+}

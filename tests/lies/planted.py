@@ -101,21 +101,21 @@ LIES = [
         "At the timed length",
         "a window of 16 rows is zero beyond a length",
         ATTENTION,
-        "sampled rows at seq_len=96: relative error of output",
+        "the last timed step at seq_len=96: relative error of output",
     ),
     Lie(
         "dv_of_a_kv_head_dropped",
         "At the timed length",
         "the kernel drops dv of one KV head beyond a length",
         ATTENTION,
-        "sampled rows at seq_len=96: relative error of dv",
+        "the last timed step at seq_len=96: sum dv = sum dout does not hold in KV head",
     ),
     Lie(
         "gradients_of_the_sample_only",
         "At the timed length",
         "dk and dv lack a third of the queries, but where the check asks for a sample of rows they are right",
         ATTENTION,
-        "all rows at seq_len=96: sum dv = sum dout does not hold in KV head 0",
+        "the last timed step at seq_len=96: sum dv = sum dout does not hold in KV head",
     ),
     Lie(
         "positions_lost",
@@ -401,5 +401,200 @@ LIES = [
         "the loss is the mean over ranks of each one's mean, and one rank has no label",
         MASKED,
         "the gradient of .* in step 1, before clipping, differs from one process",
+    ),
+]
+
+# Of all layers, of later steps, and of gradients at the timed length.
+DEEP = (*TRAIN_STEP, "model.num_layers=5")
+FALLS = r"with all \d layers at seq_len=48: the loss changes by .* nats where the gradients say"
+FULL = "workload.activation_checkpointing=full"
+
+LIES += [
+    *(
+        Lie(name, "All layers", what, (*DEEP, *options), reason, quick=quick)
+        for name, what, reason, quick, *options in (
+            (
+                "late_layers_without_rope",
+                "no RoPE from the third layer on",
+                "with all 5 layers at seq_len=48: the tokens' losses differ from one process",
+                True,
+            ),
+            (
+                "late_kv_of_another_layer",
+                "the layers from the third on attend to the third's keys and values",
+                "with all 5 layers at seq_len=48: the tokens' losses differ from one process",
+                False,
+            ),
+            (
+                "late_kv_without_gradient",
+                "no gradient through K and V from the third layer on",
+                r"the gradient of blocks\.4\.attention\.(v|k_norm)\.weight in step \d is 0: nothing trains it",
+                False,
+            ),
+            (
+                "late_kv_half_the_gradient",
+                "half of the gradient through K and V from the third layer on",
+                FALLS,
+                False,
+            ),
+            (
+                "late_layers_halve_the_gradient_below",
+                "each layer from the third on halves the gradient of what is below",
+                FALLS,
+                False,
+            ),
+            (
+                "late_layers_recomputed_elsewhere",
+                "the layers from the third on are recomputed with other positions",
+                FALLS,
+                False,
+                FULL,
+            ),
+            (
+                "late_kept_output_is_zero",
+                "`selective_output` finds zeros from the third layer on",
+                FALLS,
+                False,
+                "workload.activation_checkpointing=selective_output",
+            ),
+            (
+                "late_checkpoint_overwritten",
+                "in host memory the fourth layer's checkpoint overwrites the third's",
+                FALLS,
+                True,
+                FULL,
+                "workload.checkpoint_offload=true",
+            ),
+            ("late_gradients_halved", "the gradients of the layers from the third on are halved", FALLS, True),
+            (
+                "late_gradients_zero",
+                "the gradients of the layers from the third on are zero",
+                r"the gradient of blocks\.4\.\S+ in step \d is 0: nothing trains it",
+                False,
+            ),
+        )
+    ),
+    *(
+        Lie(name, "Later steps", what, TRAIN_STEP, reason, quick=name == "negated_after_step_3")
+        for name, what, reason in (
+            ("negated_after_step_3", "gradients negated after the third step", FALLS),
+            (
+                "every_second_update_left_out",
+                "every second update left out after the third step",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+            (
+                "first_parameter_alone_updated",
+                "one parameter alone updated after the third step",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+            (
+                "updates_late_by_a_step",
+                "updates late by a step after the third",
+                "with all . layers at seq_len=48: .* of .* after step [45] is .* roundings off",
+            ),
+        )
+    ),
+    *(
+        Lie(name, "Later steps", what, trial, reason, phase=phase, quick=quick)
+        for name, what, trial, reason, phase, quick in (
+            (
+                "learning_rate_has_a_floor",
+                "a learning rate that never goes below 1e-4, where the trial has 1e-6",
+                TRAIN_STEP,
+                "with all . layers at seq_len=48: .* after step . is .* roundings off",
+                "init",
+                False,
+            ),
+            (
+                "clipping_at_one_ignored",
+                "clipping at a norm of 1.0 is ignored",
+                TRAIN_STEP,
+                "with all . layers at seq_len=48: the gradient of .* that the optimizer gets in step . differs",
+                "init",
+                False,
+            ),
+            (
+                "later_rates_tenfold",
+                "a learning rate ten times too high in the timed steps and after them",
+                TRAIN_STEP,
+                "in the step that is not timed: .* after step 4 is .* roundings off",
+                "measure",
+                True,
+            ),
+            (
+                "last_micro_batch_dropped",
+                "the timed steps leave out the last micro-batch, and no other step does",
+                (*TRAIN_STEP, "workload.micro_batches=2"),
+                "the losses of the steps on one text are .*: off by 0.(49|50)",
+                "measure",
+                True,
+            ),
+            (
+                "half_of_timed_text",
+                "the timed steps train on half of the text, and no other step does",
+                TRAIN_STEP,
+                "the losses of the steps on one text are",
+                "measure",
+                False,
+            ),
+            (
+                "timed_attention_left_out",
+                "the timed steps leave out attention, and no other step does",
+                TRAIN_STEP,
+                "the (losses|gradient norms) of the steps on one text are",
+                "measure",
+                False,
+            ),
+        )
+    ),
+    *(
+        Lie(name, "At the timed length", what, trial, reason, dtypes=("float32",), quick=quick)
+        for name, what, trial, reason, quick in (
+            (
+                "timed_gradients_larger",
+                "all gradients 1.5 times too large at the timed length, on two ranks",
+                TRAIN_STEP,
+                "with all . layers at seq_len=72: the loss changes by",
+                False,
+            ),
+            (
+                "timed_gradients_larger",
+                "the same on one rank",
+                ALONE,
+                "with all . layers at seq_len=96: the loss changes by",
+                False,
+            ),
+            (
+                "timed_gradients_reversed",
+                "all gradients have their rows in reversed order at the timed length",
+                ALONE,
+                "with all . layers at seq_len=96: the loss changes by",
+                True,
+            ),
+            (
+                "last_tile_trains_nothing",
+                "the last tile of an MLP adds nothing to the gradients of its weights at the timed length",
+                (*ALONE, FULL, "workload.mlp_tile_tokens=20"),
+                "with all . layers at seq_len=96: the loss changes by",
+                False,
+            ),
+        )
+    ),
+    *(
+        Lie(
+            f"timed_{tensor}_halved",
+            "At the timed length",
+            f"{tensor} is halved in the timed steps, and in no other",
+            ATTENTION,
+            f"the last timed step at seq_len=96: {reason}",
+            phase="measure",
+            quick=tensor == "output",
+        )
+        for tensor, reason in (
+            ("output", "relative error of output"),
+            ("dq", "relative error of dq"),
+            ("dv", "sum dv = sum dout does not hold"),
+        )
     ),
 ]

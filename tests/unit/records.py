@@ -31,9 +31,17 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
     losses = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
     trained = {"loss": [5.0 - 0.1 * step for step in range(losses)], "grad_norm": [1.0] * losses}
     of_losses = ("rel_error_loss", "rel_error_grad_norm", "timed_loss_error", "timed_max_loss_error")
+    update = {"parameter": "norm.weight", "error": 1.0, "budget": 4.0}
+    at_full_depth = {
+        "full_loss_error": 1e-7,
+        **dict.fromkeys(("full_update_error", "last_update_error"), update),
+        "line_error": 1e-3,
+        "fall_error": 1e-4,
+        "fall_budget": 1e-3,
+    }
     of_workload = {
-        "attention": proof,
-        "train_step": proof | trained | dict.fromkeys(of_losses, 1e-7),
+        "attention": proof | {"timed_rel_error": {"output": 1e-7, "dq": 1e-7}},
+        "train_step": proof | trained | dict.fromkeys(of_losses, 1e-7) | at_full_depth,
         "parity": parity | trained,
         "collective": {"curve": [{"message_bytes": size.sent_bytes, "ms": step_ms} for size in sizes]},
     }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sp_bench.costs.flags import (
     flags_of_devices,
+    flags_of_full_depth,
     flags_of_loss,
     flags_of_times,
     is_bimodal,
@@ -165,3 +166,19 @@ def test_committed_rows_with_a_slow_device_are_those_of_one_machine() -> None:
         ("h200x4_step_methods", "uneven_devices"): 13,
         ("h200x4_two_rings", "thermal_slowdown"): 14,
     }
+
+
+@pytest.mark.parametrize(
+    ("fall_error", "fall_budget", "update", "is_flagged"),
+    [
+        (None, None, None, False),  # an old row
+        (1e-4, 1e-3, 1.0, False),
+        (2e-3, 1e-3, 1.0, True),
+        (1e-3, 0.02, 1.0, True),
+        (1e-4, 1e-3, 4.1, True),
+    ],
+)
+def test_a_row_of_which_all_layers_are_not_proven_is_flagged(fall_error, fall_budget, update, is_flagged):
+    update_error = update and {"parameter": "norm.weight", "error": update, "budget": 4.0}
+    row = {"fall_error": fall_error, "fall_budget": fall_budget, "last_update_error": update_error}
+    assert flags_of_full_depth(row) == ["full_depth_unproven"] * is_flagged

@@ -53,8 +53,14 @@ def measurement(*step_ms: float, window_ms: float | None = None, **changes) -> M
 
 def row_of(config: TrialConfig, measurements: list[Measurement], device: str = H100) -> dict[str, Any]:
     """What the ranks hand over and what the driver makes of it."""
-    record = assemble(config, measurements)
+    record = {"kernel_launches": {"cudnn": 1}} | assemble(config, measurements)
     return record | derived(config, config.seq_len, record, device)
+
+
+def test_a_row_whose_kernel_nobody_counted_is_flagged() -> None:
+    record = assemble(CONFIG, [measurement(100, 100, 100)] * 2)
+    assert derived(CONFIG, CONFIG.seq_len, record, H100)["flags"] == ["kernel_uncounted"]
+    assert row_of(CONFIG, [measurement(100, 100, 100)] * 2)["flags"] == []
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank_and_rates_come_from_the_median() -> None:

@@ -1,6 +1,7 @@
 """What a rank says of its own failure, and the threads and the memory that it gives itself and its next trial."""
 
 import asyncio
+import errno
 import gc
 import weakref
 from contextlib import closing
@@ -12,7 +13,7 @@ import torch
 
 from sp_bench import hardware, worker
 from sp_bench.engines import fsdp2
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.training.offload import page_locking
 
 
@@ -28,9 +29,20 @@ def failure(error: BaseException) -> tuple[str | None, str | None]:
     return event.status, event.oom_site
 
 
-@pytest.mark.parametrize("allocate", [lambda: bytearray(2**60), lambda: torch.empty(2**60)])
+ENOMEM = OSError(errno.ENOMEM, "Cannot allocate memory")
+
+
+def refused() -> None:
+    raise ENOMEM
+
+
+@pytest.mark.parametrize("allocate", [lambda: torch.empty(2**60), refused])
 def test_an_allocation_that_the_host_refuses_is_out_of_host_memory(allocate):
     assert failure(raised(allocate)) == ("oom", "host")
+
+
+def test_a_memory_error_of_python_is_no_edge_by_itself():
+    assert failure(raised(lambda: bytearray(2**60))) == ("error", None)
 
 
 @pytest.mark.parametrize(
@@ -38,11 +50,49 @@ def test_an_allocation_that_the_host_refuses_is_out_of_host_memory(allocate):
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), "torch"),
         (RuntimeError("CUDA error: out of memory"), "torch"),  # of the driver: a library's own allocation
+        (RuntimeError("CUDA driver error: out of memory"), "torch"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "torch"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "torch"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), "torch"),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), "torch"),
+        (
+            RuntimeError("NCCL error in: NCCLUtils.cpp:77\nLast error:\nFailed to CUDA calloc async 4194304 bytes"),
+            "nccl",
+        ),
         (RuntimeError("NCCL error in: NCCLUtils.cpp:77\nLast error:\nCuda failure 2 'out of memory'"), "nccl"),
     ],
 )
 def test_out_of_device_memory_names_whose_allocation_failed(error, site):
     assert failure(error) == ("oom", site)
+
+
+OF_TORCH = (
+    "CUDA out of memory. Tried to allocate {asked} GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is "
+    "free. Process 7 has {other} GiB memory in use. Including non-PyTorch memory, this process has {held} GiB memory "
+    "in use. {allowed}Of the allocated memory {used} GiB is allocated by PyTorch, and 512.00 MiB is reserved "
+    "by PyTorch but unallocated."
+)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "status"),
+    [
+        ({"asked": 2.0, "held": 78.5, "used": 70.0, "other": 0.5, "allowed": ""}, "oom"),
+        ({"asked": 2.0, "held": 20.0, "used": 18.0, "other": 59.0, "allowed": ""}, "error"),
+        ({"asked": 2.0, "held": 41.0, "used": 38.5, "other": 0.5, "allowed": "40.00 GiB allowed; "}, "oom"),
+        ({"asked": 2.0, "held": 22.0, "used": 20.0, "other": 0.5, "allowed": "40.00 GiB allowed; "}, "error"),
+    ],
+)
+def test_a_refusal_is_an_edge_only_if_what_is_held_and_asked_for_reach_the_size(numbers, status):
+    event = worker._failure(0, 0.0, torch.OutOfMemoryError(OF_TORCH.format(**numbers)))
+    assert event.status == status
+    if status == "error":
+        assert "no end of memory: 20.00 GiB held" in str(event.reason) or "20.50 GiB held" in str(event.reason)
+
+
+def test_what_cannot_be_told_is_no_fault_of_the_method():
+    event = worker._failure(0, 0.0, CannotTell("the updates are too small"))
+    assert (event.status, event.reason) == ("unsupported", "the updates are too small")
 
 
 def refuse(*_, **__) -> None:

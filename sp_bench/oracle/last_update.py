@@ -1,0 +1,122 @@
+"""Observes the optimizer of the measured steps once more, in the one that is not timed, or with `workload.single_step`
+in the only one: it must still be the formula's, with the trial's learning rate, and must have taken every step.
+
+A sample of parameters and moments is read before and after that step, outside the timed window. Inside it, one of the
+gradient is copied as the optimizer gets it.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sp_bench.config.trial import TrialConfig
+from sp_bench.measure.timing import num_steps
+from sp_bench.oracle.full_depth import SAMPLE
+from sp_bench.oracle.training_step import Finding, Findings, compare_update, held, worst_of_ranks
+from sp_bench.oracle.update import PARAMETER
+from sp_bench.training import train
+
+
+@dataclass
+class Seen:
+    """A sample of one tensor that an optimizer updates."""
+
+    optimizer: torch.optim.Optimizer
+    updated: Tensor
+    before: dict[str, Tensor]  # parameter and moments
+    received: Tensor | None = None  # the gradient
+
+
+class LastUpdate:
+    """Wraps the ticks of the measured steps. Tensors become known in warm-up steps, or in the first step."""
+
+    def __init__(self, config: TrialConfig) -> None:
+        self._workload, self._stored = config.workload, train.stored_dtype(config.dtype)
+        self._last = num_steps(config.workload)
+        self._seen: dict[int, Seen] = {}  # by their ids
+        self._num_ticks = 0  # so the number of the step that runs
+        self._found: Findings = {}
+
+    @contextmanager
+    def watched(self, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+        """Yields what the engine is to call instead of `tick`."""
+        hook = register_optimizer_step_pre_hook(self._before_update)
+
+        def ticking() -> None:
+            next_is_last = self._num_ticks == self._last - 1
+            if next_is_last and self._workload.single_step:  # `tick` begins the timed window
+                self._read()
+            tick()
+            self._num_ticks += 1
+            if next_is_last and not self._workload.single_step:  # `tick` has ended it
+                self._read()
+            if self._num_ticks == self._last + 1:
+                self._compare()
+
+        try:
+            yield ticking
+        finally:
+            hook.remove()
+            self._seen.clear()
+
+    def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._num_ticks > max(self._workload.warmup_steps, 1) and self._num_ticks != self._last:
+            return  # a timed step; the tensors are known
+        for updated in (each for group in optimizer.param_groups for each in group["params"]):
+            seen = self._seen.setdefault(id(updated), Seen(optimizer, updated, {}))
+            if self._num_ticks == self._last and updated.grad is not None:
+                seen.received = _sample(updated.grad)
+
+    def _read(self) -> None:
+        for seen in self._seen.values():
+            found = held(seen.optimizer, seen.updated, self._workload)
+            seen.before = {key: _sample(tensor) for key, tensor in found.items()}
+
+    def _compare(self) -> None:
+        for number, seen in enumerate(self._seen.values()):
+            name = f"tensor {number} of the optimizer"
+            for error, budget, message in self._errors(name, seen):
+                found = Finding(error, budget, f"in the step that is not timed: {message}", name)
+                if "update" not in self._found or found.excess > self._found["update"].excess:
+                    self._found["update"] = found
+
+    def _errors(self, name: str, seen: Seen) -> Iterator[tuple[float, float, str]]:
+        if seen.received is None or not seen.before:
+            yield math.inf, 0, f"step {self._last} updates no {name}"
+            return
+        taken = seen.optimizer.state.get(seen.updated, {}).get("step")
+        if taken is not None and int(taken) != self._last:
+            yield math.inf, 0, f"the optimizer took {int(taken)} of {self._last} steps on {name}"
+        if self._last == 1 and (left := [key for key, x in seen.before.items() if key != PARAMETER and x.any()]):
+            yield math.inf, 0, f"before the only step {' and '.join(left)} of {name} are not zero"
+        after = held(seen.optimizer, seen.updated, self._workload)
+        before, after = (
+            {key: tensor.double() for key, tensor in tensors.items()}
+            for tensors in (seen.before, {key: _sample(tensor) for key, tensor in after.items()})
+        )
+        # DeepSpeed's buffers have gaps, whose weights are whatever the memory held. No gradient reaches them.
+        real = before[PARAMETER].isfinite() | (seen.received != 0)
+        before, after = ({key: tensor[real] for key, tensor in tensors.items()} for tensors in (before, after))
+        if real.any():
+            yield from compare_update(
+                *(self._workload, self._stored, seen.optimizer, name, seen.updated.dtype, self._last),
+                *(seen.received[real].double(), before, after),
+            )
+
+    def findings(self) -> Findings:
+        """The worst of any rank; the same on every rank."""
+        return worst_of_ranks(self._found, ("update",))
+
+
+def _sample(tensor: Tensor) -> Tensor:
+    """A copy of evenly spread elements of this rank's part."""
+    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    flat = local.detach().flatten()
+    return flat[:: max(-(-flat.numel() // SAMPLE), 1)].clone()
