@@ -75,7 +75,7 @@ class Driver:
     def reserved(self, left: Sequence[Attempt]) -> Iterator[None]:
         """While open, no other run measures where these attempts may run."""
         configs = [each.planned.config for each in left]
-        num_nodes = max((config.num_nodes for config in configs), default=1)
+        num_nodes = max((config.num_hosts for config in configs), default=1)
         if self.nodes is None or num_nodes == 1:
             with devices.reserved(self.devices, self.signals.check, self.progress.note):
                 yield

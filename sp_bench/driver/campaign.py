@@ -187,7 +187,7 @@ def _joined(
 ) -> AbstractContextManager[nodes.Nodes | None]:
     """All hosts of this run, while open; None where it needs no other host."""
     hosts = allocation.here()
-    needed = hosts.by == "torchrun" or max((config.num_nodes for config in asked), default=1) > 1
+    needed = hosts.by == "torchrun" or max((config.num_hosts for config in asked), default=1) > 1
     if hosts.num_hosts == 1 or not needed:  # what torchrun started waits for a driver, needed or not
         return nullcontext()
     own = hardware.environment("cuda", os.environ)

@@ -44,6 +44,7 @@ REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "collective": ("curve",),
 }
 AT_TIMED_LENGTH = (*PROOF[-1:], *PROOF_OF_GRADIENTS, "timed_loss_error", "timed_max_loss_error")
+OF_VALUES = (*PROOF, *PROOF_OF_GRADIENTS, *REQUIRED["forward_backward"], *REQUIRED["train_step"][: -len(TRAINED)])
 PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
     "internode_counted_bytes",
@@ -114,11 +115,13 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         return
     workload = config.workload
     unproven = AT_TIMED_LENGTH if workload.fit else ()
+    if config.world == "one_rank":  # its values are wrong by design; `proof` says where they are proven
+        unproven = OF_VALUES
     for name in (*REQUIRED["any"], *REQUIRED[workload.name], *REQUIRED.get(workload.pass_kind, ())):
         if record.get(name) is None and name not in unproven:
             yield f"{name}=null; expected a value, as every {workload.name} trial has"
     own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
-    if workload.packing != "none" and own:
+    if workload.packing != "none" and own and config.world == "ranks":
         for name in PERTURBED:
             if record.get(name) is None:
                 yield f"{name}=null; expected a value, as every trial of packed documents has"
@@ -133,7 +136,7 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
         if not all(ms > 0 for ms in _numbers(told.get(name, ()), null=0)):
             yield f"{name}={_short(told[name])}; expected times above 0"
     steps = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
-    lengths = dict.fromkeys(PER_RANK, config.world_size) | dict.fromkeys(PER_STEP, steps)
+    lengths = dict.fromkeys(PER_RANK, config.num_processes) | dict.fromkeys(PER_STEP, steps)
     for name, length in lengths.items():
         if name in told and len(told[name]) != length:
             of = "ranks" if name in PER_RANK else "steps"

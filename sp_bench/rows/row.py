@@ -87,7 +87,7 @@ class Row:
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
     """The columns that say what was asked for; known without running it."""
     options = {option.column: option.cell(config) for option in OPTIONS if option.column}
-    ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node}
+    ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node, "evidence": config.evidence}
     return options | vars(resolved) | ranks | {"config": canonical(config)}
 
 

@@ -123,6 +123,25 @@ COLUMNS = (
         "method, or an old row",
     ),
     Column("world_size", INT, "ranks", "all ranks of the trial"),
+    Column(
+        "evidence",
+        TEXT,
+        "",
+        "measured: all ranks were there | one_rank: one was, and holds the only entry of all lists by rank; its "
+        "messages took what `link` says, and counts are its own | projected: by a fit; null in old rows: measured",
+    ),
+    Column(
+        "proof",
+        TEXT,
+        "",
+        "one_rank: campaign/trial_id-env_id of the ok row of real ranks that proved its method, options and kernel",
+    ),
+    Column(
+        "link_busy_ms",
+        REAL,
+        "ms",
+        "one_rank: by the link model, how long the messages of a step keep the busiest link",
+    ),
     Column("ranks_per_node", INT, "ranks", "of each host, and so its GPUs; null in old rows: world_size"),
     Column("config", TEXT, "JSON", "the whole trial config, canonical"),
     # time
