@@ -108,6 +108,9 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
+    if config.world == "one_rank":
+        busy_ms = one_rank.require_waits(measurement.window_ms, config.workload.timed_steps)
+        measurement.columns["link_busy_ms"] = busy_ms
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     _enter_phase(folder, rank, "handover")
     gathered = record.of_all_ranks(measurement)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, identity, launch, ranks
+from sp_bench.driver import devices, identity, launch, proofs, ranks
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.nodes import Nodes
 from sp_bench.driver.plan import Trial, process_key, resolve
@@ -276,6 +276,9 @@ def _commit(attempt: Attempt, claim: Claim, driver: Driver, outcome: Outcome) ->
     if outcome.environment is None and outcome.phase != "plan":
         environment = hardware.environment(config.hardware.device, ranks.environment(config))
         outcome = replace(outcome, environment=environment)
+    if config.world == "one_rank" and outcome.status == "ok":
+        proof = proofs.find(config, campaign.settings.proofs_folder)
+        outcome = replace(outcome, measured={**outcome.measured, "proof": proof})
     row = _row(attempt, campaign, outcome).columns()
     try:
         driver.claims.commit(claim, row, campaign.folder)

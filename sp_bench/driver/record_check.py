@@ -58,6 +58,7 @@ POSITIVE = ("rank_step_ms", "window_ms", *ARMS)
 DRIVERS = {  # columns of the driver, beside those that say what was asked for
     "schema_version",
     "node_environments",
+    "proof",
     *(name for name in DERIVED if name != "flags"),  # ranks may have doubts too
     *(field.name for field in fields(Identity)),
     *(field.name for field in fields(Outcome) if field.name != "environment"),

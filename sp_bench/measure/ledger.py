@@ -99,6 +99,11 @@ def count(op: str, off_rank_bytes: int) -> None:
         book.add(op, Fraction(off_rank_bytes))
 
 
+def is_counting() -> bool:
+    """Whether a ledger counts what is sent."""
+    return bool(_active)
+
+
 def issued(op: str, off_rank_bytes: Fraction, far_bytes: Fraction) -> str:
     """Count a collective of a group that torch's dispatcher does not see. Returns what it counts as."""
     op = _current["op"] or op

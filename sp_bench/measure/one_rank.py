@@ -24,9 +24,11 @@ from torch.distributed import distributed_c10d
 from sp_bench.config.trial import LinkConfig
 from sp_bench.costs.links import MessageTime, far_share, message_time
 from sp_bench.measure import ledger
-from sp_bench.measure.link_clock import Arrival, DeviceClock, HostClock, Lane
+from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.link_clock import FAR, NEAR, Arrival, DeviceClock, HostClock, Lane
 
 BACKEND = "one_rank"
+LEAST_WAIT = 0.95  # of the busiest link's time: what the last messages of the last step may hide behind the next one
 Copies = Callable[[], object]
 
 
@@ -37,6 +39,7 @@ class World:
     link: LinkConfig
     ranks_per_node: int
     clock: HostClock | DeviceClock
+    busy_s: list[float] = field(default_factory=lambda: [0.0, 0.0])  # of each link, by what the ledger counted
 
 
 @dataclass
@@ -63,6 +66,22 @@ def join(rank: int, size: int, ranks_per_node: int, link: LinkConfig, device: to
 def _make(common: Any, backend_options: Any) -> "OneRank":
     members = common.global_ranks_in_group or range(common.group_size)
     return OneRank(common.group_rank, tuple(members), _worlds[0])
+
+
+def require_waits(window_ms: float, num_steps: int) -> float:
+    """ms in which the messages of the counted step keep the busiest link, which serves one at a time.
+
+    Raises:
+        Incorrect: the timed steps were faster.
+    """
+    world = _worlds[0]
+    busy_ms, world.busy_s[:] = 1e3 * max(world.busy_s), (0.0, 0.0)
+    if window_ms / num_steps < LEAST_WAIT * busy_ms:
+        raise Incorrect(
+            f"a step took {window_ms / num_steps:.3f} ms, and its messages keep the busiest link of {world.link.name} "
+            f"for {busy_ms:.3f} ms: they did not take their time"
+        )
+    return busy_ms
 
 
 class NoStore(dist.Store):
@@ -134,10 +153,16 @@ class OneRank(dist.ProcessGroup):
         return self._start("all_gather", sent, copy, [*inputs, *(part for each in outputs for part in each)])
 
     def _allgather_base(self, output: Tensor, input: Tensor, opts: Any = None) -> Arrival:
-        """[n, ...] -> [R*n, ...], or [R, n, ...]: R copies."""
-        tiles = output.view(self.size(), -1)
-        sent = _bytes([output]) * self._others
-        return self._start("all_gather", sent, lambda: tiles.copy_(input.reshape(1, -1)), [output, input])
+        """[n, ...] -> [R*n, ...], or [R, n, ...]: R copies. `input` may be this rank's place in `output`."""
+        tiles, own = output.view(self.size(), -1), input.reshape(-1)
+
+        def copy() -> None:
+            tiles[: self._place].copy_(own)
+            tiles[self._place + 1 :].copy_(own)
+            if tiles[self._place].data_ptr() != own.data_ptr():
+                tiles[self._place].copy_(own)
+
+        return self._start("all_gather", _bytes([output]) * self._others, copy, [output, input])
 
     def allgather_into_tensor_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -268,6 +293,9 @@ class OneRank(dist.ProcessGroup):
         op = ledger.issued(op, sent, far)
         arrival = arrival or Arrival()
         time = message_time(self._world.link, op, float(sent), self._members, self._world.ranks_per_node)
+        if ledger.is_counting():
+            self._world.busy_s[NEAR] += time.near_s
+            self._world.busy_s[FAR] += time.far_s
         if self._batch is not None:
             self._batch.times.append(time)
             self._batch.copies.append(copy)
