@@ -574,9 +574,9 @@ class LinkConfig:
             old_rows=NO_DELAY,
         ),
     ] = NO_DELAY
-    inside: Annotated[
-        Mapping[str, str], Declared("of a host: `collective ranks` -> curve", column=None)
-    ] = field(default_factory=dict)
+    inside: Annotated[Mapping[str, str], Declared("of a host: `collective ranks` -> curve", column=None)] = field(
+        default_factory=dict
+    )
     between: Annotated[
         Mapping[str, str],
         Declared("`collective hosts` -> curve of what one network card carries; empty: of one host only", column=None),
@@ -697,7 +697,9 @@ class TrialConfig:
         if self.world == "ranks":
             for option, value in (("link", self.link.name), ("real_rank", self.real_rank)):
                 if value not in (None, NO_DELAY):
-                    raise ConfigError(f"{option}={value} is of a world of one rank; use world=one_rank, or leave it out")
+                    raise ConfigError(
+                        f"{option}={value} is of a world of one rank; use world=one_rank, or leave it out"
+                    )
         elif self.real_rank is not None and not 0 <= self.real_rank < self.world_size:
             raise ConfigError(f"real_rank={self.real_rank}: the world has ranks 0 to {self.world_size - 1}")
 

@@ -36,7 +36,8 @@ def _options(config: TrialConfig) -> dict[str, Any]:
 def find(config: TrialConfig, folder: Path) -> str | None:
     """campaign/trial_id-env_id of the proof among the campaigns in `folder`, the last by name; None: there is none."""
     wanted = _options(config)
-    for campaign, row in reversed(_rows(folder)):
+    campaigns = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
+    for campaign, row in reversed(_rows(tuple((path, path.stat().st_mtime_ns) for path in campaigns))):
         text = row["config"]
         if f'"name":"{config.method.name}"' in text and f'"name":"{config.kernel.name}"' in text:
             if (known := _parsed(text)) and not known.workload.fit and _options(known) == wanted:
@@ -54,7 +55,7 @@ def missing_reason(config: TrialConfig, folder: Path) -> str | None:
     return (
         f"world=one_rank: no ok row of real ranks in {folder} proves {config.method.name} with kernel="
         f"{config.kernel.name} and these options; run one first: sp-bench run {options} sp_size=2 seq_len=4096 "
-        f"hardware={config.hardware.name}{shared} results_root={folder}"
+        f"model={config.model.name} hardware={config.hardware.name}{shared} results_root={folder}"
     )
 
 
@@ -71,10 +72,10 @@ def _word(value: Any) -> str:
 
 
 @cache
-def _rows(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Campaign and row of what may be a proof, one a config."""
+def _rows(campaigns: tuple[tuple[Path, int], ...]) -> list[tuple[str, Mapping[str, Any]]]:
+    """Campaign and row of what may be a proof, one a config. campaigns: folders, and when they last changed."""
     found: dict[str, tuple[str, Mapping[str, Any]]] = {}
-    for campaign in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ():
+    for campaign, _ in campaigns:
         for row in store.read(campaign, _COLUMNS)[0].to_pylist():
             if row["status"] == "ok" and row["evidence"] != "one_rank" and (row["world_size"] or 1) > 1:
                 found[row["config"]] = (campaign.name, row)

@@ -107,7 +107,9 @@ class HostLane:
     def __init__(self, clock: HostClock) -> None:
         self._clock, self._last = clock, 0.0
 
-    def start(self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival) -> Arrival:
+    def start(
+        self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival
+    ) -> Arrival:
         at = time.perf_counter() if not any(time_) else self._clock.reserve(time_, self._last)
         self._last = max(self._last, at)
         copy()
@@ -156,7 +158,9 @@ class DeviceLane:
             torch.cuda.current_stream(self._clock.device).synchronize()  # the zeros are there for all streams
         return self._stream
 
-    def start(self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival) -> Arrival:
+    def start(
+        self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival
+    ) -> Arrival:
         stream, event = self.stream, torch.cuda.Event()
         stream.wait_stream(torch.cuda.current_stream(self._clock.device))
         with torch.cuda.stream(stream):

@@ -135,7 +135,11 @@ def _read(figure: Figure, cell: Cell, cells: Sequence[Cell]) -> float | None:
 def _ours(figure: Figure, cells: Sequence[Cell]) -> list[Cell]:
     """Of its stack the closest cell with the optimizer offloaded and the closest without, else the fastest of its kind
     and the fastest of all; of differences the largest, a claim about all."""
-    asked = [c for c in cells if figure.is_asked_of(c) and (_read(figure, c, cells) is not None or c.out_of_memory)]
+    asked = [
+        c
+        for c in cells
+        if c.all_ranks_were_there and figure.is_asked_of(c) and (_read(figure, c, cells) is not None or c.out_of_memory)
+    ]
     if figure.metric == LONGEST:
         longest = max((limit.largest_ok.asked["seq_len"] for limit in limits(asked) if limit.largest_ok), default=None)
         asked = [c for c in asked if c.asked["seq_len"] == longest]
