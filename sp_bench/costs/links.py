@@ -106,8 +106,8 @@ def _curve(link: LinkConfig, where: str, op: str, number: int) -> Curve:
             return _parsed(curves[f"{name} {nearest}"])
     unit = "ranks of a host" if where == "inside" else "hosts"
     raise ConfigError(
-        f"link={link.name} says nothing of {op} among {number} {unit} (link.{where}); use another file of conf/link, or "
-        "link=none"
+        f"link={link.name} says nothing of {op} among {number} {unit} (link.{where}); use another file of conf/link, "
+        "or link=none"
     )
 
 

@@ -39,9 +39,10 @@ def find(config: TrialConfig, folder: Path) -> str | None:
     campaigns = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     for campaign, row in reversed(_rows(tuple((path, path.stat().st_mtime_ns) for path in campaigns))):
         text = row["config"]
-        if f'"name":"{config.method.name}"' in text and f'"name":"{config.kernel.name}"' in text:
-            if (known := _parsed(text)) and not known.workload.fit and _options(known) == wanted:
-                return f"{campaign}/{row['trial_id']}-{row['env_id']}"
+        if f'"name":"{config.method.name}"' not in text or f'"name":"{config.kernel.name}"' not in text:
+            continue  # parsing takes longer
+        if (known := _parsed(text)) and not known.workload.fit and _options(known) == wanted:
+            return f"{campaign}/{row['trial_id']}-{row['env_id']}"
     return None
 
 

@@ -44,7 +44,7 @@ REQUIRED: Mapping[str, Sequence[str]] = {  # by workload and pass_kind
     "collective": ("curve",),
 }
 AT_TIMED_LENGTH = (*PROOF[-1:], *PROOF_OF_GRADIENTS, "timed_loss_error", "timed_max_loss_error")
-OF_VALUES = (*PROOF, *PROOF_OF_GRADIENTS, *REQUIRED["forward_backward"], *REQUIRED["train_step"][: -len(TRAINED)])
+OF_VALUES = (*PROOF, *PROOF_OF_GRADIENTS, *REQUIRED["forward_backward"], *REQUIRED["train_step"])
 PER_RANK = (
     *("rank_step_ms", "window_ms", "compute_only_rank_ms", "host_step_ms", "host_launch_us", "energy_j"),
     "internode_counted_bytes",

@@ -5,8 +5,9 @@ it. So two equal messages at once take the time of both. Each group has a lane, 
 as in the stream that NCCL has for each communicator.
 """
 
-import time
 from collections.abc import Callable, Sequence
+from functools import cached_property
+from time import perf_counter, sleep
 from typing import Any, Protocol
 
 import torch
@@ -84,11 +85,11 @@ class HostClock:
     """For worlds without a GPU: copies are made at once, and `wait` sleeps until the message would have come."""
 
     def __init__(self) -> None:
-        self._free_at = [0.0, 0.0]  # of each link; time.perf_counter
+        self._free_at = [0.0, 0.0]  # of each link; perf_counter
 
     def reserve(self, message: MessageTime, earliest: float) -> float:
         """When a message arrives that begins now, or at `earliest` if that is later."""
-        begin = max(time.perf_counter(), earliest)
+        begin = max(perf_counter(), earliest)
         ends = [begin]
         for link, busy_s in ((NEAR, message.near_s), (FAR, message.far_s)):
             if busy_s:
@@ -107,13 +108,11 @@ class HostLane:
     def __init__(self, clock: HostClock) -> None:
         self._clock, self._last = clock, 0.0
 
-    def start(
-        self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival
-    ) -> Arrival:
-        at = time.perf_counter() if not any(time_) else self._clock.reserve(time_, self._last)
+    def start(self, time: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival) -> Arrival:
+        at = perf_counter() if not any(time) else self._clock.reserve(time, self._last)
         self._last = max(self._last, at)
         copy()
-        arrival.begins(lambda: _sleep_until(at), lambda: time.perf_counter() >= at, held)
+        arrival.begins(lambda: _sleep_until(at), lambda: perf_counter() >= at, held)
         return arrival
 
     def follow(self, arrival: Arrival, copy: Callable[[], object], held: Sequence[Tensor]) -> None:
@@ -124,8 +123,8 @@ class HostLane:
 
 
 def _sleep_until(at: float) -> None:
-    while (left := at - time.perf_counter()) > 0:
-        time.sleep(left)
+    while (left := at - perf_counter()) > 0:
+        sleep(left)
 
 
 class DeviceClock:
@@ -147,29 +146,28 @@ class DeviceClock:
 class DeviceLane:
     def __init__(self, clock: DeviceClock) -> None:
         self._clock = clock
-        self._stream: torch.cuda.Stream | None = None  # until the first message: most groups send none
-        self._ends_at: Tensor | None = None  # of the message that the stream is at, ns
 
-    @property
+    @cached_property  # most groups send nothing
     def stream(self) -> torch.cuda.Stream:
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self._clock.device, priority=-1)  # as exchange.go_first asks of NCCL
-            self._ends_at = torch.zeros(1, dtype=torch.int64, device=self._clock.device)
-            torch.cuda.current_stream(self._clock.device).synchronize()  # the zeros are there for all streams
-        return self._stream
+        return torch.cuda.Stream(self._clock.device, priority=-1)  # as exchange.go_first asks of NCCL
 
-    def start(
-        self, time_: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival
-    ) -> Arrival:
+    @cached_property
+    def ends_at(self) -> Tensor:
+        """When the message ends that the stream is at, ns."""
+        made = torch.zeros(1, dtype=torch.int64, device=self._clock.device)
+        torch.cuda.current_stream(self._clock.device).synchronize()  # it is there for all streams
+        return made
+
+    def start(self, time: MessageTime, copy: Callable[[], object], held: Sequence[Tensor], arrival: Arrival) -> Arrival:
         stream, event = self.stream, torch.cuda.Event()
         stream.wait_stream(torch.cuda.current_stream(self._clock.device))
         with torch.cuda.stream(stream):
-            if any(time_):
+            if any(time):
                 from sp_bench.measure import link_kernels  # triton, which worlds without a GPU lack
 
-                link_kernels.take_links(self._clock.free_at, self._ends_at, time_)
+                link_kernels.take_links(self._clock.free_at, self.ends_at, time)
                 copy()
-                link_kernels.wait_for_end(self._ends_at)
+                link_kernels.wait_for_end(self.ends_at)
             else:
                 copy()
             event.record(stream)

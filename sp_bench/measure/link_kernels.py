@@ -44,9 +44,9 @@ def one_rank_message_ends(ends_at):
 def take_links(free_at: Tensor, ends_at: Tensor, time: MessageTime) -> None:
     """Begin a message on the current stream."""
     near_ns, far_ns, latency_ns = (round(1e9 * seconds) for seconds in time)
-    one_rank_message_begins[(1,)](free_at, ends_at, near_ns, far_ns, latency_ns, num_warps=1)
+    one_rank_message_begins[(1,)](free_at, ends_at, near_ns, far_ns, latency_ns, num_warps=1)  # pyright: ignore[reportIndexIssue]
 
 
 def wait_for_end(ends_at: Tensor) -> None:
     """Let the current stream wait until the message has arrived. One warp waits, and leaves the device to others."""
-    one_rank_message_ends[(1,)](ends_at, num_warps=1)
+    one_rank_message_ends[(1,)](ends_at, num_warps=1)  # pyright: ignore[reportIndexIssue]

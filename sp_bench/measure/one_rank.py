@@ -9,6 +9,8 @@ own bytes here, by the same rules (ledger.py).
 
 P ranks of the world, R ranks of a group.
 """
+# torch's own stubs name the arguments of one method differently from version to version
+# pyright: reportIncompatibleMethodOverride=false, reportAssignmentType=false
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -84,7 +86,7 @@ def require_waits(window_ms: float, num_steps: int) -> float:
     return busy_ms
 
 
-class NoStore(dist.Store):
+class NoStore(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
     """Where ranks would meet: nobody else comes."""
 
 
@@ -96,7 +98,7 @@ class OneRank(dist.ProcessGroup):
     counts_itself = True  # the ledger leaves its collectives to it
 
     def __init__(self, rank: int, members: tuple[int, ...], world: World) -> None:
-        super().__init__(rank, len(members))
+        super().__init__(rank, len(members))  # pyright: ignore[reportCallIssue]
         self._place, self._members, self._world = rank, members, world
         self._lane: Lane = world.clock.lane()
         self._batch: Batch | None = None
@@ -108,13 +110,13 @@ class OneRank(dist.ProcessGroup):
         return distributed_c10d._world.pg_names[self]
 
     @property
-    def group_name(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def group_name(self) -> str:
         return self.pg_name
 
     def getBackendName(self) -> str:
         return BACKEND
 
-    def _get_backend(self, device: torch.device) -> "OneRank":  # pyright: ignore[reportIncompatibleMethodOverride]
+    def _get_backend(self, device: torch.device) -> "OneRank":
         return self
 
     def rank(self) -> int:
@@ -286,8 +288,8 @@ class OneRank(dist.ProcessGroup):
         far: Fraction | None = None,
         arrival: Arrival | None = None,
     ) -> Arrival:
-        """Count a collective and start it. sent: bytes off-rank. parts: bytes for each rank, where they may differ. far:
-        bytes to other nodes, where the collective knows better than `far_share`."""
+        """Count a collective and start it. sent: bytes off-rank. parts: bytes for each rank, where they may differ.
+        far: bytes to other nodes, where the collective knows better than `far_share`."""
         if far is None:
             far = self._far(op, sent, parts)
         op = ledger.issued(op, sent, far)

@@ -96,6 +96,10 @@ USES = {
         *("allocator", "device_memory_gib", "document_len", "document_sigma", "fit", "num_nodes", "packing"),
         *("ranks_per_gpu", "seed"),
     },
+    "driver/proofs.py": {
+        *("causal", "packing", "fit", "activation_checkpointing", "checkpoint_offload", "model_code"),
+        *("loss_tile_tokens", "mlp_tile_tokens"),
+    },
     "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
         *(
