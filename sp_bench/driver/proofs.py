@@ -27,7 +27,11 @@ def _options(config: TrialConfig) -> dict[str, Any]:
     trains = config.workload.name in TRAINING
     paths = {*_PROVEN, *(f"workload.{name}" for name in _OF_STEP if trains)}
     groups = (*_GROUPS, "engine") if trains else _GROUPS
-    said = {option.path: option for option in OPTIONS if option.path in paths or option.group in groups}
+    said = {
+        option.path: option
+        for option in OPTIONS
+        if option.path in paths or (option.group in groups and option.unit != "ranks")  # on any number of ranks
+    }
     return {
         path: option.none_means if (value := option.value(config)) is None else value for path, option in said.items()
     }
