@@ -79,7 +79,8 @@ def _arms(measurements: Sequence[Measurement]) -> dict[str, Any]:
 def _device(config: TrialConfig, measurements: Sequence[Measurement]) -> dict[str, Any]:
     """What NVML saw."""
     wire = _all_or_none([m.wire_bytes for m in measurements])
-    by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env  # without peer access NCCL goes through host memory
+    # without peer access NCCL goes through host memory, and one rank has no peers
+    by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env and config.world == "ranks"
     return {
         "comm_wire_bytes": max(wire) if wire and by_nvlink else None,
         "device_state": _all_or_none([m.device_state for m in measurements]),

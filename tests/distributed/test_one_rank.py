@@ -251,3 +251,40 @@ def test_a_share_of_the_work_that_is_not_the_ranks_is_incorrect(run, one, monkey
     monkeypatch.setattr(ring, "visible_block", less)
     with pytest.raises((Incorrect, AssertionError, ValueError, RuntimeError)):
         run(one("ring", 4))
+
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@needs_gpu
+def test_on_a_device_messages_take_their_time_share_the_link_and_hide_behind_kernels(join):
+    device = torch.device("cuda", 0)
+    one_rank.join(0, 2, 2, link("0:0 1000000:100000"), device)
+    a, b = (dist.new_group([0, 1]) for _ in range(2))
+    part = PART.to(device)  # 0.2 MB: 20 ms
+
+    def device_ms(step: Callable[[], object]) -> float:
+        times = []
+        for _ in range(2):  # the first compiles
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            step()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end))
+        return times[-1]
+
+    def exchange(*groups: dist.ProcessGroup, beside: Callable[[], object] = lambda: None) -> None:
+        works = [group.alltoall_base(torch.empty_like(part), part, [], []) for group in groups]
+        beside()
+        for work in works:
+            work.wait()
+
+    kernel = lambda: torch.cuda._sleep(20_000_000)  # noqa: E731 - about 11 to 20 ms
+    alone_ms, one_ms, two_ms = device_ms(kernel), device_ms(lambda: exchange(a)), device_ms(lambda: exchange(a, b))
+    assert one_ms == pytest.approx(20, rel=0.05)
+    assert two_ms == pytest.approx(40, rel=0.05)
+    assert device_ms(lambda: exchange(a, beside=kernel)) == pytest.approx(max(alone_ms, one_ms), rel=0.1)
+    gathered_part = torch.full((2 * len(part),), float("nan"), device=device)
+    a._allgather_base(gathered_part, part + 1).wait()
+    assert gathered_part.eq(1).all()
