@@ -141,7 +141,7 @@ USES = {
     "look/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
     "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
-    "measure/record.py": {"env", "num_nodes"},
+    "measure/record.py": {"world", "env", "num_nodes"},
     "testing/lies.py": {"num_layers"},
     # what a trial is called: the layout is part of a method's name
     "driver/progress.py": {"fit", "layout", "placement"},
