@@ -31,7 +31,7 @@ from sp_bench.attention import copy_engines
 from sp_bench.attention.exchange import go_first
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
-from sp_bench.measure import ledger, record
+from sp_bench.measure import ledger, one_rank, record
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.testing import faults
 from sp_bench.training.offload import OutOfHostMemory
@@ -100,7 +100,7 @@ def _log_to(path: Path) -> None:
 def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[str, Any]:
     device = _device(config)
     if not dist.is_initialized():
-        _join(config.fabric.backend, device)
+        _join(config, device)
     dist.barrier()  # an unreachable peer fails here, in init, and not in a measured phase
     _emulate_memory(config, device)
 
@@ -112,10 +112,12 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
+    if config.world == "one_rank":
+        busy_ms = one_rank.require_waits(measurement.window_ms, config.workload.timed_steps)
+        measurement.columns["link_busy_ms"] = busy_ms
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     _enter_phase(folder, rank, "handover")
-    gathered: list[Any] = [None] * config.world_size
-    dist.all_gather_object(gathered, measurement)
+    gathered = record.of_all_ranks(measurement)
     captured = record.environment(device)
     is_mean = methods.traffic_is_mean(config.method.name)
     columns = record.assemble(config, gathered, traffic_is_mean=is_mean)
@@ -123,8 +125,11 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     return columns | {"flags": flags, "environment": captured}
 
 
-def _join(backend: str, device: torch.device) -> None:
-    """Meet the other ranks at MASTER_ADDR:MASTER_PORT."""
+def _join(config: TrialConfig, device: torch.device) -> None:
+    """Meet the other ranks at MASTER_ADDR:MASTER_PORT, or have a model of them."""
+    if config.world == "one_rank":
+        one_rank.join(config.real_place or 0, config.world_size, config.ranks_per_node, config.link, device)
+        return
     if handover.LISTEN_FD in os.environ:  # rank 0, if whoever started it listens at that port already
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # init_process_group finds this server by its port, because both are multi-tenant, and keeps it
@@ -137,7 +142,7 @@ def _join(backend: str, device: torch.device) -> None:
             master_listen_fd=int(os.environ.pop(handover.LISTEN_FD)),
         )
         assert server.port == port
-    dist.init_process_group(backend, device_id=device if device.type == "cuda" else None)
+    dist.init_process_group(config.fabric.backend, device_id=device if device.type == "cuda" else None)
 
 
 def _enter_phase(folder: Path, rank: int, name: str) -> None:

@@ -47,6 +47,7 @@ def make_config() -> Callable[..., TrialConfig]:
             "engine": "fsdp2",
             "fabric": "gloo",
             "hardware": "cpu",
+            "link": "none",
         }
         mapping: dict[str, Any] = {
             "batch_size": 1,

@@ -16,6 +16,7 @@ from sp_bench.analysis.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_ce
 from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.rows.names import group_of, library, option_values, pack_seed
+from sp_bench.rows.row import MEASURED
 
 GRADIENTS = ("dq", "dk", "dv")
 TENSORS = ("output", *GRADIENTS)
@@ -133,6 +134,11 @@ class Cell:
     def is_of_a_length(self) -> bool:
         """Whether throughput, memory and limits are questions about it."""
         return self.asked["workload"] not in NO_LENGTH
+
+    @property
+    def all_ranks_were_there(self) -> bool:
+        """Whether it was measured; no fit and no comparison with others' figures takes anything else for it."""
+        return self.asked["evidence"] == MEASURED
 
     @property
     def is_library(self) -> bool:

@@ -298,12 +298,15 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
     """cell_id of B -> that of A, for cells that ask for the same, where one side's rows do not say an option."""
-    before, after = (
-        rows.groupby(rows["config"].map(lambda config: said(config, ignore)))["cell_id"].unique().to_dict()
-        for rows in (a, b)
-    )
-    both = [(before[config], after[config]) for config in after.keys() & before.keys() - {""}]
+    before, after = (rows.groupby(_evidence_and_said(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
+    both = [(before[known], after[known]) for known in after.keys() & before.keys() if known]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
+
+
+def _evidence_and_said(rows: pd.DataFrame, ignore: Collection[str]) -> list[str]:
+    """Of each row its evidence, which no option ignores, and what its config says; empty without a readable config."""
+    known = zip(rows["evidence"], (said(config, ignore) for config in rows["config"]), strict=True)
+    return [f"{evidence} {options}" if options else "" for evidence, options in known]
 
 
 def _renamed(found: Sequence[Cell], ids: Mapping[str, str], names: Mapping[str, Name]) -> Iterator[Cell]:

@@ -18,6 +18,7 @@ from sp_bench.analysis import device_sets
 from sp_bench.analysis.formats import counted
 from sp_bench.rows import plans, store
 from sp_bench.rows.frame import of_table
+from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
 # Samples of every rank and step, which no page shows: reading them too would take twice as long.
@@ -74,7 +75,11 @@ def select(
     newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
     newest = pd.DataFrame(newest[newest["env_id"] == _newest(newest, "core_id")])
     chosen = newest.sort_values("file", ignore_index=True)
-    chosen["pool"] = MIXED if mix else _pools(chosen)
+    pools = [MIXED] * len(chosen) if mix else _pools(chosen)
+    chosen["pool"] = [
+        pool if evidence == MEASURED else f"{pool}; {evidence}"  # what is of another kind is never pooled
+        for pool, evidence in zip(pools, chosen["evidence"], strict=True)
+    ]
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
     others = Counter(map(str, last.drop(newest.index)["core_id"]))
     return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), problems, unread)

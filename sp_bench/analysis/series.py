@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.trial import NO_DELAY
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.rows.names import Values, group_of, library, mixed, option_values, pack_seed, short_name, tell_apart
 
@@ -43,7 +44,7 @@ _SAID = (
         "engine.optimizer_offload",
         "isolation",
     ),
-    *("workload.launch", "num_nodes"),
+    *("workload.launch", "num_nodes", "world", "link.name"),
 )
 _OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
 _OF_SERIES = ("method", "kernel")  # groups of options of which a series speaks
@@ -113,6 +114,12 @@ def option_words(path: str, value: Any) -> str:
     return f"{shown} not set" if value is None else f"{short_name(shown)}={_text(value)}"
 
 
+def one_rank_words(link: str) -> str:
+    """What every name of a world of one rank says."""
+    messages = "messages that take no time" if link == NO_DELAY else f"messages modelled as {link}"
+    return f"one real rank of all, {messages}"
+
+
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
     """Of each cell the words of its setting, and the values that they were made from."""
     names = [_setting_words(cell, fabric=fabric) for cell in cells]
@@ -151,6 +158,8 @@ def _setting_words(cell: Values, *, fabric: bool) -> str:
     words += [known["fabric.name"], known["hardware.name"]] if fabric else [known["hardware.name"]]
     if cell["num_nodes"] not in (None, 1):
         words.append(f"over {known['num_nodes']} nodes")
+    if cell["world"] == "one_rank":
+        words.append(one_rank_words(cell["link.name"]))
     if cell["hardware.device_memory_gib"] is not None:
         words.append(f"capped at {known['hardware.device_memory_gib']} GiB a device")
     if cell["hardware.ranks_per_gpu"] not in (None, 1):

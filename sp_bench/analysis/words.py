@@ -6,7 +6,7 @@ from typing import Any
 
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.formats import counted, whole
-from sp_bench.analysis.series import OF_STEP, SINGLE_STEP, option_words
+from sp_bench.analysis.series import OF_STEP, SINGLE_STEP, one_rank_words, option_words
 from sp_bench.config.trial import TRAINING
 from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.rows.names import short_name
@@ -303,6 +303,8 @@ def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
         words.append(f"{cell.micro_batches} micro-batches")
     words.append(of_step("workload.activation_checkpointing", known.get("workload.activation_checkpointing")))
     words += [of_step(path, known[path]) for path, usual in OF_STEP.items() if known.get(path, usual) != usual]
+    if known.get("world") == "one_rank":
+        words.append(one_rank_words(known["link.name"]))
     if (cap := known.get("hardware.device_memory_gib")) is not None:
         words.append(f"capped at {cap:g} GiB")
     if (sharing := known.get("hardware.ranks_per_gpu", 1)) > 1:

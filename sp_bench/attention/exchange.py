@@ -21,7 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Backend
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from sp_bench.measure import ledger
+from sp_bench.measure import ledger, one_rank
 
 # torch 2.13 renamed both functions and deprecates the old names; torch 2.11 has only the old names.
 _all_gather: Callable = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -77,7 +77,10 @@ Backends = dict[int | str, str | Backend.Options | tuple[str, Backend.Options]]
 
 def go_first(device: str, *axes: str) -> Backends | None:
     """The backends of a mesh on whose `axes` attention travels. NCCL's kernels there go first: behind a kernel that
-    fills the device they would start too late to overlap with it."""
+    fills the device they would start too late to overlap with it. In a world of one rank they have lanes of their own,
+    as they have communicators."""
+    if dist.get_backend() == one_rank.BACKEND:
+        return dict.fromkeys(axes, one_rank.BACKEND)
     if device != "cuda":
         return None
     from torch.distributed import ProcessGroupNCCL
@@ -198,7 +201,7 @@ class Collectives:
 
     def _coalesces(self, tensor: Tensor) -> bool:
         group = self.group
-        return type(group) is dist.ProcessGroup and group._get_backend(tensor.device).supports_coalescing
+        return isinstance(group, dist.ProcessGroup) and group._get_backend(tensor.device).supports_coalescing
 
 
 # Process-wide and not thread-local, because autograd runs a CUDA backward in a thread of its own.

@@ -56,7 +56,7 @@ def packs(
     groups: dict[tuple[int, int, int], list[Trial]] = {}
     for trial in trials:
         if not trial.unsupported_reason:
-            key = (trial.replicate, trial.config.num_nodes, trial.config.gpus_per_node)
+            key = (trial.replicate, trial.config.num_hosts, trial.config.gpus_per_node)
             groups.setdefault(key, []).append(trial)
     for trial in trials:  # what cannot run gets its row where most GPUs are: its reason may count them
         if trial.unsupported_reason:

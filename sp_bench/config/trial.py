@@ -563,6 +563,31 @@ class HardwareConfig:
             raise ConfigError(f"hardware.allocator={self.allocator} is of torch's allocator on CUDA; leave it out")
 
 
+NO_DELAY = "none"
+
+
+@dataclass(frozen=True)
+class LinkConfig:
+    """How long messages take in a world of one rank: curves of time over size, by collective and size of its group. The
+    text of a curve is `bytes:us bytes:us ...`, bytes that one rank sends off-rank. costs/links.py reads it."""
+
+    name: Annotated[
+        str,
+        Declared(
+            "world=one_rank: what says how long messages take, a file of conf/link; none: they are copies alone",
+            column="link",
+            old_rows=NO_DELAY,
+        ),
+    ] = NO_DELAY
+    inside: Annotated[Mapping[str, str], Declared("of a host: `collective ranks` -> curve", column=None)] = field(
+        default_factory=dict
+    )
+    between: Annotated[
+        Mapping[str, str],
+        Declared("`collective hosts` -> curve of what one network card carries; empty: of one host only", column=None),
+    ] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class AttentionShape:
     """One attention call over the whole sequence: global sizes, before any sharding."""
@@ -622,6 +647,23 @@ class TrialConfig:
             omitted=True,
         ),
     ] = 1
+    world: Annotated[
+        Literal["ranks", "one_rank"],
+        Declared(
+            "ranks: all are there | one_rank: one real rank, whose messages are copies of its own and take what `link` "
+            "says; null in old rows: ranks",
+            column=None,
+            old_rows="ranks",
+            omitted=True,
+        ),
+    ] = "ranks"
+    real_rank: Annotated[
+        int | None,
+        Declared("world=one_rank: which rank is there; null: the one with the most work, 0 of even layouts"),
+    ] = None
+    link: Annotated[
+        LinkConfig, Declared("how long messages take in a world of one rank", old_rows=LinkConfig(), omitted=True)
+    ] = field(default_factory=LinkConfig)
 
     def __post_init__(self) -> None:
         sizes = ("batch_size", "sp_size", "dp_replicate_size", "dp_shard_size", "num_nodes")
@@ -654,6 +696,17 @@ class TrialConfig:
             raise ConfigError(f"dtype={self.dtype}: parity compares to 1e-5; use float32 or float64")
         if self.fabric.backend == "nccl" and self.hardware.device == "cpu":
             raise ConfigError(f"fabric={self.fabric.name} needs CUDA devices; use fabric=gloo with hardware=cpu")
+        self._check_world()
+
+    def _check_world(self) -> None:
+        if self.world == "ranks":
+            for option, value in (("link", self.link.name), ("real_rank", self.real_rank)):
+                if value not in (None, NO_DELAY):
+                    raise ConfigError(
+                        f"{option}={value} is of a world of one rank; use world=one_rank, or leave it out"
+                    )
+        elif self.real_rank is not None and not 0 <= self.real_rank < self.world_size:
+            raise ConfigError(f"real_rank={self.real_rank}: the world has ranks 0 to {self.world_size - 1}")
 
     def _check_pack(self) -> None:
         said: Prose = f"workload.packing={self.workload.packing}"
@@ -717,9 +770,34 @@ class TrialConfig:
         return self.world_size // self.num_nodes
 
     @property
+    def evidence(self) -> Literal["measured", "one_rank"]:
+        """What kind of row its trials leave."""
+        return "measured" if self.world == "ranks" else "one_rank"
+
+    @property
+    def real_place(self) -> int | None:
+        """The rank that is there; None: all are. Where the work is even, rank 0 has the most: of parameters that the
+        ranks do not divide it has a whole shard."""
+        return None if self.world == "ranks" else self.real_rank or 0
+
+    @property
+    def num_processes(self) -> int:
+        """That run: one a rank, or the one real rank."""
+        return self.world_size if self.world == "ranks" else 1
+
+    @property
+    def num_hosts(self) -> int:
+        """That the processes need; `num_nodes` are those that the world has."""
+        return self.num_nodes if self.world == "ranks" else 1
+
+    @property
+    def processes_per_host(self) -> int:
+        return self.num_processes // self.num_hosts
+
+    @property
     def gpus_per_node(self) -> int:
-        """That the ranks of a node need; 0 on CPUs."""
-        return -(-self.ranks_per_node // self.hardware.ranks_per_gpu) if self.hardware.device == "cuda" else 0
+        """That the processes of a host need; 0 on CPUs."""
+        return -(-self.processes_per_host // self.hardware.ranks_per_gpu) if self.hardware.device == "cuda" else 0
 
     @property
     def is_timed(self) -> bool:

@@ -167,10 +167,17 @@ def _recomputed(config: TrialConfig) -> bool:
 
 
 def updated_elements(config: TrialConfig) -> int:
-    """Elements that the optimizers of all ranks update in one step, for our engines.
+    """Elements that the optimizers of all ranks update in one step, for our engines; in a world of one rank, its own.
 
     FSDP2 updates each parameter once a replica. ZeRO-3 cuts each flat into equal parts over all ranks, and pads it.
     """
+    if config.engine.name in FSDP2 and config.real_place is not None:
+        shard = config.real_place % config.num_shards
+        return sum(
+            times * _elements_of_shard(shape, shard, config.num_shards)
+            for times, shapes in ((1, root_shapes), (config.model.num_layers, block_shapes))
+            for shape in shapes(config.model).values()
+        )
     if config.engine.name in FSDP2:
         return config.dp_replicate_size * num_parameters(config.model)
     size = config.world_size
@@ -234,6 +241,12 @@ def _replaced_ops(config: TrialConfig) -> tuple[str, ...]:
 def _shard_elements(shapes: ParameterShapes, num_shards: int) -> int:
     """Elements of an FSDP group that one rank holds: each parameter is cut along dim 0 and padded to equal shards."""
     return sum(-(-shape[0] // num_shards) * prod(shape[1:]) for shape in shapes.values())
+
+
+def _elements_of_shard(shape: tuple[int, ...], shard: int, num_shards: int) -> int:
+    """Elements of one parameter in one of the shards: whole ones come first, and the last ones may be empty."""
+    rows = -(-shape[0] // num_shards)
+    return max(0, min(rows, shape[0] - shard * rows)) * prod(shape[1:])
 
 
 def sharding_traffic(config: TrialConfig) -> Traffic:

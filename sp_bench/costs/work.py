@@ -5,7 +5,7 @@ the scores. P ranks of a sequence, R ring ranks, U ulysses ranks, Hkv key/value 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from sp_bench.config.trial import AttentionShape
@@ -32,6 +32,15 @@ class ExpectedWork:
     updated_elements: int | None = None  # parameters that the optimizers of all ranks update, copies counted
     replaced_ops: tuple[str, ...] = ()  # of torch, in whose place the trial's model code has its own
     updated_by: str | None = None  # the class of the optimizer, and where it updates: AdamW on cuda
+
+    def of_one(self, num_ranks: int) -> "ExpectedWork":
+        """An equal share of what all ranks compute. Updated elements are those of the rank already."""
+        matmul_flops, attention_flops = self.matmul_flops, self.attention_flops
+        return replace(
+            self,
+            matmul_flops=matmul_flops and {dtype: flops // num_ranks for dtype, flops in matmul_flops.items()},
+            attention_flops=attention_flops and attention_flops // num_ranks,
+        )
 
     @property
     def columns(self) -> Mapping[str, float | int | None]:

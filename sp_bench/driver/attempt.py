@@ -15,7 +15,7 @@ from typing import Any
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, identity, launch, ranks
+from sp_bench.driver import devices, identity, launch, proofs, ranks
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.nodes import Nodes
 from sp_bench.driver.plan import Trial, process_key, resolve
@@ -93,7 +93,7 @@ class Driver:
     def reserved(self, left: Sequence[Attempt]) -> Iterator[None]:
         """While open, no other run measures where these attempts may run."""
         configs = [each.trial.config for each in left]
-        num_nodes = max((config.num_nodes for config in configs), default=1)
+        num_nodes = max((config.num_hosts for config in configs), default=1)
         if self.nodes is None or num_nodes == 1:
             with devices.reserved(self.devices, self.signals.check, self.progress.note):
                 yield
@@ -278,6 +278,9 @@ def _commit(claimed: Claimed, outcome: Outcome, driver: Driver) -> bool:
     if outcome.environment is None and outcome.phase != "plan":
         environment = hardware.environment(config.hardware.device, ranks.environment(config))
         outcome = replace(outcome, environment=environment)
+    if config.world == "one_rank" and outcome.status == "ok":
+        proof = proofs.find(config, campaign.settings.proofs_folder)
+        outcome = replace(outcome, measured={**outcome.measured, "proof": proof})
     row = _row(claimed.attempt, campaign, outcome).columns()
     try:
         driver.claims.commit(claimed.claim, row, campaign.folder)

@@ -186,7 +186,7 @@ def _joined(
 ) -> AbstractContextManager[nodes.Nodes | None]:
     """While open, all hosts of this run have joined it; yields None if it needs no other host."""
     hosts = allocation.here()
-    needed = hosts.by == "torchrun" or max((config.num_nodes for config in configs), default=1) > 1
+    needed = hosts.by == "torchrun" or max((config.num_hosts for config in configs), default=1) > 1
     if hosts.num_hosts == 1 or not needed:  # what torchrun started waits for a driver, needed or not
         return nullcontext()
     own = hardware.environment("cuda", os.environ)

@@ -141,7 +141,8 @@ def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> li
     traffic = _predicted_traffic(config, padded_len)
     if config.num_nodes == 1 or traffic is None:
         return None
-    far = [methods.between_nodes(config, traffic, rank) for rank in range(config.world_size)]
+    ranks = range(config.world_size) if config.real_place is None else [config.real_place]
+    far = [methods.between_nodes(config, traffic, rank) for rank in ranks]
     return [float(size) for size in far if size is not None] if None not in far else None
 
 

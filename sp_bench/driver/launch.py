@@ -55,7 +55,7 @@ def launch(
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted launch of the same attempt
         folder.mkdir(parents=True)
         handover.write_trial(folder, config, replicate)
-    num_nodes = trials[0][0].num_nodes
+    num_nodes = trials[0][0].num_hosts
     assert num_nodes == 1 or nodes, "a plan refuses more hosts than the run has"
     ranks = nodes.ranks(num_nodes) if nodes and num_nodes > 1 else Ranks()
     started_at, start = datetime.now(UTC), time.monotonic()
@@ -128,11 +128,11 @@ def _watch(
 ) -> str | None:
     """Wait for the end of the trial in `folder`: all ranks have ended, or they are done and another trial follows.
     Returns which deadline passed, or None."""
-    clock = PhaseClock(config.world_size, deadlines)
+    clock = PhaseClock(config.num_processes, deadlines)
     is_last = folder == folders[-1]
     asked_to_end = False
     while True:
-        all_ended = len(ranks.exits) == config.world_size  # before the events: who has ended has written all of them
+        all_ended = len(ranks.exits) == config.num_processes  # before the events: who has ended has written all of them
         exits = tuple(ranks.exits) if is_last else _exits_during(folder, ranks.exits)
         now = time.monotonic()
         expired = clock.expired(handover.read_events(folder), exits, now)
@@ -160,8 +160,8 @@ def _exits_during(folder: Path, exits: Sequence[Exit]) -> list[Exit]:
 class PhaseClock:
     """Measures each phase against its deadline, from when the rank that is furthest behind entered it."""
 
-    def __init__(self, world_size: int, deadlines: DeadlinesConfig) -> None:
-        self._world_size = world_size
+    def __init__(self, num_processes: int, deadlines: DeadlinesConfig) -> None:
+        self._num_processes = num_processes
         self._limit_s = vars(deadlines) | {
             "ledger": deadlines.measure,
             "handover": deadlines.init,
@@ -181,7 +181,7 @@ class PhaseClock:
             self.failed_since = now
         if self.failed_since is not None and now - self.failed_since > FAILURE_GRACE_S:
             return f"the other ranks did not end within {FAILURE_GRACE_S:.0f} s of the first failure"
-        entered = dict.fromkeys(range(self._world_size), ("init", 0.0))
+        entered = dict.fromkeys(range(self._num_processes), ("init", 0.0))
         entered |= {e.rank: (e.name, e.at) for e in events if e.name in handover.PHASES}
         lowest = min((name for name, _ in entered.values()), key=handover.PHASES.index)
         mark = (lowest, max(at for name, at in entered.values() if name == lowest))

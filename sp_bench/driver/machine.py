@@ -1,11 +1,11 @@
 """This machine, as a plan sees it: GPUs, memory, and which trials it can run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sp_bench import hardware
 from sp_bench.config.trial import TrialConfig
-from sp_bench.driver import allocation, plan
+from sp_bench.driver import allocation, plan, proofs
 from sp_bench.driver.device_time import peak_device
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.settings import CampaignConfig
@@ -31,7 +31,7 @@ class Machine:
         return self.smallest_gpu_bytes or (None if self.gpus else hardware.device_bytes(peak_device(config, None)))
 
     def plan(self, configs: Sequence[TrialConfig], replicates: int) -> list[Trial]:
-        return plan.plan(
+        trials = plan.plan(
             configs,
             replicates,
             self.settings.order_seed,
@@ -42,6 +42,13 @@ class Machine:
             warmup_s=self.settings.deadlines.warmup,
             num_hosts=allocation.here().num_hosts,
         )
+        return [
+            trial if trial.unsupported_reason else replace(trial, unsupported_reason=self._unproven_reason(trial))
+            for trial in trials
+        ]
+
+    def _unproven_reason(self, trial: Trial) -> str | None:
+        return proofs.missing_reason(trial.config, self.settings.proofs_folder)
 
     def refusal(self, config: TrialConfig) -> str | None:
         """Why a trial cannot run here, or None. Without GPUs here: why it could not run on any machine that has

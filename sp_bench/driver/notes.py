@@ -51,7 +51,7 @@ def warnings(trials: Iterable[Trial], num_cores: int, gpu_bytes: int | None) -> 
     """
     running = {trial.cell_id: trial.config for trial in trials if trial.unsupported_reason is None}.values()
     found = []
-    on_cpus = [c.ranks_per_node for c in running if c.hardware.device == "cpu"]
+    on_cpus = [c.processes_per_host for c in running if c.hardware.device == "cpu"]
     if crowded := [number for number in on_cpus if number > num_cores]:
         found.append(
             f"{len(crowded)} of {len(running)} cells have up to {max(crowded)} ranks on {num_cores} processors: their "

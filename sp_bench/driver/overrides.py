@@ -40,7 +40,16 @@ def _leaves(schema: type, prefix: str = "") -> list[str]:
     return names
 
 
-GROUPS = ("method", "kernel", "model", "workload", "engine", "fabric", "hardware")  # of a trial; a folder of conf each
+GROUPS = (
+    "method",
+    "kernel",
+    "model",
+    "workload",
+    "engine",
+    "fabric",
+    "hardware",
+    "link",
+)  # of a trial; a folder of conf each
 CELL_KEYS = tuple(key for key in (*GROUPS, *_leaves(TrialConfig)) if key != "method.own")  # a trial's; may be swept
 CAMPAIGN_KEYS = (*_leaves(CampaignConfig), "sweep")  # how the list of trials is run; one value a run
 SWEEP_FILE_KEYS = ("sweep", *(field.name for field in fields(CampaignConfig)))  # top level of conf/sweep/*.yaml
@@ -134,7 +143,7 @@ def conf_folder() -> Path:
     return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 
 
-OWN_GROUPS = ("sweep", "model", "hardware", "fabric", "cluster")  # of which users may have files beside ours
+OWN_GROUPS = ("sweep", "model", "hardware", "fabric", "link", "cluster")  # of which users may have files beside ours
 _own_folders: tuple[Path, ...] = ()
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sp_bench import hardware, kernels, methods
+from sp_bench.attention.layouts import causal_pairs_of_ranks
 from sp_bench.config.documents import MULTIPLE
 from sp_bench.config.options import canonical
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TRAINING, TrialConfig
-from sp_bench.costs import memory, message_sizes, patterns
+from sp_bench.costs import links, memory, message_sizes, patterns
 from sp_bench.costs.training import loss_gradients
 from sp_bench.driver.device_time import BEST_SHARE, peak_device, step_s
 from sp_bench.engines import requirements
@@ -63,7 +64,7 @@ def unsupported_reason(
     layout = method.layout(config.method, config.sp_size)
     if reason := _nodes_reason(config, num_hosts) or _sharing_reason(config) or _peer_access_reason(config):
         return reason
-    if reason := _graph_reason(config):
+    if reason := _graph_reason(config) or _one_rank_reason(config):
         return reason
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
@@ -133,7 +134,7 @@ def _nodes_reason(config: TrialConfig, num_hosts: int | None) -> str | None:
     if config.world_size % config.num_nodes:
         valid = ", ".join(str(n) for n in range(1, config.world_size + 1) if config.world_size % n == 0)
         return f"num_nodes={config.num_nodes} does not divide {config.world_size} ranks; use one of {valid}"
-    if num_hosts is not None and num_hosts < config.num_nodes:
+    if num_hosts is not None and num_hosts < config.num_hosts:
         return (
             f"num_nodes={config.num_nodes} needs {config.num_nodes} hosts, and this run has {num_hosts}: start it in a "
             f"Slurm job of {config.num_nodes} nodes (sp-bench submit), or by torchrun --nnodes={config.num_nodes} "
@@ -191,14 +192,57 @@ def _graph_reason(config: TrialConfig) -> str | None:
     return None
 
 
+def _one_rank_reason(config: TrialConfig) -> str | None:
+    """What one real rank cannot stand for.
+
+    Raises:
+        ConfigError: its link's curves are no curves.
+    """
+    if config.world == "ranks":
+        return None
+    if problem := links.curve_problem(config.link):
+        raise ConfigError(problem)
+    implementation = methods.get(config.method.name).IMPLEMENTATION
+    if config.world_size == 1:
+        return "world=one_rank of 1 rank sends nothing; use world=ranks, or a larger sp_size"
+    if config.workload.name not in ("attention", "train_step"):
+        return f"world=one_rank: workload={config.workload.name} compares ranks; use attention or train_step"
+    if implementation != "sp_bench" or config.engine.name != "fsdp2":
+        code = f"engine={config.engine.name}" if implementation == "sp_bench" else f"method={config.method.name}"
+        return f"world=one_rank: {code} was not tried with one rank; use our methods with engine=fsdp2"
+    for option, value in (("method.exchange", config.method.exchange), ("workload.launch", config.workload.launch)):
+        if value in ("copy_engines", "cuda_graph"):
+            return f"world=one_rank: {option}={value} goes past the process group, which models the links; leave it out"
+    if config.hardware.ranks_per_gpu > 1:
+        return f"world=one_rank has its GPU alone, not hardware.ranks_per_gpu={config.hardware.ranks_per_gpu}; use 1"
+    return _uneven_reason(config)
+
+
+def _uneven_reason(config: TrialConfig) -> str | None:
+    """Why the ranks do not compute equally much, so that one of them says little of the others, or None."""
+    layout = methods.get(config.method.name).layout(config.method, config.sp_size)
+    shape = config.attention_shape(config.seq_len)
+    if layout.ring_degree == 1 or not shape.causal:
+        return None
+    said = f"world=one_rank with method.layout={layout.kind}"
+    if layout.kind in ("contiguous", "striped"):
+        return f"{said}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
+    if shape.documents and len(set(causal_pairs_of_ranks(layout, shape.documents))) > 1:
+        return (
+            f"{said}: the packed documents give the ranks different work, and one rank stands for all; use "
+            "method.layout=document_zigzag, or method=ulysses"
+        )
+    return None
+
+
 def _missing_devices(config: TrialConfig, num_gpus: int | None) -> str | None:
     needed = config.gpus_per_node
     if config.hardware.device == "cpu":
-        needed = config.ranks_per_node
+        needed = config.processes_per_host
         return None if needed <= MAX_CPU_RANKS else f"{needed} ranks; on one CPU at most {MAX_CPU_RANKS}"
     if num_gpus is None:
         return f"hardware={config.hardware.name} needs {needed} CUDA devices; no NVIDIA driver here"
-    if num_gpus < needed and config.num_nodes > 1:
+    if num_gpus < needed and config.num_hosts > 1:
         return (
             f"{config.world_size} ranks on num_nodes={config.num_nodes} need {needed} CUDA devices of each; {num_gpus} "
             "here"
@@ -260,7 +304,8 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
         *(str(hardware.threads_per_rank), str(hardware.allocator), f"{hardware.ranks_per_gpu:06d}"),
         repr(sorted(config.fabric.env.items())),
     )
-    return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}")
+    world = (config.world, str(config.real_rank), repr(config.link)) if config.world == "one_rank" else ()
+    return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}", *world)
 
 
 def plan(

@@ -30,7 +30,7 @@ class Meeting(NamedTuple):
 def listen(config: TrialConfig) -> socket.socket:
     """A socket for rank 0, which inherits it, so no other process can take the port before the ranks meet. Other hosts
     reach it where the trial has some."""
-    return socket.create_server(("" if config.num_nodes > 1 else "127.0.0.1", 0), backlog=config.world_size)
+    return socket.create_server(("" if config.num_hosts > 1 else "127.0.0.1", 0), backlog=config.num_processes)
 
 
 class Ranks:
@@ -61,8 +61,8 @@ class Ranks:
             "MASTER_ADDR": meeting.address,
             "MASTER_PORT": str(meeting.port),
         }
-        for local_rank in range(config.ranks_per_node):
-            rank = node * config.ranks_per_node + local_rank
+        for local_rank in range(config.processes_per_host):
+            rank = node * config.processes_per_host + local_rank
             variables = shared | _place(config, rank, local_rank)
             inherited = [meeting.listening.fileno()] if rank == 0 and meeting.listening else []
             if inherited:
@@ -130,7 +130,7 @@ def environment(config: TrialConfig) -> dict[str, str]:
     variables = with_source(os.environ) | dict(config.fabric.env)
     if config.hardware.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
-    elif config.world_size > 1:
+    elif config.num_processes > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
     if config.hardware.allocator is not None:
         said = variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # the name of before torch 2.9; torch wants one of them

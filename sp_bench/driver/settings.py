@@ -48,12 +48,19 @@ class CampaignConfig:
     max_attempts: int  # launches of one trial in one environment, counted over all runs
     plan_only: bool  # show the trials and launch none
     max_points: int  # a sweep of more points is refused before it is expanded
+    proofs: str | None = None  # folder of campaigns whose rows prove what one rank computes; None: results_root
     search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None, None))
 
     def __post_init__(self) -> None:
         require_positive(self, "replicates", "max_attempts", "max_points")
         require_plain_name(self, "campaign")
         require_path(self, "results_root")
+        if self.proofs is not None:
+            require_path(self, "proofs")
+
+    @property
+    def proofs_folder(self) -> Path:
+        return Path(self.proofs or self.results_root)
 
     @property
     def folder(self) -> Path:

@@ -99,6 +99,19 @@ def count(op: str, off_rank_bytes: int) -> None:
         book.add(op, Fraction(off_rank_bytes))
 
 
+def is_counting() -> bool:
+    """Whether a ledger counts what is sent."""
+    return bool(_active)
+
+
+def issued(op: str, off_rank_bytes: Fraction, far_bytes: Fraction) -> str:
+    """Count a collective of a group that torch's dispatcher does not see. Returns what it counts as."""
+    op = _current["op"] or op
+    for book in _active:
+        book.add(op, off_rank_bytes, far_bytes)
+    return op
+
+
 def _attribution(op: str) -> str:
     # No engine shards its parameters by all-to-alls, and a library's autograd functions do not say what they are for.
     name = _current["phase"]
@@ -181,14 +194,14 @@ RULES: Mapping[str, tuple[str, Callable[[tuple[Any, ...]], Fraction]]] = {
 }
 # All-to-alls whose parts may differ in size -> bytes for each rank of the group; empty: they are equal
 _PARTS: Mapping[str, Callable[[tuple[Any, ...]], list[int]]] = {
-    "c10d::alltoall_base_": lambda a: _split_bytes(a[1], a[4]),
+    "c10d::alltoall_base_": lambda a: split_bytes(a[1], a[4]),
     "c10d::alltoall_": lambda a: [payload(part) for part in a[1]],
-    "_c10d_functional::all_to_all_single": lambda a: _split_bytes(a[0], a[2]),
+    "_c10d_functional::all_to_all_single": lambda a: split_bytes(a[0], a[2]),
 }
 _WITHOUT_TRAFFIC = ("recv", "wait")  # the other side of a send, and waiting for any: not calls of their own
 
 
-def _split_bytes(source: Tensor, splits: list[int]) -> list[int]:
+def split_bytes(source: Tensor, splits: list[int]) -> list[int]:
     row = payload(source) // max(sum(splits), 1)
     return [row * split for split in splits]
 
@@ -336,7 +349,7 @@ class Ledger(TorchDispatchMode):
         if name not in RULES:
             raise NotImplementedError(f"the ledger has no size rule for {name}; add one to sp_bench/measure/ledger.py")
         op, size = RULES[name]
-        if op not in _WITHOUT_TRAFFIC:
+        if op not in _WITHOUT_TRAFFIC and not getattr(_group(args), "counts_itself", False):
             op, sent = _current["op"] or op, size(args)
             self.add(op, sent, _far_bytes(name, op, args, sent, self._ranks_per_node) if sent else sent)
 

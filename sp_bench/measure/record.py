@@ -16,7 +16,7 @@ from sp_bench import hardware
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.attention import Traffic
-from sp_bench.measure import launches, work
+from sp_bench.measure import launches, one_rank, work
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.measure.ledger import Counts
 from sp_bench.measure.timing import Measurement, RankColumns
@@ -72,7 +72,8 @@ def _arms(measurements: Sequence[Measurement]) -> dict[str, Any]:
 def _wire_bytes(config: TrialConfig, measurements: Sequence[Measurement]) -> float | None:
     """The most that a rank sent over NVLink, as NVML counts it; None: not counted, or NCCL was to use other ways."""
     wire = _all_or_none([m.wire_bytes for m in measurements])
-    by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env  # without peer access NCCL goes through host memory
+    # without peer access NCCL goes through host memory, and one rank has no peers
+    by_nvlink = "NCCL_P2P_DISABLE" not in config.fabric.env and config.world == "ranks"
     return max(wire) if wire and by_nvlink else None
 
 
@@ -131,6 +132,15 @@ def _require_equal(who: Prose, sent: Traffic, predicted: Traffic) -> None:
         )
 
 
+def of_all_ranks(mine: Any) -> list[Any]:
+    """What each rank gives, in rank order; of a world of one rank its own alone. Every rank of the world calls it."""
+    if dist.get_backend() == one_rank.BACKEND:
+        return [mine]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
 def device_name(device: torch.device) -> str | None:
     """The GPU's name, by which its peak rates are known; None on a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
@@ -140,8 +150,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     """The row's `environment`. Every rank of the world calls it, since each names the device that it used."""
     cuda = device.type == "cuda"
     mine = (device_name(device), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if cuda else None
-    used: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(used, mine)
+    used = of_all_ranks(mine)
     return hardware.environment(device.type, os.environ) | {
         "device_names": [device[0] for device in used if device],
         "device_uuids": [device[1] for device in used if device],

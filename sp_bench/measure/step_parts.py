@@ -21,7 +21,7 @@ PARTS = ("forward", "recompute", "backward", "optimizer")
 OF_PART = {"other": "optimizer"}  # the gradient's norm, and clipping
 # The first that a CUDA kernel's name fits is its class.
 CLASSES = {
-    "messages": r"(?i)nccl|Memcpy PtoP",
+    "messages": r"(?i)nccl|Memcpy PtoP|one_rank_message",
     "host_copies": r"Memcpy (DtoH|HtoD)",
     "attention": LOOKS_LIKE_ATTENTION,
     "matmul": r"(?i)gemm|gemv|nvjet|cublas|cutlass|wgmma|splitk|matmul",

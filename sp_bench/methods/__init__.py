@@ -372,8 +372,11 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     # Nothing tells the products of torch's sdpa on its math backend from those of transformers' layers.
     products &= not (config.engine.name in training_costs.HUGGING_FACE and config.kernel.name == REFERENCE)
     if config.workload.name in TRAINING:
-        return training_costs.expected_work(config, padded_len, calls, products=products)
-    return attention_work(shape, calls, backward=config.workload.pass_kind == "forward_backward", products=products)
+        expected = training_costs.expected_work(config, padded_len, calls, products=products)
+    else:
+        backward = config.workload.pass_kind == "forward_backward"
+        expected = attention_work(shape, calls, backward=backward, products=products)
+    return expected if config.world == "ranks" else expected.of_one(config.world_size)
 
 
 def open_counted(

@@ -302,11 +302,12 @@ def step_ms(config: TrialConfig, work: Work, rates: Rates) -> float:
 
 
 def fit(cells: Sequence[Cell], hardware: str) -> Fit:
-    """Fit the rates to all cells of our methods on `hardware`, and then without some, to predict those.
+    """Fit the rates to all measured cells of our methods on `hardware`, and then without some, to predict those.
 
     Raises:
         NotProjectable: there are no rows to fit to.
     """
+    cells = [cell for cell in cells if cell.all_ranks_were_there]
     speeds = _bandwidths(cells, hardware)
     attention = [k for c in cells if (k := _known(c, hardware, "attention", speeds)) is not None]
     computed = {name for known in attention for name in _amounts(known.work)}

@@ -114,7 +114,11 @@ def beside(cells: Sequence[Cell]) -> Table[Beside]:
 
 def _ours(figure: Published, cells: Sequence[Cell]) -> Cell | None:
     """The fastest, or the longest; one that ran out of memory where none has the number."""
-    same = [c for c in cells if all(c.asked[name] == value for name, value in figure.where.items())]
+    same = [
+        c
+        for c in cells
+        if c.all_ranks_were_there and all(c.asked[name] == value for name, value in figure.where.items())
+    ]
     known = [c for c in same if METRICS[figure.metric][1](c) is not None]
     if figure.metric == "max_seq_len":
         return max(known, key=lambda c: (c.asked["seq_len"], c.cell_id), default=None)

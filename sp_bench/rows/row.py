@@ -14,6 +14,7 @@ from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
 from sp_bench.config.trial import TrialConfig
 from sp_bench.rows.names import config_leaves
 
+MEASURED = "measured"  # the evidence of old rows
 BY_COPY_ENGINES = " by copy engines"  # ended the primitive of old rows, which had no column `exchange`
 
 
@@ -87,18 +88,26 @@ class Row:
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
     """The columns that say what was asked for; known without running it."""
     options = {option.column: option.cell(config) for option in OPTIONS if option.column}
-    ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node}
+    ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node, "evidence": config.evidence}
     return options | vars(resolved) | ranks | {"config": canonical(config)}
 
 
 _LATER = {name: option for name, option in BY_COLUMN.items() if option.old_rows is not None}
-_OF_OLD_ROWS = (*_LATER, "primitive", "core_id", "env_id", "workload", "config")  # say what is to be read otherwise
+_OF_OLD_ROWS = (
+    *_LATER,
+    "primitive",
+    "core_id",
+    "env_id",
+    "evidence",
+    "workload",
+    "config",
+)  # say what is to be read otherwise
 _OF_WINDOW = ("tokens_per_s", "median_step_ms", "timed_steps", "window_ms")  # what window_tokens_per_s follows from
 
 
 def needed_to_read(columns: Sequence[str]) -> list[str]:
     """`columns`, and those that `as_written_today` has to know for them."""
-    affected = {*_LATER, "primitive", "core_id"} & set(columns)
+    affected = {*_LATER, "primitive", "core_id", "evidence"} & set(columns)
     of_window = _OF_WINDOW if "window_tokens_per_s" in columns else ()
     return list(dict.fromkeys([*columns, *(_OF_OLD_ROWS if affected else ()), *of_window]))
 
@@ -108,7 +117,7 @@ def as_written_today(table: pa.Table) -> pa.Table:
 
     An option that came later has the value that the config has, or that null means. What moved the tensors is no part
     of `primitive`. The core_id of a row without one is its env_id, which covered all code. The throughput of the window
-    follows from other columns.
+    follows from other columns. All ranks of rows from before one rank could stand for them were there.
     """
     if {"window_tokens_per_s", *_OF_WINDOW} <= set(table.column_names):
         table = _with_window_rate(table)
@@ -119,6 +128,7 @@ def as_written_today(table: pa.Table) -> pa.Table:
         if primitive and primitive.endswith(BY_COPY_ENGINES):
             known["primitive"][i] = primitive.removesuffix(BY_COPY_ENGINES)
             known["exchange"][i] = "copy_engines"
+    known["evidence"] = [evidence or MEASURED for evidence in known["evidence"]]
     for i, core_id in enumerate(known["core_id"]):
         known["core_id"][i] = core_id or known["env_id"][i]
     for name, option in _LATER.items():

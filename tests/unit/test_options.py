@@ -91,13 +91,23 @@ AXES = {
     *("seq_len", "sp_size", "dp_replicate_size", "dp_shard_size", "num_heads", "num_kv_heads", "head_dim", "causal"),
 }
 USES = {
+    "measure/one_rank.py": {
+        "link",
+    },
     # decide whether and how a trial runs
     "driver/search.py": {
         *("allocator", "device_memory_gib", "document_len", "document_sigma", "fit", "num_nodes", "packing"),
         *("ranks_per_gpu", "seed"),
     },
+    "driver/proofs.py": {
+        "world",
+        *("causal", "packing", "fit", "activation_checkpointing", "checkpoint_offload", "model_code"),
+        *("loss_tile_tokens", "mlp_tile_tokens"),
+    },
     "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
     "driver/plan.py": {
+        "world",
+        "real_rank",
         *(
             "allocator",
             "backend",
@@ -115,10 +125,10 @@ USES = {
         *("num_nodes", "ranks_per_gpu", "threads_per_rank", "variant"),
     },
     "driver/derived.py": {"device_memory_gib", "fit", "num_nodes", "ranks_per_gpu", "single_step"},
-    "driver/record_check.py": {"fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
+    "driver/record_check.py": {"world", "fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
     # where ranks are started, and by what
-    "driver/attempt.py": {"num_nodes"},
-    "driver/campaign.py": {"num_nodes"},
+    "driver/attempt.py": {"world"},
+    "driver/campaign.py": set(),
     "driver/notes.py": {  # doubts about trials, and which pack a line is about
         *("device_memory_gib", "document_lens", "env", "optimizer_offload", "packing", "ranks_per_gpu", "seed"),
         "threads_per_rank",
@@ -130,11 +140,11 @@ USES = {
     "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
     "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have
     "look/pack.py": {"packing"},  # the word is of rows that go into one file
-    "driver/overrides.py": {"env", "own"},
+    "driver/overrides.py": {"link", "env", "own"},
     "look/methods_table.py": {"layout", "ulysses_degree", "variant"},
     "measure/cuda_graph.py": {"launch"},
     "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
-    "measure/record.py": {"env", "num_nodes"},
+    "measure/record.py": {"world", "env", "num_nodes"},
     # what a trial is called: the layout is part of a method's name
     "driver/progress.py": {"fit", "layout", "placement"},
     "look/doctor.py": {"exchange"},
@@ -169,6 +179,8 @@ USES = {
     "analysis/rivals.py": {"layout", "placement"},
     "analysis/scaling.py": {"num_nodes"},  # one GPU is of one host
     "analysis/series.py": {
+        "link",
+        "world",
         "single_step",  # a name of its own
         "fit",
         "activation_checkpointing",
@@ -199,6 +211,8 @@ USES = {
     "analysis/signs.py": {"isolation"},
     "analysis/time_parts.py": {"device_memory_gib"},
     "analysis/words.py": {
+        "link",
+        "world",
         *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns
         *("document_len", "document_lens", "document_sigma", "masked_label_share"),
         "activation_checkpointing",

@@ -1,0 +1,159 @@
+"""What one rank may stand for, what proves it, and what its rows say, before anything runs."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sp_bench.config.options import canonical
+from sp_bench.config.parsing import ConfigError, parse
+from sp_bench.config.trial import LinkConfig, TrialConfig
+from sp_bench.costs.links import MessageTime, curve_problem, message_time
+from sp_bench.driver import overrides, plan, proofs, sweep
+from sp_bench.driver.overrides import conf_folder
+from sp_bench.rows import store
+from sp_bench.rows.row import asked_for
+
+RESULTS = Path(__file__).parents[2] / "results"
+LINKS = sorted(path.stem for path in (conf_folder() / "link").glob("*.yaml"))
+
+
+def link_of(name: str) -> LinkConfig:
+    return parse(LinkConfig, yaml.safe_load((conf_folder() / "link" / f"{name}.yaml").read_text()))
+
+
+def test_a_world_of_real_ranks_keeps_its_identity_and_one_rank_has_its_own(make_config):
+    ranks, one = make_config(), make_config(world="one_rank")
+    assert "world" not in canonical(ranks)
+    assert "link" not in canonical(ranks)
+    assert plan.cell_id(one) != plan.cell_id(ranks)
+    assert plan.cell_id(one) != plan.cell_id(make_config(world="one_rank", link="nvlink"))
+
+
+def test_one_process_on_one_host_stands_for_all(make_config):
+    config = make_config(world="one_rank", sp_size=16, num_nodes=2)
+    assert (config.num_processes, config.num_hosts, config.processes_per_host) == (1, 1, 1)
+    assert (config.world_size, config.ranks_per_node) == (16, 8)
+    row = asked_for(config, plan.resolve(config))
+    assert (row["evidence"], row["world_size"], row["ranks_per_node"]) == ("one_rank", 16, 8)
+    on_gpu = make_config(world="one_rank", sp_size=16, num_nodes=2, hardware="h200", fabric="network")
+    assert on_gpu.gpus_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"link": "nvlink"}, "link=nvlink is of a world of one rank"),
+        ({"real_rank": 1}, "real_rank=1 is of a world of one rank"),
+        ({"world": "one_rank", "real_rank": 2}, "the world has ranks 0 to 1"),
+    ],
+)
+def test_options_of_one_rank_without_it_are_refused(make_config, changes, problem):
+    with pytest.raises(ConfigError, match=problem):
+        make_config(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"sp_size": 1}, "of 1 rank sends nothing"),
+        ({"method": "ring", "method__layout": "contiguous"}, "gives the ranks different work"),
+        ({"method": "ring", "method__layout": "striped"}, "gives the ranks different work"),
+        ({"workload": "parity"}, "compares ranks"),
+        ({"workload": "collective"}, "compares ranks"),
+        ({"method": "torch_context_parallel", "method__variant": "allgather"}, "was not tried with one rank"),
+    ],
+)
+def test_what_one_rank_cannot_stand_for_is_unsupported(make_config, changes, reason):
+    assert reason in (plan.unsupported_reason(make_config(world="one_rank", **changes), None) or "")
+
+
+def test_packs_are_for_even_layouts(make_config):
+    packed = {"workload__packing": "fixed", "workload__document_len": 768, "seq_len": 4096, "kernel": "math"}
+    ring = make_config(world="one_rank", method="ring", sp_size=4, **packed)
+    assert "packed documents give the ranks different work" in (plan.unsupported_reason(ring, None) or "")
+    for even in ({"method": "ulysses"}, {"method": "ring", "method__layout": "document_zigzag"}):
+        assert plan.unsupported_reason(make_config(world="one_rank", sp_size=2, **packed, **even), None) is None
+
+
+# the link model
+
+
+@pytest.mark.parametrize("name", LINKS)
+def test_a_links_curves_are_curves(name):
+    assert curve_problem(link_of(name)) is None
+
+
+@pytest.mark.parametrize("text", ["", "0:1", "0:5 10:1", "a:1 2:3", "0:1 0:2"])
+def test_what_is_no_curve_is_named(text):
+    assert "link.inside['send 2']" in (curve_problem(LinkConfig("x", {"send 2": text})) or "")
+
+
+LINK = LinkConfig(
+    "x",
+    {"all_to_all 2": "0:10 1000:110", "send 2": "0:10 1000:110", "all_gather 4": "0:0 1000:100"},
+    {"all_to_all 2": "0:50 1000:1050", "send 2": "0:50 1000:1050", "all_gather 2": "0:50 1000:1050"},
+)
+
+
+@pytest.mark.parametrize(
+    ("op", "members", "sent", "us"),
+    [
+        ("all_to_all", range(4), 1000, (100, 0, 10)),  # one node: the curve of fewer ranks
+        ("all_to_all", range(8), 700, (30, 400, 50)),  # 4 of 7 parts to the other node, 3 beside it
+        ("send", range(8), 1000, (0, 1000, 50)),  # a ring is as slow as its slowest hop
+        ("send", range(4), 2000, (210, 0, 10)),  # beyond the curve at the rate of its end
+        ("all_gather", range(8), 1000, (100, 250, 50)),  # through the cards of all 4 ranks of a node
+        ("reduce_scatter", range(4), 1000, (100, 0, 0)),  # as all_gather
+        ("all_to_all", [0, 4], 1000, (0, 1000, 50)),  # one rank a node
+    ],
+)
+def test_a_message_takes_what_its_collective_group_and_nodes_say(op, members, sent, us):
+    found = message_time(LINK, op, sent, list(members), 4)
+    assert tuple(1e6 * seconds for seconds in found) == pytest.approx(us)
+
+
+def test_no_link_takes_no_time_and_an_unknown_collective_is_an_error():
+    assert message_time(LinkConfig(), "send", 1e9, [0, 1], 2) == MessageTime(0, 0, 0)
+    with pytest.raises(ConfigError, match="says nothing of gather among 2 ranks"):
+        message_time(LINK, "gather", 1e9, [0, 1], 2)
+
+
+# what proves it
+
+
+def row_of(config: TrialConfig, folder: Path, status: str = "ok") -> None:
+    identity = {"trial_id": plan.trial_id(plan.cell_id(config), 0), "env_id": "01234567", "attempt": 0}
+    reason = None if status == "ok" else "of this test"
+    store.write({"status": status, "reason": reason} | identity | asked_for(config, plan.resolve(config)), folder / "c")
+
+
+def test_an_ok_row_of_real_ranks_with_equal_options_is_a_proof(make_config, tmp_path):
+    one = make_config(world="one_rank", sp_size=8, method="ring")
+    assert proofs.missing_reason(make_config(), tmp_path) is None
+    (tmp_path / "c").mkdir()
+    for other in (
+        make_config(sp_size=2, method="ulysses"),
+        make_config(sp_size=2, method="ring", method__dkv_dtype="float32"),
+        make_config(sp_size=2, method="ring", kernel="math"),
+        make_config(sp_size=2, method="ring", dtype="float64"),
+        make_config(world="one_rank", sp_size=2, method="ring"),
+        make_config(sp_size=1, method="ring"),
+    ):
+        row_of(other, tmp_path)
+    row_of(make_config(sp_size=2, method="ring"), tmp_path, "error")
+    reason = proofs.missing_reason(one, tmp_path) or ""
+    assert "sp-bench run method=ring kernel=cpu_flash" in reason
+    row_of(proof := make_config(sp_size=4, method="ring", seq_len=4096), tmp_path)
+    assert proofs.missing_reason(one, tmp_path) is None
+    assert proofs.find(one, tmp_path) == f"c/{plan.trial_id(plan.cell_id(proof), 0)}-01234567"
+
+
+@pytest.mark.parametrize("name", ["one_rank_held", "one_rank_map"])
+def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
+    configs, _ = sweep.configs(overrides.read_arguments([f"sweep={name}"]))
+    assert 30 <= len(configs) <= 60
+    for config in configs:
+        assert proofs.missing_reason(config, RESULTS) is None, json.loads(canonical(config))
+        assert plan.reason_anywhere(config) is None
