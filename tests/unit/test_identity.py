@@ -198,7 +198,7 @@ def test_words_and_the_estimate_of_memory_are_of_no_cell(file, old, new, package
         ("costs/attention.py", 'shape.dtype == "float64" else "float32"', 'shape.dtype == "float64" else "bfloat16"'),
         ("attention/layouts.py", 'if kind == "zigzag":', 'if kind == "striped":'),
         ("engines/libraries.py", '"cudnn": "sdpa"', '"cudnn": "eager"'),
-        ("worker.py", 'if "out of memory" not in text.lower()', 'if "no memory" not in text.lower()'),
+        ("worker.py", '(r"CUBLAS_STATUS_ALLOC_FAILED", "torch")', '(r"CUBLAS_STATUS_ALLOC_FAILED", "host")'),
         ("config/trial.py", "if self.head_dim % 2:", "if self.head_dim % 4:"),
         ("config/trial.py", 'column="method"', 'column="how"'),
         ("config/parsing.py", "if value is not None and not value > 0:", "if value is not None and not value >= 0:"),
