@@ -230,8 +230,8 @@ def test_a_slow_link_makes_a_step_longer_by_what_is_not_hidden(run, one):
     per_byte = [0.0, 0.0]
     for index, us in enumerate((40_000, 80_000)):  # a megabyte; nothing of Ulysses is hidden
         slow, _ = run(replace(config, link=link(f"0:0 1000000:{us}")))
-        per_byte[index] = min(slow.step_ms) - min(free.step_ms)
-        assert one_rank.require_waits(slow.window_ms, 3) <= min(slow.step_ms)
+        per_byte[index] = min(slow.rank_step_ms) - min(free.rank_step_ms)
+        assert one_rank.require_waits(slow.window_ms, 3) <= min(slow.rank_step_ms)
     assert per_byte[1] == pytest.approx(2 * per_byte[0], rel=0.25)
 
 
