@@ -83,9 +83,20 @@ def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
         wanted = None if columns is None else [name for name in present if name in {*columns, FILE_NAME}]
         found = file.read(columns=wanted, use_threads=False)
         found.validate(full=True)
+        require_dates(found)
     except (pa.ArrowException, OSError, OverflowError) as error:
         raise ValueError(str(error).splitlines()[0] if str(error) else type(error).__name__) from error
     return found
+
+
+def require_dates(rows: pa.Table) -> None:
+    """
+    Raises:
+        OverflowError: a time is none that Python has a date for, as a flipped bit makes them.
+    """
+    for column in rows.columns:
+        if pa.types.is_timestamp(column.type):
+            column.to_pylist()
 
 
 def replace(folder: Path, rows: pa.Table, place: Path, verify: Callable[[Path], None]) -> None:

@@ -363,6 +363,7 @@ def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
         file.scan_contents()  # raises where another tool's metadata is damaged; asked for it, pyarrow 26 would crash
     wanted = [column for column in (*schema.names, *IDENTITY) if column in columns]
     table = file.read(columns=list(dict.fromkeys(wanted)), use_threads=False)
+    packed.require_dates(table)
     table.validate(full=True)  # text that is no UTF-8 would be found where no file is known any more
     row = _conform(table, schema)
     says = RowName(*(table[column][0].as_py() for column in ("trial_id", "env_id", "attempt", "status")))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sp_bench.config.parsing import shown
@@ -82,6 +82,7 @@ def mutated(data: bytes, mutations: Sequence[tuple[str, float, bytes]]) -> bytes
 
 @settings(max_examples=700, **QUICK)
 @given(mutations=MUTATIONS, marked=st.booleans())
+@example(mutations=[("set", 0.20509304495383934, b"\x00\x00\x00\x00\x00\x00\x00\x04")], marked=False)
 def test_a_damaged_file_is_a_row_of_its_name_or_is_named(valid, mutations, marked):
     data = valid if marked else valid.replace(store.MARK, store.MARK[::-1])
     with tempfile.TemporaryDirectory() as folder:
@@ -236,3 +237,8 @@ def test_listing_and_reading_make_nothing(tmp_path, listed):
     (tmp_path / "notes.txt").touch()
     listed(tmp_path)
     assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_a_time_that_no_calendar_has_is_named_and_skipped(tmp_path):
+    written(row_table(started_at=pa.array([2**62], pa.timestamp("us", tz="UTC"))), tmp_path)
+    assert "date value out of range" in refused(tmp_path)
