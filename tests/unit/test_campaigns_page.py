@@ -14,8 +14,14 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/CAMPAIGNS.md"
 
 
+def committed() -> list[Path]:
+    """Folders of results but for those that the README's commands make, which git ignores."""
+    found = (path for path in (ROOT / "results").iterdir() if path.is_dir())
+    return sorted(path for path in found if path.name not in ("smoke", "default"))
+
+
 def test_the_page_of_the_docs_is_the_one_that_report_writes_now():
-    folders = sorted(path for path in (ROOT / "results").iterdir() if path.is_dir())
+    folders = committed()
     text, problems = campaigns.markdown(folders)
     _, _, rest = PAGE.read_text("utf-8").partition(campaigns.BEGIN)
     written, end, _ = rest.partition(campaigns.END)
@@ -25,8 +31,7 @@ def test_the_page_of_the_docs_is_the_one_that_report_writes_now():
 
 
 def test_every_committed_campaign_says_what_its_rows_do_not():
-    folders = {path.name for path in (ROOT / "results").iterdir() if path.is_dir()}
-    assert {path.parent.name for path in (ROOT / "results").glob(f"*/{NAME}")} >= folders - {"smoke", "default"}
+    assert all((folder / NAME).is_file() for folder in committed())
 
 
 ENVIRONMENT = row()["environment"]
