@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from sp_bench.analysis.device_sets import are_several
 from sp_bench.analysis.formats import GIB
-from sp_bench.analysis.series import EXCHANGE, PROTOCOL, REPLAYED, Name, name_cells
 from sp_bench.analysis.statistics import Interval, median_interval
+from sp_bench.analysis.words import EXCHANGE, LAUNCH, MICRO_BATCHES, PROTOCOL, Name, name_cells, setting_identifier
 from sp_bench.costs.flags import flags_of_devices, flags_of_loss, flags_of_memory, flags_of_times
 from sp_bench.rows.names import group_of, library, option_values, pack_seed
 from sp_bench.rows.row import MEASURED
@@ -24,6 +24,14 @@ TENSORS = ("output", *GRADIENTS)
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
 OOM = "oom"
 NO_LENGTH = ("parity", EXCHANGE)  # workloads without a throughput, memory or limit of a length
+
+
+class Launch(NamedTuple):
+    """Of which campaign, code and replicate the processes were."""
+
+    campaign: str  # folder
+    core_id: str
+    replicate: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class Cell:
     name: Name
     asked: Mapping[str, Any]  # the columns that say what was asked for
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
-    step_ms: Mapping[str, float]  # "campaign folder/core_id/replicate" -> median step time of that process launch
+    step_ms: Mapping[Launch, float]  # median step time of each process launch
     median_step_ms: float | None
     interval_ms: Interval | None  # None where replicates are of several campaigns or machines, too
     tokens_per_step: float | None
@@ -86,7 +94,7 @@ class Cell:
         )
 
     @property
-    def device_sets(self) -> dict[str, int | None]:
+    def device_sets(self) -> dict[Launch, int | None]:
         """Of the replicates that `step_ms` has, by the same keys."""
         return {key: row["device_set"] for key, row in self.launches.items()}
 
@@ -148,15 +156,16 @@ class Cell:
     @property
     def micro_batches(self) -> int:
         """Forward and backward passes of one optimizer step."""
-        return self.options["workload.micro_batches"] or 1
+        return self.options[MICRO_BATCHES] or 1
 
     @property
     def micro_batches_note(self) -> str:
-        return f"{self.micro_batches} micro-batches a step" if self.micro_batches > 1 else ""
+        return setting_identifier(MICRO_BATCHES, self.micro_batches) if self.micro_batches > 1 else ""
 
     @property
     def launch_note(self) -> str:
-        return REPLAYED if self.options["workload.launch"] == "cuda_graph" else ""
+        launch = self.options[LAUNCH]
+        return setting_identifier(LAUNCH, launch) if launch == "cuda_graph" else ""
 
     @property
     def measured(self) -> list[Mapping[str, Any]]:
@@ -164,11 +173,11 @@ class Cell:
         return _measured(self.rows)
 
     @property
-    def launches(self) -> dict[str, Mapping[str, Any]]:
+    def launches(self) -> dict[Launch, Mapping[str, Any]]:
         """The measured rows by the keys of `step_ms`."""
         return {_launch(row): row for row in self.measured}
 
-    def of_launches(self, column: str) -> dict[str, float]:
+    def of_launches(self, column: str) -> dict[Launch, float]:
         """What the launches have in a column, by the keys of `step_ms`; of a column of samples, their medians."""
         known = {key: row[column] for key, row in self.launches.items() if row[column] is not None}
         return {key: float(median(v)) if isinstance(v, Iterable) else float(v) for key, v in known.items()}
@@ -288,13 +297,8 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
 
 
-def _launch(row: Mapping[str, Any]) -> str:
-    return f"{row['folder']}/{row['core_id']}/{row['replicate']}"
-
-
-def campaign_of(launch: str) -> str:
-    """The folder in a key of `step_ms`."""
-    return launch.rsplit("/", 2)[0]
+def _launch(row: Mapping[str, Any]) -> Launch:
+    return Launch(str(row["folder"]), str(row["core_id"]), str(row["replicate"]))
 
 
 def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:

@@ -11,14 +11,13 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import ranked
-from sp_bench.analysis.series import OF_STEP, PROTOCOL, SINGLE_STEP
 from sp_bench.analysis.settings import Setting
-from sp_bench.analysis.words import LENGTHS, PACKING
+from sp_bench.analysis.words import LENGTHS, MASKED, OF_STEP, PACKING, PROTOCOL, SINGLE_STEP
 from sp_bench.rows.names import group_of
 
 FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
 _OF_RUNG = ("workload", "engine", "kernel", "method", "hardware.allocator")  # groups or options in which rungs differ
-_OF_WORK = (PACKING, *LENGTHS, "workload.masked_label_share")  # rungs do the same work
+_OF_WORK = (PACKING, *LENGTHS, MASKED)  # rungs do the same work
 _TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
 _RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
 
@@ -104,14 +103,13 @@ def _num_settings(cells: Sequence[Cell], settings: Sequence[Setting]) -> int:
 def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
     first = cells[0]
     sent = {kind(cell) for cell in cells}
-    model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = words.fabric(first.asked["fabric"]) if (first.asked["world_size"] or 1) > 1 else ""
     where = ", ".join(filter(None, [words.place(first), fabric]))
     parts = (
-        f"Options of a training step of {model}",
+        f"Options of a training step of {words.model(first)}",
         words.plain_method(next((cell for cell in cells if not cell.is_library), first)) if len(sent) == 1 else "",
-        words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
-        str(first.asked["hardware"]).upper(),
+        words.dtype(first),
+        words.hardware(first),
         where,
         campaign,
     )
@@ -133,8 +131,9 @@ def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str,
         said = of_all + [p for p in _differing(alike, paths) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
         options = [words.of_step(path, cell.options.get(path)) for path in said if path not in left_out]
-        if cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.told:  # whether or not it tells rungs apart
-            options.append(words.ONE_STEP)
+        # Whether or not it tells rungs apart
+        if cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.series_values:
+            options.append(words.option(SINGLE_STEP, True))
         names[cell.cell_id] = ", ".join(filter(None, [words.method(cell), kernel, *options]))
     return names
 

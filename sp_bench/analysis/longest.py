@@ -8,7 +8,6 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.formats import MISSING, whole
 from sp_bench.analysis.limits import Limit
-from sp_bench.analysis.series import OF_LIMITS
 from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import TRAINING
 
@@ -80,12 +79,10 @@ def _name(
 ) -> str:
     """`left_out`: options that stand elsewhere."""
     cell = limit.cells[0]
-    elsewhere = {words.of_step(path, cell.options.get(path)) for path in left_out}
-    elsewhere |= {words.option(path, cell.options.get(path)) for path in left_out}
-    parts = [part for part in setting.parts if not all(part in other.parts for other in shown)]
-    parts = [part for part in parts if part not in elsewhere]
+    elsewhere = {words.option(path, cell.options.get(path)) for path in left_out}
+    parts = [part for part in setting.apart(shown) if part not in elsewhere]
     parts += _said(cell, differing, parts)
-    told = f"{words.method(cell, but=OF_LIMITS)}, {words.processors(cell)}"
+    told = f"{words.method(cell, but=words.OF_LIMITS)}, {words.processors(cell)}"
     return f"{told}: {', '.join(parts)}" if parts else told
 
 
@@ -94,7 +91,6 @@ def _said(cell: Cell, paths: Sequence[str], beside: Sequence[str]) -> list[str]:
     found = []
     for path in paths:
         value = cell.options.get(path)
-        said = words.kernel(cell) if path == "kernel.name" else words.of_step(path, value)
-        if value not in (None, False) and not {said, words.option(path, value)} & {*beside}:
-            found.append(said)
+        if value not in (None, False) and (text := words.option(path, value)) not in beside:
+            found.append(text)
     return found

@@ -75,7 +75,7 @@ def sentences(cells: Sequence[Cell]) -> list[str]:
     number = sum(len(each.cells) for each in found)
     furthest = max(each.difference for each in found)
     dtypes = sorted({each.low.cell.asked["dtype"] for each in found})
-    budgets = " and ".join(f"{BUDGETS[dtype]:.2g} in {words.DTYPES[dtype]}" for dtype in dtypes)
+    budgets = " and ".join(f"{BUDGETS[dtype]:.2g} in {words.option('dtype', dtype)}" for dtype in dtypes)
     return [
         f"First losses of {counted(number, 'cell')} agree between methods, within {furthest:.1e} (allowed: {budgets})."
     ]
@@ -85,7 +85,7 @@ def _disagreement(each: Compared) -> str:
     low, high = each.low, each.high
     place = f"At {whole(low.cell.asked['seq_len'])} tokens on {words.processors(low.cell)}"
     losses = f"{_loss(low)} and {_loss(high)} nats a token"
-    allowed = f"{each.budget:.2g} in {words.DTYPES[low.cell.asked['dtype']]}"
+    allowed = f"{each.budget:.2g} in {words.dtype(low.cell)}"
     return (
         f"{place} first losses differ: {losses}, by {each.difference:.1e} (allowed: {allowed}). One of them is wrong."
     )

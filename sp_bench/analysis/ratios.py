@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.analysis.cells import Cell, campaign_of
+from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.formats import MISSING
 from sp_bench.analysis.statistics import Interval, median_interval
 
@@ -47,30 +47,30 @@ def times(ratio: float) -> str:
     return f"{ratio:.{decimals(ratio)}f}x"
 
 
-def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> list[str]:
+def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> list[Launch]:
     """Keys of those that both cells have, of one campaign or of any. Two that ran on separate devices are no pair: what
     machines differ in would count as the methods' difference."""
     both = sorted(over.step_ms.keys() & under.step_ms.keys())
-    both = [key for key in both if campaign in (None, campaign_of(key))]
+    both = [key for key in both if campaign in (None, key.campaign)]
     return [key for key in both if len({cell.device_sets.get(key) for cell in (over, under)} - {None}) < 2]
 
 
-def of_one_machine(keys: Iterable[str], *cells: Cell) -> list[str]:
+def of_one_machine(keys: Iterable[Launch], *cells: Cell) -> list[Launch]:
     """Of these replicates those of one campaign on one machine, the most that there are: an interval is of no others.
     Of equally many those of the first campaign by name. An unknown machine is the known one, if there is one."""
     machines = {key: {cell.device_sets.get(key) for cell in cells} - {None} for key in keys}
     known: dict[str, set[int | None]] = {}
     for key, found in machines.items():
-        known.setdefault(campaign_of(key), set()).update(found)
-    groups: dict[tuple[str, int], list[str]] = {}
+        known.setdefault(key.campaign, set()).update(found)
+    groups: dict[tuple[str, int], list[Launch]] = {}
     for key, found in machines.items():
-        campaign = campaign_of(key)
+        campaign = key.campaign
         of = found or (known[campaign] if len(known[campaign]) == 1 else set())
         groups.setdefault((campaign, next(iter(of), None) or 0), []).append(key)
     return groups[min(groups, key=lambda group: (-len(groups[group]), group))] if groups else []
 
 
-def pairs(over: Cell, under: Cell, campaign: str | None = None) -> list[str]:
+def pairs(over: Cell, under: Cell, campaign: str | None = None) -> list[Launch]:
     """Keys of the replicates by which the two are compared."""
     return of_one_machine(shared_replicates(over, under, campaign), over, under)
 

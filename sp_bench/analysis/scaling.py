@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.ladder import folders, of_place, rung_names
 from sp_bench.analysis.ratios import (
     PairedRatio,
@@ -115,7 +115,7 @@ class Scalings:
         return NetRatio(paired.ratio if paired else first.efficiency / line.efficiency, paired, line is first)
 
 
-def _time_ratio(line: Scaling, key: str) -> float:
+def _time_ratio(line: Scaling, key: Launch) -> float:
     return line.cell.step_ms[key] / line.alone.step_ms[key]
 
 
@@ -162,16 +162,15 @@ def _alike(cell: Cell, folder: str) -> tuple[object, ...]:
 
 def _scalings(folder: str, lines: Sequence[Scaling], smallest: float, names: Mapping[str, str]) -> Scalings:
     first = lines[0].cell
-    model = words.MODELS.get(first.asked["model"], str(first.asked["model"]))
     fabric = str(first.asked["fabric"])
     of_gpu = {path: value for path, value in first.options.items() if group_of(path) == "hardware" and value != 1}
     shared = [
-        words.DTYPES.get(first.asked["dtype"], str(first.asked["dtype"])),
-        str(first.asked["hardware"]).upper(),
+        words.dtype(first),
+        words.hardware(first),
         *(words.of_step(path, value) for path, value in of_gpu.items() if path not in _OF_ALL and value is not None),
         *filter(None, [first.micro_batches_note]),
     ]
     place = f"{words.place(first)}, {words.fabric(fabric)}, {words.kernel(first)}"
-    what = f"A training step of {model} net of the stack's own with a sequence a GPU"
+    what = f"A training step of {words.model(first)} net of the stack's own with a sequence a GPU"
     setting = Setting((what, *shared, place, folder), tuple(line.cell for line in lines), {}, (fabric,), smallest)
     return Scalings(setting, ", ".join([*shared, place]), place, tuple(lines), names)

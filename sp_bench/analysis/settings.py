@@ -26,7 +26,6 @@ from sp_bench.analysis.ratios import (
     ratio_of_pairs,
     times,
 )
-from sp_bench.analysis.series import shared_values
 from sp_bench.analysis.time_parts import kernel_alone
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
@@ -180,9 +179,9 @@ class Setting:
     def title(self) -> str:
         return ", ".join(self.parts)
 
-    def apart(self, others: Sequence["Setting"]) -> str:
-        """Of its title what not all others say."""
-        return ", ".join(part for part in self.parts if not all(part in other.parts for other in others))
+    def apart(self, others: Sequence["Setting"]) -> list[str]:
+        """The parts of its title that not all others have."""
+        return [part for part in self.parts if not all(part in other.parts for other in others)]
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
@@ -300,7 +299,7 @@ def _folders(cells: Sequence[Cell]) -> tuple[str, ...]:
 def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
     """No two equal: those that would be say the options that they differ in, and their campaigns. Beside packs of the
     same campaign, what is not packed says so."""
-    plain = [words.setting(group[0], group[0].name.values) for group in groups]
+    plain = [words.setting(group[0]) for group in groups]
     of_packs = {
         (tuple(part for part in title if part != words.packed(group[0])), _folders(group))
         for title, group in zip(plain, groups, strict=True) if words.is_packed(group[0])
@@ -315,13 +314,13 @@ def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
         extra = []
         if len(alike) > 1:
             values = [each[0].name.values for each in alike]
-            same = shared_values(values)
+            same = words.shared_values(values)
             own = group[0].name.values
-            said = words.DRAWN if words.is_packed(group[0]) else ()
+            titled = words.DRAWN if words.is_packed(group[0]) else ()
             extra = [
                 words.option(path, own[path])
                 for path in own
-                if path not in same and path not in said and path != "pool" and not path.startswith("fabric.")
+                if path not in same and path not in titled and path != "pool" and not path.startswith("fabric.")
             ]
             if len({value.get("pool") for value in values}) > 1:
                 extra.append(", ".join(_folders(group)))

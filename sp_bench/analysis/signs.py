@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell, campaign_of
+from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.ratios import PairedRatio, paired_ratio, ratio_of_pairs
 from sp_bench.analysis.settings import Place, Setting
 from sp_bench.analysis.words import is_packed
@@ -54,7 +54,7 @@ class Count:
     @property
     def where(self) -> str:
         first = self.first
-        setting = words.setting(first, first.name.values)
+        setting = words.setting(first)
         return ", ".join([*setting, words.place(first), words.fabric(first.asked["fabric"]), words.kernel(first)])
 
     @property
@@ -117,7 +117,7 @@ def _fastest(place: Place, method: str) -> dict[str, Cell]:
     found: dict[str, tuple[float, Cell]] = {}
     for cell in place.cells:
         if cell.asked["method"] == method:
-            for name in {campaign_of(key) for key in cell.step_ms}:
-                ms = median(each for key, each in cell.step_ms.items() if campaign_of(key) == name)
+            for name in {key.campaign for key in cell.step_ms}:
+                ms = median(each for key, each in cell.step_ms.items() if key.campaign == name)
                 found[name] = min(found.get(name, (ms, cell)), (ms, cell), key=lambda each: each[0])
     return {name: cell for name, (_, cell) in found.items()}

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.cells import Cell, Launch, listed
 from sp_bench.analysis.formats import MISSING, number
 from sp_bench.analysis.ratios import of_one_machine, rounded_ratio, shared_replicates
 from sp_bench.analysis.statistics import Interval, median_interval
@@ -105,7 +105,7 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
     )
 
 
-def _part(of_launches: Mapping[str, float], cell: Cell) -> Part | None:
+def _part(of_launches: Mapping[Launch, float], cell: Cell) -> Part | None:
     """No interval where the launches are of several campaigns or machines."""
     if not of_launches:
         return None

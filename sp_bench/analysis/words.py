@@ -1,73 +1,72 @@
-"""What methods, kernels, fabrics and settings are called on a page, in a figure and in a paper. Names are made here and
-nowhere else; identifiers are for the appendix and the CSV."""
+"""What methods, options, places, cells and settings are called: by words on a page, in a figure and in a paper; by
+identifiers in the appendix and the CSV. Both are made here and nowhere else. The words of an option and of its values
+stand at its declaration, in config/trial.py.
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+Cells of one setting may share a figure, and cells of one series a line of it. A figure never mixes models, shapes,
+dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory caps, isolations, ways of launching a
+step, engines, what they recompute and tile, places of the optimizer or pools of rows (environments); a line never mixes
+kernels, implementations or options of a method. An identifier always has copy engines, and the kernel wherever our
+methods ran with several; whatever else two cells differ in becomes part of it only where identifiers would be equal.
+"""
 
-from sp_bench.analysis.cells import Cell
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
+
 from sp_bench.analysis.formats import counted, whole
-from sp_bench.analysis.series import OF_STEP, SINGLE_STEP, one_rank_words, option_words
-from sp_bench.config.trial import TRAINING
+from sp_bench.config.options import BY_PATH, OPTIONS
+from sp_bench.config.trial import NO_DELAY, TRAINING
 from sp_bench.costs.flags import OF_DEVICES
-from sp_bench.rows.names import short_name
+from sp_bench.costs.message_sizes import transport_name
+from sp_bench.rows.names import Values, group_of, library, mixed, option_values, pack_seed, short_name, tell_apart
 
-METHODS = {
-    "single": "one rank",
-    "ulysses": "Ulysses",
-    "upipe": "UPipe",
-    "ring": "ring",
-    "double_ring": "double ring",
-    "all_gather": "all-gather",
-    "usp": "USP",
-    "deepspeed_ulysses": "DeepSpeed's Ulysses",
-    "deepspeed_ulysses_hf": "DeepSpeed's UlyssesSPAttentionHF",
-    "ring_flash_attn": "ring-flash-attn",
-    "ring_flash_attn_llama3": "ring-flash-attn, llama3",
-    "yunchang": "yunchang",
-    "torch_context_parallel": "torch context parallel",
-    "transformer_engine": "TransformerEngine",
-}
-WITH_ARTICLE = ("ring", "double_ring", "all_gather")
-KERNELS = {
-    "flash_attn_4": "FlashAttention-4",
-    "flash_attn_3": "FlashAttention-3",
-    "flash_attn": "FlashAttention-2",
-    "cudnn": "cuDNN",
-    "sdpa_flash": "aten's flash",
-    "cpu_flash": "aten's CPU flash",
-    "math": "plain math",
-}
-FABRICS = {
-    "nvlink": "NVLink",
-    "channels_2": "2 NCCL channels",
-    "channels_1": "1 NCCL channel",
-    "shm": "host memory",
-    "socket": "TCP sockets",
-    "network": "NVLink and the network",
-    "gloo": "gloo",
-}
-WORKLOADS = {
-    ("attention", "forward_backward"): "Attention, forward and backward",
-    ("attention", "forward"): "Attention, forward",
-    ("train_step", "step"): "Training step",
-    ("parity", "step"): "Training parity",
-    ("collective", "exchange"): "Messages alone",
-}
-MODELS = {
-    "qwen3_0_6b": "Qwen3-0.6B",
-    "qwen3_1_7b": "Qwen3-1.7B",
-    "qwen3_4b": "Qwen3-4B",
-    "qwen3_8b": "Qwen3-8B",
-    "llama3_8b": "Llama-3-8B",
-    "qwen2_5_7b": "Qwen2.5-7B",
-    "tiny": "a tiny model",
-}
-VARIANTS = {"allgather": "all-gather", "alltoall": "all-to-all", "a2a": "all-to-all", "p2p": "ring", "usp": "USP",
-            "ulysses": "Ulysses", "all_gather": "all-gather", "a2a+p2p": "USP"}  # fmt: skip
-DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+if TYPE_CHECKING:
+    from sp_bench.analysis.cells import Cell
+
+WITH_ARTICLE = ("ring", "double_ring", "all_gather")  # methods whose name is a noun of the field: the zigzag ring
+EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 PACKING = "workload.packing"
-DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options that `drawn` says
+DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options that `drawn` puts in words
 LENGTHS = (*DRAWN[1:], "workload.document_lens")  # what a distribution has beside its name
+SINGLE_STEP = "workload.single_step"
+OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to ask for a step that move no edge of memory
+MASKED = "workload.masked_label_share"
+LAUNCH, MICRO_BATCHES, _RECOMPUTED = "workload.launch", "workload.micro_batches", "workload.activation_checkpointing"
+_ENGINE, _TRANSPORT, _INNER_RING = "engine.name", "method.exchange", "method.inner_ring_degree"
+
+# In this order names and tables have them; others follow, as they are declared.
+_ORDER = (
+    *("method.head_chunks", "method.head_stages", _INNER_RING, "method.head_stride", _TRANSPORT, _RECOMPUTED),
+    *("workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens", "workload.checkpoint_offload"),
+    *("engine.reshard_after_forward", "engine.reduce_gradients", "engine.optimizer_offload"),
+)
+_ORDERED = sorted(OPTIONS, key=lambda option: _ORDER.index(option.path) if option.path in _ORDER else len(_ORDER))
+_OF_METHOD = tuple(option.path for option in _ORDERED if option.named and option.group == "method")
+# What a training step has beside its engine -> the value that goes without saying
+OF_STEP = {option.path: option.none_means for option in _ORDERED if option.named and option.group != "method"}
+# Options that have a column of their own in a table whose lines differ in them -> its head
+STEP_COLUMNS = {option.path: option.head for option in _ORDERED if option.head}
+
+# Options that the identifier of a setting always has, if they are set. Of others it has what tells settings apart.
+_OF_SHAPE = (
+    *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
+    *("model.head_dim", "workload.causal", "dtype", "batch_size"),
+)
+_OF_TRAINING = (MICRO_BATCHES, _ENGINE, _RECOMPUTED, *OF_STEP)
+_DATA_PARALLEL = ("dp_replicate_size", "dp_shard_size")
+_OF_DEVICES = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", "engine.optimizer_offload")
+_OF_MACHINE = (*_OF_DEVICES, "isolation", LAUNCH)
+_OF_WORLD = ("fabric.name", "hardware.name", "num_nodes", "world", "link.name")
+_ALWAYS = (*_OF_SHAPE, *_OF_TRAINING, *_DATA_PARALLEL, *_OF_WORLD, *_OF_MACHINE)
+_OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
+_OF_SERIES = ("method", "kernel")  # groups of options that are a matter of series
+_CODE = ("kernel.name", "implementation")  # no line mixes them, on whatever number of ranks
+
+# How a cell is measured is neither in a setting nor, unless identifiers would be equal, in a series.
+PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
+# The order in which it tells cells apart: a single step is one, whatever its warm-up
+_TELLING = (SINGLE_STEP, *(path for path in PROTOCOL if path != SINGLE_STEP))
+
 FLAGS = {
     "short_window": "timed for less than 0.2 s",
     "clock_mismatch": "clocks that disagree by over 2%",
@@ -91,85 +90,309 @@ FLAGS = {
 }
 
 
-def kernel(cell: Cell) -> str:
+def _declared(path: str) -> str | Mapping[Any, str]:
+    """The words of an option's values; empty where it has none, as an own option of a method from outside."""
+    return BY_PATH[path].words if path in BY_PATH else ""
+
+
+METHODS = cast(Mapping[str, str], _declared("method.name"))
+
+
+# -- identifiers --
+
+
+@dataclass(frozen=True)
+class Name:
+    """What a cell is called among others."""
+
+    setting: str  # one string a figure
+    values: Values  # what the setting was made from
+    over_fabrics: str  # the setting without its fabric
+    series: str  # one string a line, the same on every fabric
+    series_of_limits: str  # the same for what only asks whether a step fits, for a single step and for timed ones
+    series_values: Values = field(default_factory=dict)  # what the series was made from
+    pack: int | None = None  # the seed of its documents, where cells of its setting have packs of several seeds
+
+
+def name_cells(rows: Sequence[Values]) -> list[Name]:
+    """The names of cells that are shown together. `rows`: one of each cell, with its `pool`."""
+    beside = ("implementation", "primitive", "ring_degree", "cell_id", "pool")
+    cells = [option_values(row) | {name: row[name] for name in beside} for row in rows]
+    others = dict.fromkeys(name for cell in cells for name in cell if name not in BY_PATH and name not in beside)
+    paths = [path for path in (*BY_PATH, *others) if path not in PROTOCOL]
+    of_series = [path for path in paths if group_of(path) in _OF_SERIES and path not in ("method.name", _TRANSPORT)]
+    of_setting = [path for path in paths if path not in _OF_PLACES and group_of(path) not in _OF_SERIES]
+    extra = [path for path in of_setting if path not in _ALWAYS]
+    over_fabrics = [name for name, _ in _settings(cells, [p for p in extra if group_of(p) != "fabric"], fabric=False)]
+    series = _Series(cells, over_fabrics)
+    series.add_kernels()
+    # Over both transports at once, so that two cells that differ in their options too are told apart by these.
+    series.separate(over_fabrics, _CODE)
+    series.separate([(name, cell["sp_size"]) for name, cell in zip(over_fabrics, cells, strict=True)], of_series)
+    series.add_transport()
+    settings = _settings(cells, extra, fabric=True)
+    seeds = [pack_seed(cell) for cell in cells]
+    of_several = mixed(over_fabrics, seeds)
+    packs = [seed if name in of_several else None for name, seed in zip(over_fabrics, seeds, strict=True)]
+    places = [
+        (name, cell["sp_size"], cell["seq_len"], pack)
+        for (name, _), cell, pack in zip(settings, cells, packs, strict=True)
+    ]
+    series.separate(places, [_TRANSPORT, *_TELLING, "cell_id"])
+    series.add_packs(packs)
+    return [
+        Name(name, values, over, series.name(i), series.name(i, but=OF_LIMITS), series.values(i), packs[i])
+        for i, ((name, values), over) in enumerate(zip(settings, over_fabrics, strict=True))
+    ]
+
+
+def shared_values(cells: Sequence[Values]) -> Values:
+    """The options of which all have one value."""
+    first, *others = cells
+    return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+
+
+def option_identifier(path: str, value: Any) -> str:
+    """micro_batches=8; an environment variable of a fabric goes by its own name."""
+    shown = path.removeprefix("fabric.env.")
+    return f"{shown} not set" if value is None else f"{short_name(shown)}={_text(value)}"
+
+
+def setting_identifier(path: str, value: Any) -> str:
+    """An option in the identifier of a setting: 8 micro-batches a step, loss_tile_tokens=2048."""
+    declared = BY_PATH[path].identifier
+    return _filled(declared, value) if declared else option_identifier(path, value)
+
+
+def one_rank(values: Values) -> str:
+    """What every name of a world of one rank has; empty where all ranks are there."""
+    if values.get("world") != "one_rank":
+        return ""
+    link = values["link.name"]
+    messages = "messages that take no time" if link == NO_DELAY else f"messages modelled as {link}"
+    return f"one real rank of all, {messages}"
+
+
+def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
+    """The identifier of each cell's setting, and the values that it was made from."""
+    names = [_setting_identifier(cell, fabric=fabric) for cell in cells]
+    values = [{path: cell[path] for path in _ALWAYS} for cell in cells]
+    for path in (*extra, "pool"):
+        several = mixed(names, [cell.get(path) for cell in cells])
+        for i, cell in enumerate(cells):
+            if names[i] in several:
+                values[i][path] = cell.get(path)
+                names[i] += f"; {cell['pool'] if path == 'pool' else option_identifier(path, cell.get(path))}"
+    return list(zip(names, values, strict=True))
+
+
+def _setting_identifier(cell: Values, *, fabric: bool) -> str:
+    workload, pass_kind, model, *numbers, causal, dtype, batch_size = (cell[path] for path in _OF_SHAPE)
+    layers, num_heads, num_kv_heads, head_dim = map(_text, numbers)
+    parts = ["" if model is None else model, "" if numbers[0] is None else f"{layers} layers"]
+    if workload == EXCHANGE:  # no attention
+        parts.append(_text(dtype))
+    else:
+        mask = {True: "causal", False: "not causal", None: "mask unknown"}[causal]
+        parts += [f"{num_heads}/{num_kv_heads} heads of {head_dim}", mask, _text(dtype), f"batch {_text(batch_size)}"]
+    parts += _unusual(cell, _OF_TRAINING, setting_identifier)
+    data = tuple(cell[path] for path in _DATA_PARALLEL)
+    if data not in ((1, 1), (None, None)):
+        parts.append(f"dp {_text(data[0])} x {_text(data[1])} (replicate x shard)")
+    parts += [_text(cell["fabric.name"]) if fabric else "", _text(cell["hardware.name"])]
+    parts += _unusual(cell, ("num_nodes",), setting_identifier)
+    parts.append(one_rank(cell))
+    parts += _unusual(cell, _OF_MACHINE, setting_identifier)
+    what = _text(workload) if pass_kind == "step" else f"{_text(workload)} {_text(pass_kind)}"
+    return f"{what}: {', '.join(filter(None, parts))}"
+
+
+class _Series:
+    """The series of some cells while they are being named: the parts of each name so far, with what they are made
+    from."""
+
+    def __init__(self, cells: Sequence[Values], over_fabrics: Sequence[str]) -> None:
+        """At first method, variant, layout, placement, and whose code it is unless it is ours. A layout says nothing
+        where no KV travels around a ring: it is left out there. The exchange alone is named by its primitive."""
+        self.cells, self.over_fabrics = cells, over_fabrics
+        with_ring = {
+            cell["method.name"]
+            for cell in cells
+            if cell["ring_degree"] is None
+            or cell["ring_degree"] > 1
+            or cell["method.layout"] not in (None, "contiguous")
+        }
+        self.parts: list[list[tuple[str, str]]] = []
+        for cell in cells:
+            method = cell["method.name"]
+            if cell["workload.name"] == EXCHANGE:
+                method = transport_name(cell["primitive"], cell[_TRANSPORT])
+            layout = cell["method.layout"] if method in with_ring else None
+            whose = library(cell["implementation"])
+            code = whose and f"({' '.join(filter(None, whose))})"
+            parts = (_text(method), cell["method.variant"], layout, cell["method.placement"], code)
+            self.parts.append([("method.name", " ".join(str(part) for part in parts if part is not None))])
+
+    def name(self, i: int, but: Sequence[str] = ()) -> str:
+        return " ".join(part for path, part in self.parts[i] if path not in but)
+
+    def values(self, i: int) -> Values:
+        return {path: self.cells[i].get(path) for path, _ in self.parts[i]}
+
+    def add_kernels(self) -> None:
+        """The kernel in our names if one setting has several kernels of ours; libraries choose their own."""
+        own = [cell["kernel.name"] if library(cell["implementation"]) is None else None for cell in self.cells]
+        known = [(setting, kernel) for setting, kernel in zip(self.over_fabrics, own, strict=True) if kernel]
+        if mixed([setting for setting, _ in known], [kernel for _, kernel in known]):
+            for parts, kernel in zip(self.parts, own, strict=True):
+                parts += [] if kernel is None else [("kernel.name", kernel)]
+
+    def add_transport(self) -> None:
+        """Copy engines after method and layout, before the options; the exchange alone has them in its primitive."""
+        for cell, parts in zip(self.cells, self.parts, strict=True):
+            if cell[_TRANSPORT] == "copy_engines" and cell["workload.name"] != EXCHANGE:
+                parts.insert(1, (_TRANSPORT, "by copy engines"))
+
+    def add_packs(self, packs: Sequence[int | None]) -> None:
+        """The seeds of those that have one. Others of the same name need none: they stand elsewhere."""
+        for parts, seed in zip(self.parts, packs, strict=True):
+            parts += [] if seed is None else [("seed", f"seed={seed}")]
+
+    def separate(self, within: Sequence[Hashable], paths: Sequence[str]) -> None:
+        """Append the value of each option where it tells cells apart that are equal in `within` and in their names.
+
+        What a method does without the option is left out: beside another value, its name is the plain one."""
+        names = [self.name(i) for i in range(len(self.cells))]
+        for parts, values in zip(self.parts, tell_apart(names, self.cells, paths, within), strict=True):
+            for path, value in values:
+                usual = BY_PATH[path].none_means if path in BY_PATH else None
+                if value is None or value != usual:
+                    is_kernel = path == "kernel.name" and value is not None
+                    parts.append((path, str(value) if is_kernel else f"{short_name(path)}={_text(value)}"))
+
+
+def _unusual(values: Values, paths: Sequence[str], write: Callable[[str, Any], str]) -> list[str]:
+    """What `write` makes of each option with a value that does not go without saying; of an engine it never does."""
+    known = [(path, values.get(path)) for path in paths]
+    return [
+        write(path, value)
+        for path, value in known
+        if value is not None and (value != BY_PATH[path].none_means or path == _ENGINE)
+    ]
+
+
+def _filled(declared: str | Mapping[Any, str], value: Any) -> str:
+    """A value in the words that a declaration has for it, or the value itself."""
+    text = declared if isinstance(declared, str) else declared.get(value, declared.get("", "{}"))
+    return text.format(value)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "?"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# -- words for readers --
+
+
+def _in_words(path: str, value: Any) -> str:
+    """4 chunks; without declared words, name=value."""
+    declared = _declared(path)
+    return _filled(declared, value) if declared and value is not None else option_identifier(path, value)
+
+
+def option(path: str, value: Any) -> str:
+    """What tells two settings or steps apart: warm processes, loss_tile_tokens=2048, allocator not set."""
+    declared = _declared(path)
+    if path == "model.name":
+        return option_identifier(path, value)  # beside heads and layers that are equal
+    if isinstance(declared, Mapping) and [*declared.values()].count(declared.get(value, "")) > 1:
+        return option_identifier(path, value)  # these words are of other values too
+    return _in_words(path, value)
+
+
+def of_step(path: str, value: Any) -> str:
+    """An option of a training step beside others of it; empty where it is not set."""
+    return "" if value is None else option(path, value)
+
+
+def unusual(cell: "Cell", path: str) -> str:
+    """An option of a cell in words; empty where its value goes without saying."""
+    return "".join(_unusual(cell.options, [path], _in_words))
+
+
+def in_column(path: str, value: Any) -> str:
+    """Under a head of STEP_COLUMNS; empty where the option is not set."""
+    if value is None:
+        return ""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return whole(value)
+    return _filled(BY_PATH[path].under_head or "{}", value)
+
+
+def step_columns(cells: "Sequence[Cell]") -> list[str]:
+    """The options of STEP_COLUMNS in which training steps differ."""
+    steps = [cell for cell in cells if cell.asked["workload"] in TRAINING]
+    return [path for path in STEP_COLUMNS if len({str(cell.options.get(path)) for cell in steps}) > 1]
+
+
+def kernel(cell: "Cell") -> str:
     name = cell.asked["kernel"]
-    return KERNELS.get(name, str(name)) if name is not None else ""
+    return "" if name is None else _in_words("kernel.name", name)
 
 
 def fabric(name: Any) -> str:
-    return FABRICS.get(name, str(name))
+    return _in_words("fabric.name", str(name))
 
 
-def method(cell: Cell, but: Sequence[str] = ()) -> str:
+def method(cell: "Cell", but: Sequence[str] = ()) -> str:
     """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. Two
     cells of one place and kernel have different ones, but for the options `but`."""
-    asked, options, told = cell.asked, cell.options, cell.name.told
-    name = METHODS.get(asked["method"], str(asked["method"]))
-    if asked["method"] == "single" and asked["workload"] == "attention":
-        return f"{kernel(cell)} alone"
-    layout = asked["layout"]
-    of_ring = asked["method"] in WITH_ARTICLE or (layout not in (None, "contiguous"))
-    parts = [name]
-    if cell.is_library:
-        parts += [VARIANTS.get(asked["variant"], str(asked["variant"]))] if asked["variant"] else []
-        parts += [layout] if of_ring and layout else []
-    elif of_ring and layout:
-        parts = [f"{layout} {name}"]
-    if (chunks := options.get("method.head_chunks")) not in (None, 1):
-        parts.append(f"{chunks} chunks")
-    if isinstance(stages := options.get("method.head_stages"), int):
-        parts.append(f"{stages} stages")
-    if isinstance(inner := options.get("method.inner_ring_degree"), int):
-        outer = asked["sp_size"] // inner
-        parts.append(f"{inner}x{outer}{'' if min(inner, outer) > 1 else ' is one ring'}")
-    if (stride := options.get("method.head_stride")) not in (None, "all"):
-        parts.append(f"{stride} KV head{'s' if stride != 1 else ''} at a time")
-    if options.get("method.exchange") == "copy_engines":
-        parts.append("copy engines")
-    if asked["placement"] == "ring_inner":
-        parts.append("ring inside")
-    by_pack = () if cell.name.pack is None else ("seed",)
-    parts += [_told(path, value) for path, value in told.items() if path not in (*_SAID, *by_pack, *but)]
-    return ", ".join(filter(None, parts))
+    return ", ".join(_method_parts(cell, but))
 
 
-def plain_method(cell: Cell) -> str:
-    """Without layout and options."""
-    name = METHODS.get(cell.asked["method"], str(cell.asked["method"]))
-    variant = cell.asked["variant"] if cell.is_library else None
-    return f"{name}, {VARIANTS.get(variant, str(variant))}" if variant else name
-
-
-_SAID = (
-    *("method.name", "kernel.name", "method.exchange", "method.head_chunks", "method.head_stride"),
-    *("method.head_stages", "method.inner_ring_degree"),
-)
-ONE_STEP = "one step"  # was timed
-_USUAL = {"method.dkv_dtype": "input", "method.merge_dtype": "float32"}
-_DTYPE_OF = {"method.dkv_dtype": "dK/dV", "method.merge_dtype": "merges"}
-
-
-def _told(path: str, value: Any) -> str:
-    if path in _DTYPE_OF:
-        if value == _USUAL[path]:
-            return ""
-        return (
-            f"{_DTYPE_OF[path]} in {DTYPES.get(value, 'the input' if value == 'input' else str(value))}"
-            if value
-            else ""
-        )
-    if value is None:
-        return ""
-    if path == SINGLE_STEP:
-        return ONE_STEP if value else ""
-    return str(value) if path == "implementation" else f"{short_name(path)}={value}"
-
-
-def the_method(cell: Cell) -> str:
+def the_method(cell: "Cell") -> str:
     """In a sentence: `the zigzag ring`, `Ulysses (4 chunks)`."""
-    name, comma, options = method(cell).partition(", ")
+    name, *options = _method_parts(cell)
     name = f"the {name}" if cell.asked["method"] in WITH_ARTICLE else name
-    return f"{name} ({options})" if comma else name
+    return f"{name} ({', '.join(options)})" if options else name
+
+
+def plain_method(cell: "Cell") -> str:
+    """Without layout and options."""
+    return ", ".join(filter(None, [_in_words("method.name", cell.asked["method"]), _variant(cell)]))
+
+
+def _variant(cell: "Cell") -> str:
+    """Which of a library's own patterns it is."""
+    variant = cell.asked["variant"] if cell.is_library else None
+    return _in_words("method.variant", variant) if variant else ""
+
+
+def _method_parts(cell: "Cell", but: Sequence[str] = ()) -> list[str]:
+    asked, layout = cell.asked, cell.asked["layout"]
+    if asked["method"] == "single" and asked["workload"] == "attention":
+        return [f"{kernel(cell)} alone"]
+    name = _in_words("method.name", asked["method"])
+    if not (asked["method"] in WITH_ARTICLE or layout not in (None, "contiguous")):
+        layout = ""
+    parts = [name, _variant(cell), layout] if cell.is_library else [f"{layout} {name}" if layout else name]
+    for path in _OF_METHOD:
+        value = cell.options.get(path)
+        if value is not None and value != BY_PATH[path].none_means:
+            parts.append(_rings(value, asked["sp_size"]) if path == _INNER_RING else _in_words(path, value))
+    placed = ("method.name", "kernel.name", *_OF_METHOD, *(() if cell.name.pack is None else ("seed",)), *but)
+    for path, value in cell.name.series_values.items():
+        if value is not None and path not in placed:
+            parts.append(str(value) if path == "implementation" else _in_words(path, value))
+    return list(filter(None, parts))
+
+
+def _rings(inner: int, sp_size: int) -> str:
+    """4x2: inner rings of 4 ranks, and 2 of them."""
+    outer = sp_size // inner
+    return f"{inner}x{outer}{'' if min(inner, outer) > 1 else ' is one ring'}"
 
 
 def listed_words(words: Sequence[str]) -> str:
@@ -177,7 +400,7 @@ def listed_words(words: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(words[:-1]), words[-1] if words else ""]))
 
 
-def processors(cell: Cell) -> str:
+def processors(cell: "Cell") -> str:
     """4 GPUs, 2 CPU ranks; of the ranks that share a sequence and, where there are more, of all."""
     asked = cell.asked
     size, world = asked["sp_size"], asked["world_size"] or asked["sp_size"]
@@ -186,37 +409,51 @@ def processors(cell: Cell) -> str:
     return told if world == size else f"{told} of {whole(world)}"
 
 
-def place(cell: Cell) -> str:
+def place(cell: "Cell") -> str:
     """131,072 tokens on 4 GPUs; of several packs beside each other which one."""
     return ", ".join(filter(None, [size(cell), pack(cell)]))
 
 
-def size(cell: Cell) -> str:
+def size(cell: "Cell") -> str:
     """131,072 tokens on 4 GPUs."""
     length = cell.asked["seq_len"]
     return f"{whole(length)} tokens on {processors(cell)}" if length else f"on {processors(cell)}"
 
 
-def pack(cell: Cell) -> str:
+def pack(cell: "Cell") -> str:
     """pack of seed 3; nothing where no other pack of the same distribution stands beside it."""
     return "" if cell.name.pack is None else f"pack of seed {cell.name.pack}"
 
 
-def workload(cell: Cell) -> str:
+def workload(cell: "Cell") -> str:
+    """Attention, forward and backward."""
     asked = cell.asked
-    return WORKLOADS.get((asked["workload"], asked["pass_kind"]), f"{asked['workload']} {asked['pass_kind']}")
+    parts = (_in_words("workload.name", asked["workload"]), _in_words("workload.pass_kind", asked["pass_kind"]))
+    return ", ".join(filter(None, parts))
 
 
-def is_packed(cell: Cell) -> bool:
+def model(cell: "Cell") -> str:
+    return _in_words("model.name", cell.asked["model"])
+
+
+def dtype(cell: "Cell") -> str:
+    return _in_words("dtype", cell.asked["dtype"])
+
+
+def hardware(cell: "Cell") -> str:
+    return str(cell.asked["hardware"] or "").upper()
+
+
+def is_packed(cell: "Cell") -> bool:
     return cell.asked["packing"] not in (None, "none")
 
 
-def packed(cell: Cell) -> str:
+def packed(cell: "Cell") -> str:
     """packed documents: lognormal, median 4,096, sigma 1; or nothing."""
     return f"packed documents: {drawn(cell)}" if is_packed(cell) else ""
 
 
-def distribution(cell: Cell) -> str:
+def distribution(cell: "Cell") -> str:
     """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens; of several packs its seed too."""
     which = ", ".join(filter(None, [drawn(cell), pack(cell)]))
     known = next((row for row in cell.rows if row["num_documents"] is not None), None)
@@ -226,7 +463,7 @@ def distribution(cell: Cell) -> str:
     return f"{which}: {number_of}, the longest has {longest} tokens"
 
 
-def drawn(cell: Cell) -> str:
+def drawn(cell: "Cell") -> str:
     """lognormal, median 4,096, sigma 1."""
     if not is_packed(cell):
         return "one document"
@@ -235,87 +472,23 @@ def drawn(cell: Cell) -> str:
     return told or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
 
 
-ISOLATION = {"group": "warm processes", "trial": "fresh processes"}
-
-
-def option(path: str, value: Any) -> str:
-    """What tells two settings apart."""
-    if (path, value) == (PACKING, "none"):
-        return "not packed"
-    return ISOLATION.get(value, str(value)) if path == "isolation" else option_words(path, value)
-
-
-def of_step(path: str, value: Any) -> str:
-    """An option of a training step beside others of it: all recomputed, compiled, loss_tile_tokens=2048."""
-    if value is None:
-        return ""
-    if path == "workload.activation_checkpointing":
-        return {"full": "all recomputed", "none": "nothing recomputed"}.get(value, str(value))
-    if path == "workload.checkpoint_offload":
-        return "checkpoints offloaded" if value else ""
-    return str(value) if path in ("workload.model_code", "engine.name") else option(path, value)
-
-
-# Options of a training step that have a column of their own in a table whose lines differ in them -> its head
-STEP_COLUMNS = {
-    "workload.activation_checkpointing": "recomputed",
-    "workload.model_code": "code",
-    "workload.loss_tile_tokens": "loss tile",
-    "workload.mlp_tile_tokens": "MLP tile",
-    "workload.checkpoint_offload": "checkpoints",
-    "engine.optimizer_offload": "optimizer",
-    "hardware.allocator": "allocator",
-}
-
-
-def step_columns(cells: Sequence[Cell]) -> list[str]:
-    """The options of STEP_COLUMNS in which training steps differ."""
-    steps = [cell for cell in cells if cell.asked["workload"] in TRAINING]
-    return [path for path in STEP_COLUMNS if len({str(cell.options.get(path)) for cell in steps}) > 1]
-
-
-def in_column(path: str, value: Any) -> str:
-    """Under a head of STEP_COLUMNS; empty where the option is not set."""
-    if path == "workload.checkpoint_offload":
-        return "on the host" if value else ""
-    if path == "workload.activation_checkpointing":
-        return {"full": "all", "none": "nothing"}.get(value, str(value or ""))
-    return "" if value is None else whole(value) if isinstance(value, int) else str(value)
-
-
-def setting(cell: Cell, values: Mapping[str, Any]) -> tuple[str, ...]:
-    """What all cells of a setting share, without its fabric, in a reader's words, a piece each. `values`: Name.values
-    of any of them."""
-    asked = cell.asked
-    words = [workload(cell)]
-    if asked["workload"] in ("train_step", "parity"):
-        model = MODELS.get(asked["model"], str(asked["model"]))
-        words[0] += f" of {model}"
-        words.append(f"{asked['num_layers']} layers" if asked["model"] not in MODELS else "")
+def setting(cell: "Cell") -> tuple[str, ...]:
+    """What all cells of its setting share, without the fabric, a piece each."""
+    asked, values = cell.asked, cell.name.values
+    parts = [workload(cell)]
+    if asked["workload"] in TRAINING:
+        parts[0] += f" of {model(cell)}"
+        parts.append(f"{asked['num_layers']} layers" if asked["model"] not in _declared("model.name") else "")
     if asked["num_heads"] is not None:
-        words.append(f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}")
-    words += ["" if asked["causal"] in (True, None) else "not causal", DTYPES.get(asked["dtype"], str(asked["dtype"]))]
-    words.append(f"batch {asked['batch_size']}" if asked["batch_size"] not in (None, 1) else "")
-    known = {path: value for path, value in values.items() if value is not None}
-    engine = known.get("engine.name")
-    words.append(f"{engine}" if engine else "")
-    if cell.micro_batches > 1:
-        words.append(f"{cell.micro_batches} micro-batches")
-    words.append(of_step("workload.activation_checkpointing", known.get("workload.activation_checkpointing")))
-    words += [of_step(path, known[path]) for path, usual in OF_STEP.items() if known.get(path, usual) != usual]
-    if known.get("world") == "one_rank":
-        words.append(one_rank_words(known["link.name"]))
-    if (cap := known.get("hardware.device_memory_gib")) is not None:
-        words.append(f"capped at {cap:g} GiB")
-    if (sharing := known.get("hardware.ranks_per_gpu", 1)) > 1:
-        words.append(f"{sharing} ranks share a GPU")
-    if known.get("engine.optimizer_offload"):
-        words.append("optimizer offloaded")
-    data = (asked["dp_replicate_size"], asked["dp_shard_size"])
-    words.append(f"data parallel {data[0]} x {data[1]}" if data not in ((1, 1), (None, None)) else "")
-    words.append(packed(cell))
-    if share := cell.options.get("workload.masked_label_share"):
-        words.append("half of the labels masked" if share == 0.5 else f"{share:.0%} of the labels masked")
-    words.append("CUDA graph" if cell.launch_note else "")
-    words.append(str(asked["hardware"]).upper() if asked["hardware"] else "")
-    return tuple(filter(None, words))
+        parts.append(f"{asked['num_heads']}/{asked['num_kv_heads']} heads of {asked['head_dim']}")
+    parts += ["" if asked["causal"] in (True, None) else "not causal", dtype(cell)]
+    parts.append(f"batch {asked['batch_size']}" if asked["batch_size"] not in (None, 1) else "")
+    parts += _unusual(values, (_ENGINE, MICRO_BATCHES, _RECOMPUTED, *OF_STEP), _in_words)
+    parts.append(one_rank(values))
+    parts += _unusual(values, _OF_DEVICES, _in_words)
+    data = tuple(asked[path] for path in _DATA_PARALLEL)
+    parts.append(f"data parallel {data[0]} x {data[1]}" if data not in ((1, 1), (None, None)) else "")
+    parts.append(packed(cell))
+    parts += _unusual(cell.options, (MASKED, LAUNCH), _in_words)
+    parts.append(hardware(cell))
+    return tuple(filter(None, parts))

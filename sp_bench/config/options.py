@@ -10,19 +10,12 @@ from typing import Annotated, Any, Literal
 from sp_bench.config.trial import Declared, TrialConfig
 
 
-@dataclass(frozen=True)
-class Option:
-    """One field of a TrialConfig; what the attributes mean is said at Declared."""
+@dataclass(frozen=True, kw_only=True)
+class Option(Declared):
+    """One field of a TrialConfig: its declaration, with names and meanings that go without saying filled in."""
 
     path: str  # as it is overridden: method.head_chunks
     type: type  # of its value unless that is None: str for a choice
-    doc: str
-    unit: str
-    column: str | None
-    of: tuple[str, ...]
-    old_rows: Any
-    none_means: Any
-    protocol: bool
 
     @property
     def group(self) -> str:
@@ -62,17 +55,11 @@ def _options(cls: type, prefix: str = "") -> Iterator[Option]:
         elif declared is None:
             raise TypeError(f"{cls.__name__}.{name} is not declared: annotate it with Declared(...)")
         else:
-            yield Option(
-                prefix + name,
-                _value_type(kind),
-                declared.doc,
-                declared.unit,
-                name if declared.column == "" else declared.column,
-                declared.of,
-                declared.old_rows,
-                declared.old_rows if declared.none_means is None else declared.none_means,
-                declared.protocol,
-            )
+            filled = {
+                "column": name if declared.column == "" else declared.column,
+                "none_means": declared.old_rows if declared.none_means is None else declared.none_means,
+            }
+            yield Option(**vars(declared) | filled, path=prefix + name, type=_value_type(kind))
 
 
 def _value_type(kind: Any) -> type:

@@ -24,7 +24,8 @@ ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "
 
 @dataclass(frozen=True)
 class Declared:
-    """What a field's declaration says of the option, beside its type and default."""
+    """An option beside the type and default of its field. From `words` on it is words for people: no identity hashes
+    them. Words of values are one text for all, in which {} is the value, or a text for each; "": all others."""
 
     doc: Prose
     unit: Prose = ""
@@ -34,46 +35,108 @@ class Declared:
     omitted: bool = False  # leave `old_rows` out of the identity's hash, so that older rows keep theirs
     none_means: Any = None  # what the method does where the option is None; by default `old_rows`
     protocol: bool = False  # how a cell is measured, not what it is
+    words: Prose | Mapping[Any, str] = ""  # of its values, for readers; empty: name=value
+    identifier: Prose | Mapping[Any, str] = ""  # of its values, in the identifier of a setting; empty: name=value
+    named: Prose | bool = False  # each name says a value other than `none_means`; False: where names would be equal
+    head: Prose = ""  # of a table's column for it
+    under_head: Prose | Mapping[Any, str] = ""  # of its values there; empty: the value
 
 
 @dataclass(frozen=True)
 class MethodConfig:
     """How attention is split over the `sp_size` ranks of one sequence. None: the method has no such option."""
 
-    name: Annotated[str, Declared("sequence-parallel method", column="method")]
+    name: Annotated[
+        str,
+        Declared(
+            "sequence-parallel method",
+            column="method",
+            words={
+                "single": "one rank",
+                "ulysses": "Ulysses",
+                "upipe": "UPipe",
+                "ring": "ring",
+                "double_ring": "double ring",
+                "all_gather": "all-gather",
+                "usp": "USP",
+                "deepspeed_ulysses": "DeepSpeed's Ulysses",
+                "deepspeed_ulysses_hf": "DeepSpeed's UlyssesSPAttentionHF",
+                "ring_flash_attn": "ring-flash-attn",
+                "ring_flash_attn_llama3": "ring-flash-attn, llama3",
+                "yunchang": "yunchang",
+                "torch_context_parallel": "torch context parallel",
+                "transformer_engine": "TransformerEngine",
+            },
+        ),
+    ]
     layout: Annotated[
         Literal["contiguous", "zigzag", "striped", "document_zigzag"],
         Declared("which tokens a rank holds: contiguous | zigzag | striped | document_zigzag", of=ATTENTION),
     ] = "contiguous"
     variant: Annotated[
-        str | None, Declared("of an adapter's library: which of its own patterns; the adapter names them", of=ATTENTION)
+        str | None,
+        Declared(
+            "of an adapter's library: which of its own patterns; the adapter names them",
+            of=ATTENTION,
+            words={
+                "allgather": "all-gather",
+                "alltoall": "all-to-all",
+                "a2a": "all-to-all",
+                "p2p": "ring",
+                "usp": "USP",
+                "ulysses": "Ulysses",
+                "all_gather": "all-gather",
+                "a2a+p2p": "USP",
+            },
+        ),
     ] = None
     ulysses_degree: Annotated[
         int | None, Declared("ranks that exchange heads; usp chooses it, and ring_degree is the rest", unit="ranks")
     ] = None
     placement: Annotated[
         Literal["ulysses_inner", "ring_inner"] | None,
-        Declared("usp, yunchang: which group holds adjacent ranks, ulysses_inner | ring_inner", of=ATTENTION),
+        Declared(
+            "usp, yunchang: which group holds adjacent ranks, ulysses_inner | ring_inner",
+            of=ATTENTION,
+            words={"ring_inner": "ring inside", "ulysses_inner": ""},
+            named=True,
+        ),
     ] = None
     dkv_dtype: Annotated[
         Literal["input", "float32"] | None,
         Declared(
             "dK/dV travel in: input (the trial's dtype) | float32; null: no option of ours, or an old library row",
             of=ATTENTION,
+            words={"input": "", "float32": "dK/dV in fp32"},
         ),
     ] = None
     merge_dtype: Annotated[
         Literal["input", "float32"] | None,
-        Declared("ring, double_ring, usp: dtype of outputs and dQ between merges, input | float32", of=ATTENTION),
+        Declared(
+            "ring, double_ring, usp: dtype of outputs and dQ between merges, input | float32",
+            of=ATTENTION,
+            words={"input": "merges in the input", "float32": ""},
+        ),
     ] = None
     head_stride: Annotated[
         int | None,
-        Declared("all_gather, llama3: KV heads gathered at a time", unit="heads", of=ATTENTION, none_means="all"),
+        Declared(
+            "all_gather, llama3: KV heads gathered at a time",
+            unit="heads",
+            of=ATTENTION,
+            none_means="all",
+            words={1: "1 KV head at a time", "": "{} KV heads at a time"},
+            named=True,
+        ),
     ] = None
     head_chunks: Annotated[
         int | None,
         Declared(
-            "ulysses, usp: parts of the heads, each exchanged while another is computed", of=ATTENTION, none_means=1
+            "ulysses, usp: parts of the heads, each exchanged while another is computed",
+            of=ATTENTION,
+            none_means=1,
+            words="{} chunks",
+            named=True,
         ),
     ] = None
     head_stages: Annotated[
@@ -83,6 +146,8 @@ class MethodConfig:
             "in each part",
             of=ATTENTION,
             none_means="one query head a rank",
+            words="{} stages",
+            named=True,
         ),
     ] = None
     inner_ring_degree: Annotated[
@@ -93,6 +158,7 @@ class MethodConfig:
             unit="ranks",
             of=ATTENTION,
             none_means="balanced",
+            named=True,
         ),
     ] = None
     exchange: Annotated[
@@ -101,6 +167,8 @@ class MethodConfig:
             "what moves the tensors: collectives of the group | copy_engines, which leave all SMs to the kernels; null "
             "in old rows: what their primitive says, else collectives",
             old_rows="collectives",
+            words={"copy_engines": "copy engines", "collectives": ""},
+            named=True,
         ),
     ] = None
     own: Annotated[
@@ -124,6 +192,8 @@ class EngineConfig:
             column="engine",
             of=TRAINING,
             old_rows="fsdp2",
+            words="{}",
+            identifier="engine {}",
         ),
     ] = "fsdp2"
     optimizer_offload: Annotated[
@@ -132,6 +202,9 @@ class EngineConfig:
             "Adam that steps in host memory, where fp32 parameters and moments then are; fsdp2 has torch_adamw alone; "
             "null: on the device",
             of=TRAINING,
+            words={"deepspeed_cpu_adam": "optimizer offloaded", "torch_adamw": "optimizer offloaded"},
+            identifier="optimizer offloaded ({})",
+            head="optimizer",
         ),
     ] = None
     variable_seq_len: Annotated[
@@ -148,6 +221,7 @@ class EngineConfig:
             "fsdp2: layers that are gathered while one is computed, in the forward; null: FSDP2's own way",
             unit="layers",
             of=TRAINING,
+            named=True,
         ),
     ] = None
     backward_prefetch: Annotated[
@@ -156,6 +230,7 @@ class EngineConfig:
             "fsdp2: the same in the backward; null: FSDP2's own way, which is one",
             unit="layers",
             of=TRAINING,
+            named=True,
         ),
     ] = None
     reshard_after_forward: Annotated[
@@ -165,6 +240,7 @@ class EngineConfig:
             "true",
             of=TRAINING,
             none_means=True,
+            named=True,
         ),
     ] = None
     reduce_gradients: Annotated[
@@ -174,6 +250,7 @@ class EngineConfig:
             "null: each_micro_batch",
             of=TRAINING,
             none_means="each_micro_batch",
+            named=True,
         ),
     ] = None
 
@@ -185,14 +262,46 @@ class EngineConfig:
 class KernelConfig:
     """The local attention kernel; the same one serves every method."""
 
-    name: Annotated[str, Declared("local attention kernel", column="kernel", of=ATTENTION)]
+    name: Annotated[
+        str,
+        Declared(
+            "local attention kernel",
+            column="kernel",
+            of=ATTENTION,
+            words={
+                "flash_attn_4": "FlashAttention-4",
+                "flash_attn_3": "FlashAttention-3",
+                "flash_attn": "FlashAttention-2",
+                "cudnn": "cuDNN",
+                "sdpa_flash": "aten's flash",
+                "cpu_flash": "aten's CPU flash",
+                "math": "plain math",
+            },
+        ),
+    ]
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """A Llama/Qwen3-style decoder. The attention workload uses its three head fields only."""
 
-    name: Annotated[str, Declared("published shape the heads and layers come from", column="model", of=ATTENTION)]
+    name: Annotated[
+        str,
+        Declared(
+            "published shape the heads and layers come from",
+            column="model",
+            of=ATTENTION,
+            words={
+                "qwen3_0_6b": "Qwen3-0.6B",
+                "qwen3_1_7b": "Qwen3-1.7B",
+                "qwen3_4b": "Qwen3-4B",
+                "qwen3_8b": "Qwen3-8B",
+                "llama3_8b": "Llama-3-8B",
+                "qwen2_5_7b": "Qwen2.5-7B",
+                "tiny": "a tiny model",
+            },
+        ),
+    ]
     num_layers: Annotated[int, Declared("decoder layers; null for attention", of=TRAINING)]
     hidden_size: Annotated[int, Declared("width of the residual stream", column=None)]
     intermediate_size: Annotated[int, Declared("width of the MLP", column=None)]
@@ -249,11 +358,23 @@ class WorkloadConfig:
 
     name: Annotated[
         Literal["attention", "train_step", "parity", "collective"],
-        Declared("attention | train_step | parity | collective", column="workload"),
+        Declared(
+            "attention | train_step | parity | collective",
+            column="workload",
+            words={
+                "attention": "Attention",
+                "train_step": "Training step",
+                "parity": "Training parity",
+                "collective": "Messages alone",
+            },
+        ),
     ]
     pass_kind: Annotated[
         Literal["forward", "forward_backward", "step", "exchange"],
-        Declared("forward | forward_backward | step | exchange"),
+        Declared(
+            "forward | forward_backward | step | exchange",
+            words={"forward_backward": "forward and backward", "step": "", "exchange": ""},
+        ),
     ]
     causal: Annotated[bool, Declared("causal mask", of=ATTENTION)]
     warmup_steps: Annotated[int, Declared("untimed steps before the timed ones", unit="steps", protocol=True)]
@@ -279,6 +400,10 @@ class WorkloadConfig:
             "(engine megatron: MLPs alone) | "
             "selective_output, its q, k and v too | selective_mlp, less than selective: gate and up are kept",
             column=None,
+            words={"full": "all recomputed", "none": "nothing recomputed"},
+            identifier={"none": "", "": "{} activation checkpointing"},
+            head="recomputed",
+            under_head={"full": "all", "none": "nothing"},
         ),
     ] = None
     checkpoint_offload: Annotated[
@@ -288,6 +413,10 @@ class WorkloadConfig:
             of=TRAINING,
             old_rows=False,
             omitted=True,
+            words={True: "checkpoints offloaded", False: ""},
+            named=True,
+            head="checkpoints",
+            under_head={True: "on the host", False: ""},
         ),
     ] = False
     model_code: Annotated[
@@ -298,6 +427,9 @@ class WorkloadConfig:
             of=TRAINING,
             old_rows="eager",
             omitted=True,
+            words="{}",
+            named=True,
+            head="code",
         ),
     ] = None
     attribution: Annotated[
@@ -312,6 +444,8 @@ class WorkloadConfig:
             "attention: eager, call by call | cuda_graph, the whole step at one call; null in old rows: eager",
             old_rows="eager",
             omitted=True,
+            words={"cuda_graph": "CUDA graph", "": "launch={}"},
+            identifier="replayed as a CUDA graph",
         ),
     ] = None
     single_step: Annotated[
@@ -323,6 +457,7 @@ class WorkloadConfig:
             old_rows=False,
             omitted=True,
             protocol=True,
+            words={True: "one step", False: ""},
         ),
     ] = False
     fit: Annotated[
@@ -357,6 +492,8 @@ class WorkloadConfig:
             of=TRAINING,
             old_rows=1,
             omitted=True,
+            words="{} micro-batches",
+            identifier="{} micro-batches a step",
         ),
     ] = None
     loss_tile_tokens: Annotated[
@@ -365,6 +502,8 @@ class WorkloadConfig:
             "training: local tokens whose logits exist at a time, forward and backward; null: all of a micro-batch",
             unit="tokens",
             column=None,
+            named=True,
+            head="loss tile",
         ),
     ] = None
 
@@ -374,6 +513,8 @@ class WorkloadConfig:
             "training: local tokens of a sequence that an MLP computes at a time, forward and backward; null: all",
             unit="tokens",
             column=None,
+            named=True,
+            head="MLP tile",
         ),
     ] = None
 
@@ -385,6 +526,7 @@ class WorkloadConfig:
             of=ATTENTION,
             old_rows="none",
             omitted=True,
+            words={"none": "not packed"},
         ),
     ] = "none"
     document_len: Annotated[
@@ -411,6 +553,7 @@ class WorkloadConfig:
             of=TRAINING,
             old_rows=0.0,
             omitted=True,
+            words={0.5: "half of the labels masked", "": "{:.0%} of the labels masked"},
         ),
     ] = 0.0
 
@@ -521,7 +664,22 @@ class WorkloadConfig:
 class FabricConfig:
     """The backend of the process group and the environment variables that shape its transport."""
 
-    name: Annotated[str, Declared("transport of the process group", column="fabric")]
+    name: Annotated[
+        str,
+        Declared(
+            "transport of the process group",
+            column="fabric",
+            words={
+                "nvlink": "NVLink",
+                "channels_2": "2 NCCL channels",
+                "channels_1": "1 NCCL channel",
+                "shm": "host memory",
+                "socket": "TCP sockets",
+                "network": "NVLink and the network",
+                "gloo": "gloo",
+            },
+        ),
+    ]
     backend: Annotated[Literal["gloo", "nccl"], Declared("of the process group: gloo | nccl", column=None)]
     env: Annotated[Mapping[str, str], Declared("environment variables that shape the transport", column=None)] = field(
         default_factory=dict
@@ -535,14 +693,23 @@ class HardwareConfig:
     name: Annotated[str, Declared("kind of device asked for", column="hardware")]
     device: Annotated[Literal["cpu", "cuda"], Declared("cpu | cuda", column=None)]
     device_memory_gib: Annotated[
-        float | None, Declared("emulated size of a smaller device; null: the whole device", unit="GiB")
+        float | None,
+        Declared(
+            "emulated size of a smaller device; null: the whole device",
+            unit="GiB",
+            words="capped at {:g} GiB",
+            identifier="capped at {:g} GiB a device",
+        ),
     ] = None
     threads_per_rank: Annotated[
         int | None, Declared("processor threads of a rank; null: 1 of several ranks, all cores of one", column=None)
     ] = None
     allocator: Annotated[
         Literal["expandable_segments"] | None,
-        Declared("cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says"),
+        Declared(
+            "cuda: expandable_segments of torch's allocator, against fragmentation; null: as the shell says",
+            head="allocator",
+        ),
     ] = None
     ranks_per_gpu: Annotated[
         int,
@@ -552,6 +719,8 @@ class HardwareConfig:
             unit="ranks",
             old_rows=1,
             omitted=True,
+            words="{} ranks share a GPU",
+            identifier="{} ranks share a GPU",
         ),
     ] = 1
 
@@ -625,13 +794,21 @@ class TrialConfig:
     dp_shard_size: Annotated[
         int, Declared("data-parallel ranks that shard parameters (with the sp ranks)", unit="ranks")
     ]
-    dtype: Annotated[DType, Declared("dtype of activations and attention")]
+    dtype: Annotated[
+        DType,
+        Declared(
+            "dtype of activations and attention",
+            words={"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"},
+        ),
+    ]
     seed: Annotated[int, Declared("of weights, inputs and text", column=None, protocol=True)]
     isolation: Annotated[
         Literal["trial", "group"],
         Declared(
             "trial: fresh processes | group: trials of one world size, fabric and hardware share warm ones, for quick "
-            "surveys"
+            "surveys",
+            words={"group": "warm processes", "trial": "fresh processes"},
+            identifier={"group": "warm process group", "trial": ""},
         ),
     ] = "trial"
     engine: Annotated[
@@ -645,6 +822,7 @@ class TrialConfig:
             unit="nodes",
             old_rows=1,
             omitted=True,
+            identifier="over {} nodes",
         ),
     ] = 1
     world: Annotated[

@@ -33,7 +33,7 @@ from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
 from sp_bench.analysis.formats import counted
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
-from sp_bench.analysis.series import OF_STEP
+from sp_bench.analysis.words import OF_STEP
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
@@ -281,9 +281,7 @@ def with_options(config: TrialConfig, options: StepOptions) -> TrialConfig:
 
 def in_words(options: StepOptions) -> str:
     """cuDNN, all recomputed, compiled, loss_tile_tokens=2048."""
-    kernel, *others = options
-    said = [words.of_step(path, value) for path, value in zip(SPEED[1:], others, strict=True)]
-    return ", ".join(filter(None, [words.KERNELS.get(kernel, kernel), *said]))
+    return ", ".join(filter(None, map(words.of_step, SPEED, options)))
 
 
 def step_ms(config: TrialConfig, work: Work, rates: Rates) -> float:

@@ -79,7 +79,7 @@ class _Numbered:
 
 def _known_words() -> set[str]:
     """What this package has a name for, and the choices of the options."""
-    named = (words.METHODS, words.KERNELS, words.FABRICS, words.MODELS, words.VARIANTS)
+    named = [map(str, option.words) for option in BY_PATH.values() if isinstance(option.words, Mapping)]
     known = {*PACKAGES, *DEVICES, *ENGINES, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
     return known.union(*named, *(path.split(".") for path in BY_PATH))
 

@@ -253,7 +253,7 @@ def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference
 
 
 def _beside(their: Cell) -> str:
-    return ", ".join([words.place(their), words.kernel(their), *(["CUDA graph"] if their.launch_note else [])])
+    return ", ".join(filter(None, [words.place(their), words.kernel(their), words.unusual(their, words.LAUNCH)]))
 
 
 def _over(found: Difference) -> str:

@@ -14,12 +14,12 @@ from sp_bench.analysis.formats import counted
 from sp_bench.analysis.words import is_packed
 from sp_bench.report import table
 from sp_bench.report.table import Column, Group, Table
+from sp_bench.rows.names import library
 
 DOCUMENTED = ("results/cpu_packed_gate", "results/h200x2_packed_gate", "results/h200x2_packed_2")
 BEGIN = f"<!-- written by: sp-bench methods --packed {' --packed '.join(DOCUMENTED)} --write docs/PACKING.md -->\n"
 END = "<!-- end of what sp-bench methods wrote -->\n"
 PROOFS = ("packed causal", "one document perturbed")
-STEPS = {0.5: "half of the labels masked", None: "a training step", 0.0: "a training step"}  # by the share masked
 OF_WHOLE = ", whole sequence"  # ends the name of a column without packs
 LEGEND = """\
 Packed causal: the relative error against each document alone, of the tensor (output, dq, dk or dv) that comes nearest
@@ -101,14 +101,14 @@ def _is_proof(cell: Cell) -> bool:
     step = cell.asked["workload"] == "train_step"
     if is_packed(cell):
         return step or cell.asked["workload"] == "attention"
-    return step and bool(cell.options.get("workload.masked_label_share"))
+    return step and bool(cell.options.get(words.MASKED))
 
 
 def _gate(title: str, cells: Sequence[Cell], folder: str) -> Table[Line]:
     attention: dict[Names, list[Any]] = {}
     steps: dict[Names, dict[str, list[Any]]] = {}
     first: dict[Names, Cell] = {}
-    for cell in sorted(cells, key=lambda cell: _place(_names(cell))):
+    for cell in sorted(cells, key=_order):
         names, rows = _names(cell), [row for row in cell.rows if str(row["folder"]) == folder]
         first.setdefault(names, cell)
         if cell.asked["workload"] == "attention":
@@ -143,26 +143,31 @@ def _proof(number: int, head: str) -> Column[Line]:
 
 
 def _names(cell: Cell) -> Names:
-    asked, engine = cell.asked, ""
-    library = str(asked["implementation"]).partition("==")[0]
-    if asked["engine"] not in (None, "fsdp2"):
-        engine = f", {asked['engine']}"
+    asked, codes = cell.asked, [cell.asked["implementation"] or ""]
+    if _engine(cell):
         of_engine = next((row["engine_implementation"] for row in cell.rows if row["engine_implementation"]), "")
-        library = ", ".join(each.partition("==")[0] for each in str(of_engine).split()) or library
-    names = (asked["method"] + engine, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], library)
+        codes = str(of_engine).split() or codes
+    of_whom = ", ".join(whose[0] if (whose := library(code)) else code for code in codes)
+    method = ", ".join(filter(None, [asked["method"], _engine(cell)]))
+    names = (method, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], of_whom)
     return Names(*("" if name is None else str(name) for name in names))
 
 
-def _place(names: tuple[str, ...]) -> tuple[Any, ...]:
-    """Methods in the order of their names' table, those from outside last; each in alphabetical order."""
-    method, _, engine = names[0].partition(", ")
-    known = list(words.METHODS)
-    return (known.index(method) if method in known else len(known), method, engine, *names[2:0:-1], *names[3:])
+def _engine(cell: Cell) -> str:
+    """Empty where fsdp2 trains, or nothing does."""
+    return "" if cell.asked["engine"] in (None, "fsdp2") else str(cell.asked["engine"])
+
+
+def _order(cell: Cell) -> tuple[Any, ...]:
+    """Methods in the order in which they are declared, those from outside last; each in alphabetical order."""
+    known, method, names = list(words.METHODS), str(cell.asked["method"]), _names(cell)
+    place = known.index(method) if method in known else len(known)
+    return (place, method, _engine(cell), *names[2:0:-1], *names[3:])
 
 
 def _step_head(cell: Cell) -> str:
-    share = cell.options.get("workload.masked_label_share")
-    return (STEPS.get(share) or f"{share:.0%} of the labels masked") + ("" if is_packed(cell) else OF_WHOLE)
+    share = cell.options.get(words.MASKED)
+    return (words.option(words.MASKED, share) if share else "a training step") + ("" if is_packed(cell) else OF_WHOLE)
 
 
 def _verdict(

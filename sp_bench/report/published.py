@@ -83,7 +83,7 @@ COLUMNS: tuple[Column[Beside], ...] = (
 
 
 def _with(cell: Cell) -> str:
-    offloaded = "optimizer offloaded" if cell.asked["optimizer_offload"] is not None else ""
+    offloaded = words.unusual(cell, "engine.optimizer_offload")
     parts = (words.method(cell), words.kernel(cell), cell.asked["engine"], cell.micro_batches_note, offloaded)
     return ", ".join(filter(None, (*parts, words.processors(cell), str(cell.asked["hardware"]).upper())))
 

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -82,163 +83,19 @@ def test_an_old_row_is_read_as_it_would_be_written_today(tmp_path, written, read
 
 
 # The rule for a new option: it is named in its declaration (config/trial.py), where it is used, in its file of conf and
-# in its test. What passes options on or shows them all (rows, plan, identities, names, tables) takes them from OPTIONS.
-# Outside the folders whose code an option steers, only a file with an own reason to speak of an option names it.
-IMPLEMENTS = ("costs", "kernels", "attention", "methods", "engines", "training", "workloads", "oracle", "worker.py")
+# in its test. What passes options on or shows them all takes them from OPTIONS, and their words from the declaration.
+STEERED = ("costs", "kernels", "attention", "methods", "engines", "training", "workloads", "oracle", "worker.py")
+PASSES_ON = ("rows", "look", "report", "cli", "cli.py", "api.py")  # but for files with an own reason to name an option
+HAS_A_REASON = {
+    *("rows/names.py", "rows/row.py"),  # what old rows mean
+    *("look/doctor.py", "look/methods_table.py", "look/pack.py"),
+    *("report/cards.py", "report/packed_gate.py", "report/published.py"),
+    *("report/figures/steps.py", "report/figures/style.py", "report/figures/traffic.py"),
+}
 # By these every cell is placed, grouped and drawn.
 AXES = {
     *("method", "kernel", "model", "workload", "pass_kind", "fabric", "hardware", "engine", "device", "dtype"),
     *("seq_len", "sp_size", "dp_replicate_size", "dp_shard_size", "num_heads", "num_kv_heads", "head_dim", "causal"),
-}
-USES = {
-    "measure/one_rank.py": {
-        "link",
-    },
-    # decide whether and how a trial runs
-    "driver/search.py": {
-        *("allocator", "device_memory_gib", "document_len", "document_sigma", "fit", "num_nodes", "packing"),
-        *("ranks_per_gpu", "seed"),
-    },
-    "driver/proofs.py": {
-        "world",
-        *("causal", "packing", "fit", "activation_checkpointing", "checkpoint_offload", "model_code"),
-        *("loss_tile_tokens", "mlp_tile_tokens"),
-    },
-    "driver/device_time.py": {"isolation", "single_step", "timed_steps", "warmup_steps"},
-    "driver/plan.py": {
-        "world",
-        "real_rank",
-        *(
-            "allocator",
-            "backend",
-            "checkpoint_offload",
-            "dkv_dtype",
-            "optimizer_offload",
-            "env",
-            "warmup_steps",
-            "exchange",
-            "isolation",
-            "launch",
-        ),
-        "layout",
-        "single_step",
-        *("num_nodes", "ranks_per_gpu", "threads_per_rank", "variant"),
-    },
-    "driver/derived.py": {"device_memory_gib", "fit", "num_nodes", "ranks_per_gpu", "single_step"},
-    "driver/record_check.py": {"world", "fit", "num_nodes", "packing", "timed_steps", "warmup_steps"},
-    # where ranks are started, and by what
-    "driver/attempt.py": {"world"},
-    "driver/campaign.py": set(),
-    "driver/notes.py": {  # doubts about trials, and which pack a line is about
-        *("device_memory_gib", "document_lens", "env", "optimizer_offload", "packing", "ranks_per_gpu", "seed"),
-        "threads_per_rank",
-    },
-    "driver/launch.py": {"num_nodes"},
-    "cluster/packs.py": {"num_nodes"},
-    "driver/searching.py": {"device_memory_gib"},  # what a plan without GPUs counts on
-    "cluster/submission.py": {"num_nodes"},
-    "driver/ranks.py": {"allocator", "env", "num_nodes", "ranks_per_gpu", "threads_per_rank"},
-    "driver/sweep.py": {"document_len", "document_lens", "packing"},  # @FILE; which lengths a search may have
-    "look/pack.py": {"packing"},  # the word is of rows that go into one file
-    "driver/overrides.py": {"link", "env", "own"},
-    "look/methods_table.py": {"layout", "ulysses_degree", "variant"},
-    "measure/cuda_graph.py": {"launch"},
-    "measure/timing.py": {"launch", "single_step", "timed_steps", "warmup_steps"},
-    "measure/record.py": {"world", "env", "num_nodes"},
-    # what a trial is called: the layout is part of a method's name
-    "driver/progress.py": {"fit", "layout", "placement"},
-    "look/doctor.py": {"exchange"},
-    "rows/row.py": {"exchange", "timed_steps"},
-    "rows/names.py": {"dkv_dtype", "packing", "seed"},
-    "predict/advice.py": {"activation_checkpointing", "loss_tile_tokens", "ulysses_degree"},  # what it recommends
-    "report/cards.py": {"isolation"},
-    "analysis/cells.py": {"device_memory_gib", "fit", "launch", "micro_batches", "seed"},
-    "analysis/documents.py": {"seed"},  # which documents are drawn
-    "analysis/fabric_model.py": {"exchange"},
-    "analysis/ladder.py": {
-        *("activation_checkpointing", "allocator", "learning_rate", "masked_label_share", "max_grad_norm"),
-        *("model_code", "optimizer"),
-    },
-    "analysis/limits.py": {"device_memory_gib", "fit", "ranks_per_gpu"},  # fit: a trial that asks how long it can get
-    "analysis/longest.py": {"allocator", "model_code"},  # which move the edge of memory
-    # whose schedule and amounts are predicted
-    "predict/projection.py": {
-        *("checkpoint_offload", "loss_tile_tokens", "mlp_tile_tokens", "model_code", "optimizer_offload"),
-        *("activation_checkpointing", "device_memory_gib", "dkv_dtype", "exchange", "head_chunks", "head_stride"),
-        *("hidden_size", "intermediate_size", "layout", "num_layers", "packing", "placement"),
-        "single_step",  # whose peak may lack the moments
-    },
-    "report/figures/steps.py": {"activation_checkpointing"},  # what cannot be told apart where a step recomputes
-    "report/figures/style.py": {"exchange", "head_chunks", "head_stride", "layout"},
-    "report/figures/traffic.py": {"batch_size", "variant"},
-    "analysis/losses.py": {"seed", "warmup_steps"},
-    "analysis/overlap.py": {"head_chunks", "head_stride"},
-    "report/packed_gate.py": {"layout", "masked_label_share", "variant"},
-    "analysis/pattern_bytes.py": {"activation_checkpointing", "num_layers", "ulysses_degree", "variant"},
-    "report/published.py": {"optimizer_offload"},
-    "analysis/rivals.py": {"layout", "placement"},
-    "analysis/scaling.py": {"num_nodes"},  # one GPU is of one host
-    "analysis/series.py": {
-        "link",
-        "world",
-        "single_step",  # a name of its own
-        "fit",
-        "activation_checkpointing",
-        "backward_prefetch",
-        "batch_size",
-        "checkpoint_offload",
-        "device_memory_gib",
-        "exchange",
-        "forward_prefetch",
-        "isolation",
-        "launch",
-        "layout",
-        "loss_tile_tokens",
-        "micro_batches",
-        "mlp_tile_tokens",
-        "model_code",
-        "num_layers",
-        "num_nodes",
-        "optimizer_offload",
-        "placement",
-        "ranks_per_gpu",
-        "reduce_gradients",
-        "reshard_after_forward",
-        "seed",
-        "variant",
-    },
-    "analysis/settings.py": {"variant"},
-    "analysis/signs.py": {"isolation"},
-    "analysis/time_parts.py": {"device_memory_gib"},
-    "analysis/words.py": {
-        "link",
-        "world",
-        *("allocator", "loss_tile_tokens", "mlp_tile_tokens"),  # heads of columns
-        *("document_len", "document_lens", "document_sigma", "masked_label_share"),
-        "activation_checkpointing",
-        "batch_size",
-        "checkpoint_offload",
-        "device_memory_gib",
-        "dkv_dtype",
-        "exchange",
-        "fit",  # and single_step: flags
-        "single_step",
-        "head_chunks",
-        "head_stages",
-        "head_stride",
-        "inner_ring_degree",
-        "isolation",
-        "layout",
-        "merge_dtype",
-        "model_code",
-        "num_layers",
-        "optimizer_offload",
-        "packing",
-        "placement",
-        "ranks_per_gpu",
-        "seed",
-        "variant",
-    },
 }
 
 
@@ -256,29 +113,40 @@ def named(path: Path) -> set[str]:
     return found
 
 
-def test_an_option_is_named_by_its_declaration_and_its_uses_alone():
+def files(rooms: Sequence[str]) -> list[Path]:
     package = Path(sp_bench.__file__).parent
-    for path in sorted(package.rglob("*.py")):
-        file = path.relative_to(package)
-        if file.parts[0] in IMPLEMENTS or file.as_posix() == "config/trial.py":
-            continue
-        says = named(path)
+    return [path for path in sorted(package.rglob("*.py")) if path.relative_to(package).parts[0] in rooms]
+
+
+def test_what_passes_options_on_names_none():
+    for path in files(PASSES_ON):
+        file, words = path.relative_to(Path(sp_bench.__file__).parent).as_posix(), named(path)
         options = {
             option.column or option.name
             for option in OPTIONS
-            if {option.path, option.column, f"{option.group or 'config'}.{option.name}"} & says
+            if {option.path, option.column, f"{option.group or 'config'}.{option.name}"} & words
         }
-        assert options - AXES <= USES.get(file.as_posix(), set()), f"{file} can take its options from OPTIONS"
+        assert options <= AXES or file in HAS_A_REASON, f"{file} can take {sorted(options - AXES)} from OPTIONS"
+
+
+def test_the_words_of_an_option_stand_at_its_declaration_alone():
+    declared = set()
+    for option in OPTIONS:
+        for texts in (option.words, option.identifier, option.head, option.under_head):
+            filled = [texts] if isinstance(texts, str) else texts.values()
+            declared |= {part for text in filled for part in text.split("{}") if " " in part.strip()}
+    assert {"nothing recomputed", " micro-batches a step", "loss tile", "copy engines"} <= declared
+    also = {"host memory", "Messages alone"}  # memory that ran out, and a heading
+    for path in files(("analysis", "report", "predict")):
+        assert not (named(path) & declared) - also, path
 
 
 @pytest.mark.parametrize("option", OPTIONS, ids=lambda option: option.path)
 def test_an_option_is_used_can_be_set_and_is_tested(option):
-    package, conf = Path(sp_bench.__file__).parent, conf_folder()
-    uses = [p for folder in IMPLEMENTS for p in (package / folder).rglob("*.py")]
-    uses += [package / file for file in USES] + [package / "worker.py", package / "driver" / "identity.py"]
-    uses.append(package / "config" / "documents.py")  # what a shape is made of
-    files = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
-    word = re.compile(rf"\b{option.name}\b")
+    conf = conf_folder()
+    uses = [*files((*STEERED, "driver")), Path(sp_bench.__file__).parent / "config" / "documents.py"]
+    groups = (conf / option.group).glob("*.yaml") if option.group else [conf / "config.yaml"]
+    word = re.compile(rf"(\b|__){option.name}\b")  # hardware__ranks_per_gpu=2 sets it in a test
     assert any(word.search(path.read_text()) for path in uses)
-    assert any(option.name in yaml.safe_load(path.read_text()) for path in files) or option.path == "method.own"
+    assert any(option.name in yaml.safe_load(path.read_text()) for path in groups) or option.path == "method.own"
     assert any(word.search(path.read_text()) for path in Path(__file__).parents[1].rglob("test_*.py"))

@@ -103,9 +103,9 @@ def _label(sign: Sign, settings: Sequence[Setting]) -> str:
     parts = []
     if first.asked["workload"] == "train_step":
         beside = [s for s in settings if s.contests and s.cells[0].asked["workload"] == "train_step"]
-        told = sign.setting.apart(beside).split(", ")
-        parts += ["training step", *(part for part in told if part not in sign.setting.campaigns)]
-    parts += ["forward" if first.asked["pass_kind"] == "forward" else "", "CUDA graph" if first.launch_note else ""]
+        campaigns = ", ".join(sign.setting.campaigns)
+        parts += ["training step", *(part for part in sign.setting.apart(beside) if part != campaigns)]
+    parts += ["forward" if first.asked["pass_kind"] == "forward" else "", words.unusual(first, words.LAUNCH)]
     parts.append(f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads" if len(heads) > 1 else "")
     parts += [
         f"{tokens(first.asked['seq_len'])} tokens",

@@ -77,7 +77,7 @@ def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
             roofs = {c.asked["seq_len"]: setting.alone[c.cell_id] for c in cells if c.cell_id in setting.alone}
             first = cells[0]
             where = ", ".join(filter(None, [words.pack(first), words.processors(first), words.kernel(first)]))
-            title = "\n".join(filter(None, [setting.apart(settings), where]))
+            title = "\n".join(filter(None, [", ".join(setting.apart(settings)), where]))
             edges = tuple(cell for cell in failed if _panel_key(cell) == key)
             found.append(Panel(title, tuple(cells), roofs, edges=edges))
     return found

@@ -163,4 +163,4 @@ def part_ms(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
 def _name(bar: Bar, settings: Sequence[Setting], several_kernels: bool) -> str:
     kernel = words.kernel(bar.cell) if several_kernels else ""
     method = words.method(bar.cell) if bar.cell.asked["world_size"] > 1 else ""  # the place says that it is one GPU
-    return ", ".join(filter(None, [method, kernel, words.place(bar.cell), bar.setting.apart(settings)]))
+    return ", ".join(filter(None, [method, kernel, words.place(bar.cell), *bar.setting.apart(settings)]))
