@@ -206,7 +206,9 @@ class Cell:
 
     @property
     def num_unsampled(self) -> int:
-        """Measured rows from before gradients were checked at the timed length."""
+        """Measured rows from before gradients were checked at the timed length. One rank's are proven by other rows."""
+        if not self.all_ranks_were_there:
+            return 0
         with_gradients = {"attention": "forward_backward", "train_step": "step"}
         if with_gradients.get(self.asked["workload"]) != self.asked["pass_kind"]:
             return 0

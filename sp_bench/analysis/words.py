@@ -166,11 +166,16 @@ def setting_identifier(path: str, value: Any) -> str:
 
 def one_rank(values: Values) -> str:
     """What every name of a world of one rank has; empty where all ranks are there."""
+    found = messages(values)
+    return f"one real rank of all, {found}" if found else ""
+
+
+def messages(values: Values) -> str:
+    """What the messages of one real rank take; empty where all ranks are there."""
     if values.get("world") != "one_rank":
         return ""
     link = values["link.name"]
-    messages = "messages that take no time" if link == NO_DELAY else f"messages modelled as {link}"
-    return f"one real rank of all, {messages}"
+    return "messages that take no time" if link == NO_DELAY else f"messages modelled as {link}"
 
 
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
@@ -401,12 +406,14 @@ def listed_words(words: Sequence[str]) -> str:
 
 
 def processors(cell: "Cell") -> str:
-    """4 GPUs, 2 CPU ranks; of the ranks that share a sequence and, where there are more, of all."""
+    """4 GPUs, 2 CPU ranks; of the ranks that share a sequence and, where there are more, of all. One real rank of 8."""
     asked = cell.asked
     size, world = asked["sp_size"], asked["world_size"] or asked["sp_size"]
+    if not cell.all_ranks_were_there:
+        return f"one real rank of {whole(world)}"
     noun = "GPU" if cell.processor == "GPU" else "CPU rank"
-    told = f"{whole(size)} {noun}{'' if size == 1 else 's'}"
-    return told if world == size else f"{told} of {whole(world)}"
+    share = f"{whole(size)} {noun}{'' if size == 1 else 's'}"
+    return share if world == size else f"{share} of {whole(world)}"
 
 
 def place(cell: "Cell") -> str:

@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.flags import MAX_FALL_BUDGET
 from sp_bench.measure.incorrect import Incorrect
@@ -43,7 +44,8 @@ UPDATES = 5  # of the optimizer; the proof of few layers sees three, and the las
 SAMPLE = 2**12  # elements of a rank's part of a parameter that are compared: there are hundreds of parameters
 FALL = 0.02  # nats that the loss falls by, if the gradient is as large as in the step before
 LEVELS = 50  # D is kept as whole numbers of 1/LEVELS of its size: a byte for each element
-# Right runs in fp32 and fp64 were off by 1.8e-4 at most (docs/METRICS.md), of which 7e-5 is the third order.
+# Right runs of small models in fp32 and fp64 were off by 1.8e-4 at most (docs/METRICS.md), of which 7e-5 is the third
+# order.
 FALL_TOLERANCE = 1e-3
 # On CPUs all trials are judged. On GPUs those of these dtypes are; in others, whose steps are taken in fp32 here, the
 # numbers are recorded until they have been seen to be right for models of billions of parameters.
@@ -62,7 +64,7 @@ class Fall(NamedTuple):
 
     error: float
     budget: float
-    message: str
+    message: Prose
 
     def columns(self) -> dict[str, float]:
         return {"fall_error": self.error, "fall_budget": self.budget}
@@ -79,7 +81,7 @@ def check_losses(
     dist.broadcast(want, 0)
     error = float((losses - want)[:, labelled].norm() / want[:, labelled].norm())
     budget = TOLERANCES[config.dtype] * max(1.0, config.model.num_layers / PROOF_LAYERS)
-    message = f"the tokens' losses differ from one process by {error:.3g} (relative), budget {budget:.3g}"
+    message: Prose = f"the tokens' losses differ from one process by {error:.3g} (relative), budget {budget:.3g}"
     return {"loss": Finding(error, budget, message)}
 
 
@@ -149,7 +151,7 @@ class FullDepth:
         for part in parts:
             size = _size(part.whole)
             if not size > 0:
-                message = f"the gradient of {part.name} in step {self._seen} is {size:.3g}: nothing trains it"
+                message: Prose = f"the gradient of {part.name} in step {self._seen} is {size:.3g}: nothing trains it"
                 self._zero = {"zero_gradient": Finding(math.inf, 0.0, message, part.name)}
             total += size
             yield part
@@ -189,14 +191,14 @@ class FullDepth:
         error, curvature = abs(fall / (predicted or math.inf) - 1), abs(end / (start or math.inf) - 1)
         # The third order grows with the square of D, and is about 1/12 of the square of what the gradient changes by.
         budget = FALL_TOLERANCE * max(1.0, abs(predicted) / FALL) ** 2 + curvature**2
-        message = (
+        message: Prose = (
             f"the loss changes by {fall:.6g} nats where the gradients say {predicted:.6g}: off by {error:.3g}, budget "
             f"{budget:.3g}"
         )
         return Fall(error, budget, message)
 
 
-def require_fall(fall: Fall, where: str) -> None:
+def require_fall(fall: Fall, where: Prose) -> None:
     """
     Raises:
         Incorrect: it is off by more than its budget, and the budget tells something.

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
 from sp_bench.measure.timing import num_steps
 from sp_bench.oracle.full_depth import SAMPLE
@@ -83,19 +84,23 @@ class LastUpdate:
         for number, seen in enumerate(self._seen.values()):
             name = f"tensor {number} of the optimizer"
             for error, budget, message in self._errors(name, seen):
-                found = Finding(error, budget, f"in the step that is not timed: {message}", name)
+                whole: Prose = f"in the step that is not timed: {message}"
+                found = Finding(error, budget, whole, name)
                 if "update" not in self._found or found.excess > self._found["update"].excess:
                     self._found["update"] = found
 
     def _errors(self, name: str, seen: Seen) -> Iterator[tuple[float, float, str]]:
         if seen.received is None or not seen.before:
-            yield math.inf, 0, f"step {self._last} updates no {name}"
+            missed: Prose = f"step {self._last} updates no {name}"
+            yield math.inf, 0, missed
             return
         taken = seen.optimizer.state.get(seen.updated, {}).get("step")
         if taken is not None and int(taken) != self._last:
-            yield math.inf, 0, f"the optimizer took {int(taken)} of {self._last} steps on {name}"
+            fewer: Prose = f"the optimizer took {int(taken)} of {self._last} steps on {name}"
+            yield math.inf, 0, fewer
         if self._last == 1 and (left := [key for key, x in seen.before.items() if key != PARAMETER and x.any()]):
-            yield math.inf, 0, f"before the only step {' and '.join(left)} of {name} are not zero"
+            old: Prose = f"before the only step {' and '.join(left)} of {name} are not zero"
+            yield math.inf, 0, old
         after = held(seen.optimizer, seen.updated, self._workload)
         before, after = (
             {key: tensor.double() for key, tensor in tensors.items()}

@@ -137,7 +137,8 @@ def check_results(
         Incorrect: an error is above its budget. Raised on every rank.
     """
     (q, k, v, *loss), (out, *gradients) = inputs, results
-    what, rows = f"the last timed step at seq_len={shape.seq_len}", _Rows(layout, shape, mesh, draw)
+    what: Prose = f"the last timed step at seq_len={shape.seq_len}"
+    rows = _Rows(layout, shape, mesh, draw)
     queries, got, *backward = rows.gathered([q, out, *loss, *gradients[:1]])
     hidden = rows.hidden(q.device)
     want, lse = _attention(queries, k, v, hidden, mesh)

@@ -132,7 +132,7 @@ def run_shorter(config: TrialConfig, sequences: Tensor, mesh: DeviceMesh, device
     return Shorter(runs, LOSS_FACTOR * rounding.loss, WORST_FACTOR * rounding.worst, columns | fall.columns(), line)
 
 
-def _where(config: TrialConfig, run: Run) -> str:
+def _where(config: TrialConfig, run: Run) -> Prose:
     return f"with all {config.model.num_layers} layers at seq_len={run.seq_len}"
 
 

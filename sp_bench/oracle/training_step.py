@@ -464,7 +464,9 @@ class Observer:
                     changed: Prose = f"between steps {step - 1} and {step} something changes {key} of {name}"
                     self._note("update", name, math.inf, 0, changed)
             if not sample.num_updates and (left := [key for key in found if key != PARAMETER and found[key].any()]):
-                old = f"before its first step {type(optimizer).__name__} has {' and '.join(left)} of {name}, not zero"
+                old: Prose = (
+                    f"before its first step {type(optimizer).__name__} has {' and '.join(left)} of {name}, not zero"
+                )
                 self._note("update", name, math.inf, 0, old)
             sample.tensors = found
 
@@ -525,7 +527,8 @@ def compare_update(
         lacking = " or ".join(sorted(predicted.keys() - after.keys()))
         same = torch.equal(after[PARAMETER], before[PARAMETER])
         done: Prose = f"leaves {name} as it was" if same else f"updates {name}, but is no {workload.optimizer}"
-        yield math.inf, 0, f"{kind} {done} in step {step}, and keeps no {lacking}"
+        unlike: Prose = f"{kind} {done} in step {step}, and keeps no {lacking}"
+        yield math.inf, 0, unlike
     for key in after:
         want, scale = predicted[key]
         error = float(((after[key] - want).abs() / (unit * scale + _tiny(stored))).max())
@@ -535,7 +538,8 @@ def compare_update(
         )
         yield error, budget, message
     if dtype != stored:
-        yield math.inf, 0, f"{kind} updates {name} in {dtype}, not in {stored}"
+        narrower: Prose = f"{kind} updates {name} in {dtype}, not in {stored}"
+        yield math.inf, 0, narrower
 
 
 def _place(part: Part, sample: int) -> tuple[slice | Tensor, int]:

@@ -338,7 +338,7 @@ def caveats(cells: Sequence[Cell], settings: Sequence[Setting], plan: Sequence[s
     measured = [cell for cell in cells if cell.ok]
     lines = [f"{count.where}: {count.words}." for count in counts(settings)[:MAX_COUNTS]]
     lines += [*plan, *_machines(cells), *_replicates(measured), *_flags(measured), *_bytes(measured)]
-    lines += [*first_losses(cells), *_unsampled(measured), *_code(cells)]
+    lines += [*first_losses(cells), *_unsampled(measured), *_one_rank(measured), *_code(cells)]
     if mixed := mixing(cells):
         lines.append(_capital(mixed) + ".")
     if any(cell.options.get("isolation") == "group" for cell in measured):
@@ -437,6 +437,12 @@ def _bytes(measured: Sequence[Cell]) -> list[str]:
 def _unsampled(measured: Sequence[Cell]) -> list[str]:
     number = sum(cell.num_unsampled for cell in measured)
     return [f"Gradients were not checked at the timed length in {counted(number, 'older row')}."] if number else []
+
+
+def _one_rank(measured: Sequence[Cell]) -> list[str]:
+    number = sum(not cell.all_ranks_were_there for cell in measured)
+    proven = "Other rows prove their methods: each row names one (proof)."
+    return [f"{counted(number, 'cell')} of one real rank, with modelled messages. {proven}"] if number else []
 
 
 def _code(cells: Sequence[Cell]) -> list[str]:
