@@ -166,16 +166,16 @@ def setting_identifier(path: str, value: Any) -> str:
 
 def one_rank(values: Values) -> str:
     """What every name of a world of one rank has; empty where all ranks are there."""
-    found = messages(values)
-    return f"one real rank of all, {found}" if found else ""
-
-
-def messages(values: Values) -> str:
-    """What the messages of one real rank take; empty where all ranks are there."""
-    if values.get("world") != "one_rank":
+    name = link(values)
+    if not name:
         return ""
-    link = values["link.name"]
-    return "messages that take no time" if link == NO_DELAY else f"messages modelled as {link}"
+    messages = "messages that take no time" if name == NO_DELAY else f"messages modelled as {name}"
+    return f"one real rank of all, {messages}"
+
+
+def link(values: Values) -> str:
+    """The model of one real rank's messages; empty where all ranks are there."""
+    return values["link.name"] if values.get("world") == "one_rank" else ""
 
 
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
