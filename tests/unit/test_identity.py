@@ -174,7 +174,7 @@ def test_code_that_no_rank_runs_is_of_no_cell(file, package, forget, cells):
         ("worker.py", '"float32 matmul precision"', '"precision of matrix products"'),
         ("measure/timing.py", "This rank's times of `num_steps` steps.", "Times of this rank."),
         ("measure/timing.py", "# resident memory of the process", "# of the process"),
-        ("costs/memory/held.py", "PROCESS_BYTES = 3 * 2**29", "PROCESS_BYTES = 2 * 2**30"),
+        ("costs/memory/held.py", "PROCESS_BYTES = 11 * 2**27", "PROCESS_BYTES = 2 * 2**30"),
     ],
 )
 def test_words_and_the_estimate_of_memory_are_of_no_cell(file, old, new, package, forget, cells):

@@ -91,7 +91,8 @@ def test_the_estimated_peak_of_a_training_step_is_within_3_percent_of_every_comm
         if in_fewer and row["folder"] == "h200x4_longest":  # it ran in the last layer alone, which is not its peak
             predicted = peak.last_layer
         assert predicted == pytest.approx(min(cell.memory_bytes), rel=0.03), (cell.options, peak)
-        errors.append(abs(predicted / min(cell.memory_bytes) - 1))
+        if cell.all_ranks_were_there:  # one real rank's memory is held to the same, and counted apart
+            errors.append(abs(predicted / min(cell.memory_bytes) - 1))
     of_all = f"All {len(errors)} cells of `fsdp2` on GPUs in `results/` are within 3% (a test holds it)"
     *others, _ = sorted(errors)
     most = math.ceil(1000 * max(others)) / 10

@@ -6,7 +6,7 @@ from sp_bench.costs.memory.decoder import kept_bytes
 from sp_bench.costs.memory.parts import stored_bytes
 from sp_bench.costs.training import FSDP2
 
-PROCESS_BYTES = 3 * 2**29  # that a rank on a GPU takes of its host; in all committed rows of training it takes more
+PROCESS_BYTES = 11 * 2**27  # that a rank on a GPU takes of its host; in all committed rows of training it takes more
 
 
 def held_bytes_per_token(config: TrialConfig) -> int:
