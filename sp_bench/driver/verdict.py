@@ -47,7 +47,8 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     """The outcome of a trial: why and in which phase it failed, or its record, which is not checked here.
 
     A trial is ok if it left a record and every process exited with code 0. Else its status is that of the first
-    failure, whether a rank reported it or died of it; or of the deadline; or of any exit that came too early.
+    failure, whether a rank reported it or died of it; or of the deadline; or of any exit that came too early. The loss
+    of a peer counts as a failure only where nobody reports another one.
     """
     events = [event for event in handover.read_events(folder) if event.at <= ending.ended_at]
     exits = sorted((each for each in ending.exits if each.at <= ending.ended_at), key=lambda each: each.at)
@@ -55,10 +56,11 @@ def classify(folder: Path, ending: Ending) -> Outcome:
     record = handover.read_record(folder)
     if record is not None and ending.expired is None and all(each.code == 0 for each in exits):
         return Outcome("ok", phase, measured=record)
-    report = next((e for e in events if e.name == "failed"), None)
+    failures = [event for event in events if event.name == "failed"]
+    report = next((each for each in failures if not _is_echo(each)), next(iter(failures), None))
     # Ranks of a lost host may live on for a moment and report the peers that the driver then ended.
     lost = {each.rank for each in exits if each.code is None and (report is None or each.at <= report.at)}
-    spoke = {e.rank for e in events if e.name == "failed"} - lost
+    spoke = {each.rank for each in failures} - lost
     done = {e.rank for e in events if e.name == "done"}
     silent = [each for each in exits if each.rank not in spoke and not (each.code == 0 and each.rank in done)]
     cause = next((each for each in silent if _is_cause(each, report)), None)
@@ -93,8 +95,12 @@ def _is_cause(silent: Exit, report: handover.Event | None) -> bool:
         return False
     if report is None or silent.at <= report.at:
         return True
-    is_echo = report.status == "error" and LOST_PEER.search(report.reason or "") is not None
-    return is_echo and silent.code != -signal.SIGABRT
+    return _is_echo(report) and silent.code != -signal.SIGABRT
+
+
+def _is_echo(report: handover.Event) -> bool:
+    """Whether a failure reads like the loss of a peer. It may be stamped before the peer's own report."""
+    return report.status == "error" and LOST_PEER.search(report.reason or "") is not None
 
 
 def _died(folder: Path, exit_: Exit, phase: str, oom_killed: bool) -> Outcome:

@@ -72,18 +72,19 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     timed_columns: dict[str, Any] = {}
+    steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
+    weights.require_changed()
+    if proves:  # before what compares, since it says more plainly what is wrong
+        timed_step.require_new_results(**steps)
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
         timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
-    steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
-    weights.require_changed()
     if proves:
         found = last_update.findings()
         if is_judged(config):
             training_step.require(found)
         timed_columns["last_update_error"] = found["update"].column()
-        timed_step.require_new_results(**steps)
     else:  # the loss of a part of the tokens under weights that no peer has changed
         steps = {}
     if not config.workload.single_step:

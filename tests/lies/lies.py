@@ -56,6 +56,7 @@ def _no_bytes(record: dict[str, Any]) -> None:
 
 # The proofs have 48 tokens and the timed steps 96. A lie about the timed length alone begins above this many.
 REDUCED = 64
+MEASURED = 4  # steps: one of warm-up, two that are timed, one that is counted
 
 
 def _forward_cached() -> None:
@@ -298,8 +299,8 @@ def _no_backward() -> None:
 
 
 def _step_repeated() -> None:
-    """Of more steps than the proof has, the warm-up step and the first timed one are taken, and its result is given for
-    all that follow."""
+    """Of the measured steps the warm-up step and the first timed one are taken, and its result is given for all that
+    follow. Proofs take fewer steps, or more."""
     from sp_bench.training import train
 
     honest = train.run_steps
@@ -312,7 +313,7 @@ def _step_repeated() -> None:
                 taken.append(step(batch))
             return taken[-1]
 
-        return honest(first_two if len(batches) > 3 else step, batches, tick)
+        return honest(first_two if len(batches) == MEASURED else step, batches, tick)
 
     train.run_steps = run_steps
 

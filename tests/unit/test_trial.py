@@ -294,6 +294,11 @@ def ended(folder, *what_ended, expired=None, ended_at=math.inf):
 ECHO = ("error", "RuntimeError: Connection closed by peer [127.0.0.1]:4711")
 
 
+def test_what_a_rank_reports_is_the_cause_and_not_the_echo_that_its_peer_stamped_before(tmp_path):
+    wrong = ("incorrect", "the loss changes by 0.1")
+    assert ended(tmp_path, (0, 2.0, ECHO), (1, 2.1, wrong)) == ("incorrect", f"rank 1: {wrong[1]}")
+
+
 def test_a_rank_that_leaves_with_code_0_is_the_cause_and_not_its_peers_lost_connection(tmp_path):
     handover.log_path(tmp_path, 1).write_text("exit() was called\n")
     found = ended(tmp_path, Exit(1, 0, 2.0), (0, 2.1, ECHO), Exit(0, 1, 2.2))
