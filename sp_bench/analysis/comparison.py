@@ -19,11 +19,11 @@ import pandas as pd
 
 from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import Cell, cells, known_rows, listed
-from sp_bench.analysis.formats import counted, whole
 from sp_bench.analysis.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.analysis.selection import MIXED, Selection, select
 from sp_bench.analysis.words import Name, name_cells
 from sp_bench.config.options import OPTIONS
+from sp_bench.formats import counted, whole
 from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY
 from sp_bench.rows.names import config_leaves, said
 

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.extensions import ExtensionArray
 
-from sp_bench.analysis.formats import counted
+from sp_bench.formats import counted
 
 
 def numbered(environments: Iterable[Any]) -> ExtensionArray:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sp_bench.analysis.formats import number
+from sp_bench.formats import number
 
 MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that give a row its numbers
 PROOF = ("correctness",)

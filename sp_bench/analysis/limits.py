@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sp_bench.analysis.cells import OOM, Cell, listed
-from sp_bench.analysis.formats import GIB
+from sp_bench.formats import GIB
 from sp_bench.hardware import device_bytes
 from sp_bench.rows.names import option_values
 

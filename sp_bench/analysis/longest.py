@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import MISSING, whole
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import TRAINING
+from sp_bench.formats import MISSING, whole
 
 # What moves the edge of memory, and may be missing in titles
 UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")

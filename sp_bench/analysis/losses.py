@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
-from sp_bench.analysis.formats import counted, whole
+from sp_bench.formats import counted, whole
 from sp_bench.rows.names import config_leaves
 
 # Largest relative difference of the first timed step's loss. Those of half precision come from the rounding of the

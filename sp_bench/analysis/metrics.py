@@ -4,7 +4,7 @@ known, or nothing that the cell measures."""
 from statistics import median
 
 from sp_bench.analysis.cells import Cell, listed
-from sp_bench.analysis.formats import GIB
+from sp_bench.formats import GIB
 
 
 def tokens_per_s(cell: Cell) -> float | None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.formats import counted
 from sp_bench.analysis.ratios import MIN_REPLICATES
+from sp_bench.formats import counted
 from sp_bench.rows import git
 from sp_bench.rows.names import OWN_CODE, library
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.analysis.cells import Cell, Launch
-from sp_bench.analysis.formats import MISSING
 from sp_bench.analysis.statistics import Interval, median_interval
+from sp_bench.formats import MISSING
 
 MAX_DIGITS = 6
 MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 95%

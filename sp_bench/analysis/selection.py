@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sp_bench.analysis import device_sets
-from sp_bench.analysis.formats import counted
+from sp_bench.formats import counted
 from sp_bench.rows import plans, store
 from sp_bench.rows.frame import of_table
 from sp_bench.rows.row import MEASURED

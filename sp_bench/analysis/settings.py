@@ -13,7 +13,6 @@ from typing import Any
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import bandwidths
-from sp_bench.analysis.formats import MISSING
 from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import (
@@ -27,6 +26,7 @@ from sp_bench.analysis.ratios import (
     times,
 )
 from sp_bench.analysis.time_parts import kernel_alone
+from sp_bench.formats import MISSING
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
 AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "not compared: no replicates pair"

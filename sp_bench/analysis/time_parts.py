@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.analysis.cells import Cell, Launch, listed
-from sp_bench.analysis.formats import MISSING, number
 from sp_bench.analysis.ratios import of_one_machine, rounded_ratio, shared_replicates
 from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.costs.flags import is_unsettled
+from sp_bench.formats import MISSING, number
 
 # The options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.
 _OWN = ("method", "model", "fabric", "sp_size", "hardware.device_memory_gib")

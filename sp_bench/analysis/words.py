@@ -13,11 +13,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
-from sp_bench.analysis.formats import counted, whole
 from sp_bench.config.options import BY_PATH, OPTIONS
 from sp_bench.config.trial import NO_DELAY, TRAINING
 from sp_bench.costs.flags import OF_DEVICES
 from sp_bench.costs.message_sizes import transport_name
+from sp_bench.formats import counted, whole
 from sp_bench.rows.names import Values, group_of, library, mixed, option_values, pack_seed, short_name, tell_apart
 
 if TYPE_CHECKING:
@@ -466,8 +466,8 @@ def distribution(cell: "Cell") -> str:
     known = next((row for row in cell.rows if row["num_documents"] is not None), None)
     if known is None or not is_packed(cell):
         return which
-    number_of, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
-    return f"{which}: {number_of}, the longest has {longest} tokens"
+    total, longest = counted(known["num_documents"], "document"), whole(known["longest_document"])
+    return f"{which}: {total}, the longest has {longest} tokens"
 
 
 def drawn(cell: "Cell") -> str:

@@ -182,7 +182,7 @@ def compare(
     """
     from sp_bench import report as reports
     from sp_bench.analysis import comparison
-    from sp_bench.analysis.formats import counted
+    from sp_bench.formats import counted
     from sp_bench.report.comparison_table import show as show_comparison
     from sp_bench.rows.store import require_campaigns
 

@@ -80,7 +80,7 @@ def rm(
 
     Rows that are ok are left unless --force is given. Exit codes: 0 done, 2 bad input.
     """
-    from sp_bench.analysis.formats import counted
+    from sp_bench.formats import counted
     from sp_bench.rows import removed
     from sp_bench.rows.store import require_campaigns
 
@@ -153,7 +153,7 @@ def pack(
 
     Exit codes: 0 done, 2 bad input, or a campaign that is in use.
     """
-    from sp_bench.analysis.formats import counted, in_bytes
+    from sp_bench.formats import counted, in_bytes
     from sp_bench.look.pack import pack, unpack
     from sp_bench.rows.store import require_campaigns
 

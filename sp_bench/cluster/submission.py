@@ -16,8 +16,9 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import identity, plan, to_run
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import duration, number_of, plan_as_json
+from sp_bench.driver.progress import duration, plan_as_json
 from sp_bench.driver.settings import CampaignConfig
+from sp_bench.formats import counted
 from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
 
@@ -61,8 +62,11 @@ def submit(
         slowest_s,
         cluster.time_limit_minutes,
     )
-    print(f"{number_of(len(trials))}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end="")
-    print(f", {sum(len(pack.trials) for pack in found):,} in {_counted(len(found), 'new job')}")
+    new = sum(len(pack.trials) for pack in found)
+    print(
+        f"{counted(len(trials), 'trial')}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end=""
+    )
+    print(f", {new:,} in {counted(len(found), 'new job')}")
     if hours := packs.gpu_hours(found):
         print(f"at most {hours:,.1f} GPU-hours")
     if dry_run:
@@ -85,7 +89,7 @@ class Planned:
     def words(self) -> list[str]:
         """A line for each pack, and their GPU-hours."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
-        return [*lines, f"{_counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
+        return [*lines, f"{counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
 
     def as_json(self) -> dict[str, Any]:
         described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
@@ -241,7 +245,7 @@ def _hand_over(
         if not job_ids:
             file.unlink()
         raise ConfigError(
-            f"{len(job_ids)} of {_counted(len(found), 'job')} submitted ({_named(job_ids)}): {error}. The same command "
+            f"{len(job_ids)} of {counted(len(found), 'job')} submitted ({_named(job_ids)}): {error}. The same command "
             "submits the rest"
         ) from None
     print(f"sp-bench status {settings.folder} shows the queue and the rows")
@@ -263,14 +267,12 @@ def _as_json(pack: Pack) -> dict[str, Any]:
 
 
 def _described(pack: Pack) -> str:
-    nodes = _counted(pack.num_nodes, "node") if pack.num_nodes > 1 else "one node"
+    nodes = counted(pack.num_nodes, "node") if pack.num_nodes > 1 else "one node"
     each = "of each of " if pack.num_nodes > 1 else "of "
-    where = f"{_counted(pack.gpus_per_node, 'GPU')} {each}{nodes}" if pack.gpus_per_node else nodes
-    words = f"{number_of(len(pack.trials))} of replicate {pack.replicate} on {where}, {duration(60 * pack.minutes)}"
+    where = f"{counted(pack.gpus_per_node, 'GPU')} {each}{nodes}" if pack.gpus_per_node else nodes
+    words = (
+        f"{counted(len(pack.trials), 'trial')} of replicate {pack.replicate} on {where}, {duration(60 * pack.minutes)}"
+    )
     if pack.estimate_s > 60 * pack.minutes:
         words += f"; they may take {duration(pack.estimate_s)}, and what is left then needs another submission"
     return words
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -23,12 +23,13 @@ from sp_bench.driver.filling import fill
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.notes import notes
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import Progress, number_of, plan_as_json, show_plan, summary
+from sp_bench.driver.progress import Progress, plan_as_json, show_plan, summary
 from sp_bench.driver.search import Search
 from sp_bench.driver.searching import Searching
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
 from sp_bench.driver.to_run import RETRIED, TrialState
+from sp_bench.formats import counted
 from sp_bench.rows import git, plans
 from sp_bench.rows.plans import PlannedTrial
 from sp_bench.rows.store import RowName, require_contained
@@ -249,6 +250,6 @@ def _say_how_to_retry(latest: Sequence[RowName], most: int) -> None:
     failed = [row for row in latest if row.status in RETRIED]
     spent = sum(row.attempt + 1 >= most for row in failed)
     if again := len(failed) - spent:
-        print(f"{number_of(again)} failed; `sp-bench resume` with the words of this run tries again")
+        print(f"{counted(again, 'trial')} failed; `sp-bench resume` with the words of this run tries again")
     if spent:
-        print(f"{number_of(spent)} failed max_attempts={most} times; a larger one lets `resume` try again")
+        print(f"{counted(spent, 'trial')} failed max_attempts={most} times; a larger one lets `resume` try again")

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from sp_bench.config.parsing import ConfigError
 from sp_bench.driver.claims import COMMAND, Claims
 from sp_bench.rows import campaign_file
 
@@ -16,17 +17,19 @@ def record(claims: Claims, folder: Path, words: str, commit: str | None) -> Iter
     Raises:
         OSError: the folder of claims cannot be used.
     """
-    file = folder / campaign_file.NAME
+    file, lost = folder / campaign_file.NAME, "the words of this run are not in it"
     for _ in range(TRIES):
         if claim := claims.take(COMMAND, lambda: False):
             break
         time.sleep(WAIT_S)
     else:
-        yield f"{file}: another run holds it; the words of this run are not in it"
+        yield f"{file}: another run holds it; {lost}"
         return
     try:
         campaign_file.append(folder, words, commit)
-    except (campaign_file.Unreadable, OSError) as error:
-        yield f"{file}: {error}; the words of this run are not in it"
+    except ConfigError as error:
+        yield f"{error}; {lost}"
+    except OSError as error:
+        yield f"{file}: {error}; {lost}"
     finally:
         claims.release(claim)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sp_bench.driver import attempt
 from sp_bench.driver.attempt import Attempt, Driver
-from sp_bench.driver.progress import number_of
+from sp_bench.formats import counted
 from sp_bench.rows import store
 
 POLL_S = 0.5  # between looks at what other runs have committed
@@ -30,7 +30,7 @@ def fill(attempts: Sequence[Attempt], driver: Driver) -> None:
         if len(left) < before:
             continue
         if holders := driver.claims.holders():
-            driver.progress.note(f"waiting for {number_of(len(left))} of other runs: {', '.join(holders)}")
+            driver.progress.note(f"waiting for {counted(len(left), 'trial')} of other runs: {', '.join(holders)}")
         end = time.monotonic() + POLL_S * random.uniform(1, 2)  # two runs that want the same trial must not keep step
         while time.monotonic() < end:
             driver.signals.check()

@@ -14,9 +14,10 @@ from sp_bench.driver.attempt import Campaign
 from sp_bench.driver.device_time import minutes, trial_s
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
-from sp_bench.driver.progress import layout, number_of
+from sp_bench.driver.progress import layout
 from sp_bench.driver.searching import Searching
 from sp_bench.driver.to_run import TrialState
+from sp_bench.formats import counted
 from sp_bench.rows import store
 
 
@@ -164,8 +165,8 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> lis
     if not found:
         return []
     return [
-        f"{number_of(len(found))} of {len(wanted):,} to run had been measured before, but with other libraries, on "
-        "another device or with other code. Those rows stay; a report shows the newest of each cell"
+        f"{counted(len(found), 'trial')} of {len(wanted):,} to run had been measured before, but with other "
+        "libraries, on another device or with other code. Those rows stay; a report shows the newest of each cell"
     ]
 
 
@@ -179,6 +180,6 @@ def _device_time(left: Sequence[Trial], searches: Sequence[Searching], machine: 
     searched = [seconds for each in searches if (seconds := each.left_s)]
     if not listed and not searched:
         return []
-    counts = [number_of(len(listed))] if listed else []
+    counts = [counted(len(listed), "trial")] if listed else []
     counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
     return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]

@@ -4,6 +4,7 @@ Every name is checked here, before Hydra composes anything. So a misspelt name g
 name, and no override reads the environment, adds a key or touches Hydra's own settings.
 """
 
+import io
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
 from hydra.errors import HydraException
@@ -24,6 +24,7 @@ from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config import outside
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.trial import HardwareConfig, TrialConfig
+from sp_bench.config.yaml_text import read_yaml
 from sp_bench.driver.settings import CampaignConfig
 
 # The keys of the command line
@@ -191,20 +192,24 @@ def conf_file(name: str, *, for_hydra: bool = True) -> Mapping[str, Any]:
     """The keys and values of one file of conf, such as `fabric/gloo`. In a file that is not for Hydra, ${...} is text.
 
     Raises:
-        ConfigError: the file is not YAML, or does not map keys to values.
+        ConfigError: the file cannot be read, is not YAML, or does not map keys to values.
     """
     try:
-        path = _path(name)
-        content = OmegaConf.to_container(OmegaConf.load(path)) if for_hydra else yaml.safe_load(path.read_text("utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}," if error.problem_mark else ""
-        raise ConfigError(f"{called(name)}{line} is not YAML: {shown(error.problem)}") from None
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError) as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ConfigError(f"{called(name)} cannot be read: {shown(reason)}") from None
+        text = _path(name).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{called(name)} cannot be read: {shown(error)}") from None
+    content = read_yaml(text, called(name), _hydras_yaml) if for_hydra else read_yaml(text, called(name))
     if not isinstance(content, Mapping):
         raise ConfigError(f"{called(name)} must map keys to values, such as name: {name.rpartition('/')[2]}")
     return {str(key): value for key, value in content.items()}
+
+
+def _hydras_yaml(text: str) -> Any:
+    """Content as Hydra reads it: no duplicate keys, 1e-3 is a number, and ${...} must be an interpolation."""
+    try:
+        return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    except (OmegaConfBaseException, OSError) as error:  # OSError: a text that is neither a mapping nor a list
+        raise ValueError(error) from None
 
 
 def check_file(group: str, choice: str) -> None:

@@ -19,6 +19,7 @@ from sp_bench.config.options import as_overridden
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import EngineConfig, TrialConfig
 from sp_bench.costs.flags import OF_DEVICES
+from sp_bench.formats import counted
 from sp_bench.rows.names import config_values, tell_apart
 
 if TYPE_CHECKING:  # every command prints, but few of them plan
@@ -66,10 +67,6 @@ def counts_text(counts: Counter[str]) -> str:
     failed = sum(counts[status] for status in FAILURES)
     parts = [f"{counts['ok']} ok", f"{counts['unsupported']} unsupported", f"{counts['oom']} oom", f"{failed} failed"]
     return ", ".join(parts)
-
-
-def number_of(trials: int) -> str:
-    return "1 trial" if trials == 1 else f"{trials:,} trials"
 
 
 def duration(seconds: float) -> str:
@@ -300,7 +297,7 @@ def summary(folder: Path, progress: Progress, effort: str, *, interrupted: bool)
     others = f"{progress.elsewhere} by other runs; " if progress.elsewhere else ""
     stop = f"interrupted, {progress.planned - progress.done} left; " if interrupted else ""
     spent = f"{effort}; " if effort else ""
-    return f"{number_of(progress.planned)}: {ran}{others}{before}{stop}{spent}rows: {folder}"
+    return f"{counted(progress.planned, 'trial')}: {ran}{others}{before}{stop}{spent}rows: {folder}"
 
 
 def _before(statuses: Counter[str]) -> str:

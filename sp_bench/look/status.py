@@ -15,7 +15,8 @@ from sp_bench import handover
 from sp_bench.cluster import slurm
 from sp_bench.config.parsing import shown
 from sp_bench.driver import claims
-from sp_bench.driver.progress import duration, number_of
+from sp_bench.driver.progress import duration
+from sp_bench.formats import counted
 from sp_bench.rows import campaign_file, packed, plans, store, submissions
 from sp_bench.rows.store import RowName
 
@@ -192,7 +193,7 @@ def lines(found: Overview) -> Iterator[str]:
         yield f"  not ended: search {shown(name)}{f': {shown(bracket)}' if bracket else ''}"
     for job in found.jobs:
         where = f"on {job.where} for {job.used}" if job.state == "RUNNING" else job.where
-        yield f"  job {job.job_id}: {shown(job.state.lower())} {shown(where)}, {number_of(job.trials)}"
+        yield f"  job {job.job_id}: {shown(job.state.lower())} {shown(where)}, {counted(job.trials, 'trial')}"
     if found.queue_problem:
         yield f"  {found.queue_problem}"
     for each in found.running:

@@ -13,10 +13,10 @@ from tabulate import tabulate
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import GIB, counted, number, whole
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
+from sp_bench.formats import GIB, counted, number, whole
 from sp_bench.predict.projection import (
     SPEED,
     Fit,

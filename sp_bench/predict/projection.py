@@ -30,7 +30,6 @@ from scipy.optimize import nnls
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import PRIMITIVES, bandwidths
-from sp_bench.analysis.formats import counted
 from sp_bench.analysis.limits import capacity_gib
 from sp_bench.analysis.overlap import exposed_ms
 from sp_bench.analysis.words import OF_STEP
@@ -46,6 +45,7 @@ from sp_bench.costs.attention import (
     ring_traffic,
     ulysses_traffic,
 )
+from sp_bench.formats import counted
 from sp_bench.rows.names import config_values, group_of
 
 METHODS = {  # with the primitives that move its tensors

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
-from sp_bench.analysis.formats import counted
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
 from sp_bench.analysis.settings import settings as settings
 from sp_bench.config.parsing import ConfigError
+from sp_bench.formats import counted
 from sp_bench.report import folder, packed_gate, table
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.cards import cards, caveats, missing, statuses

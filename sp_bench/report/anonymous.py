@@ -11,10 +11,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import listed
-from sp_bench.analysis.formats import counted
 from sp_bench.analysis.selection import Selection
 from sp_bench.config.options import BY_COLUMN, BY_PATH
 from sp_bench.config.trial import TrialConfig
+from sp_bench.formats import counted
 from sp_bench.hardware import PACKAGES
 from sp_bench.rows import store
 from sp_bench.rows.names import OWN_CODE, config_leaves

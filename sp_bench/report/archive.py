@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 
 from sp_bench.analysis.selection import select
+from sp_bench.config.parsing import ConfigError
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
@@ -67,7 +68,7 @@ def write(
         rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
         files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items() if path.exists()}
-        with suppress(campaign_file.Unreadable):  # the report names it
+        with suppress(ConfigError):  # the report names it
             if text := campaign_file.text(folder):
                 files[f"rows/{name}/{campaign_file.NAME}"] = text.encode()
     with tempfile.TemporaryDirectory() as place:

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 
 from sp_bench.analysis.device_sets import numbered
-from sp_bench.analysis.formats import counted, escape_markdown, without_escapes
+from sp_bench.formats import counted, escape_markdown, without_escapes
 from sp_bench.rows import campaign_file, git, store
 from sp_bench.rows.campaign_file import CampaignFile
 from sp_bench.rows.frame import of_table

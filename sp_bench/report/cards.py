@@ -9,7 +9,6 @@ from statistics import median
 from sp_bench.analysis import metrics, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.formats import MISSING, counted, gib, number, thousands, whole
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
@@ -18,6 +17,7 @@ from sp_bench.analysis.rivals import SAME, counterparts
 from sp_bench.analysis.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
 from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words, method, the_method
+from sp_bench.formats import MISSING, counted, gib, number, thousands, whole
 from sp_bench.rows import git
 
 MAX_COUNTS = 3

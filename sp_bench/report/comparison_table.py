@@ -27,11 +27,11 @@ from sp_bench.analysis.comparison import (
     spread,
     status_words,
 )
-from sp_bench.analysis.formats import counted, number, whole, without_escapes
 from sp_bench.analysis.provenance import words
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.analysis.statistics import CONFIDENCE
 from sp_bench.config.parsing import shown
+from sp_bench.formats import counted, number, whole, without_escapes
 from sp_bench.report.table import Column
 
 REASON_WIDTH = 300  # characters of a row's reason

@@ -7,7 +7,6 @@ from typing import Any
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.formats import counted, gib, number
 from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
@@ -16,6 +15,7 @@ from sp_bench.analysis.rivals import SAME, counterparts
 from sp_bench.analysis.scaling import Scaling, Scalings, scalings
 from sp_bench.analysis.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
+from sp_bench.formats import counted, gib, number
 from sp_bench.report.cards import compared, statuses, verdict
 from sp_bench.report.page.appendix import device, parity
 from sp_bench.report.published import beside

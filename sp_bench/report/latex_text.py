@@ -2,7 +2,7 @@
 
 import unicodedata
 
-from sp_bench.analysis.formats import without_escapes
+from sp_bench.formats import without_escapes
 
 _SPECIAL = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "%": r"\%",

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import counted
 from sp_bench.analysis.words import is_packed
+from sp_bench.formats import counted
 from sp_bench.report import table
 from sp_bench.report.table import Column, Group, Table
 from sp_bench.rows.names import library

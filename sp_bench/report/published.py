@@ -7,15 +7,15 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import GIB, number, whole
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s, tokens_per_s_per_gpu
+from sp_bench.config.yaml_text import read_yaml
+from sp_bench.formats import GIB, number, whole
 from sp_bench.report.table import Column, Table, plain
 from sp_bench.rows.schema import SCHEMA
 
+FILE = "published.yaml"
 OOM = "OOM"
 ABOUT = (
     "Context, no comparison of like with like: measured is our fastest cell of the same workload, model or heads, "
@@ -96,7 +96,7 @@ def figures() -> tuple[Published, ...]:
         ValueError: a metric or a column that does not exist.
     """
     found = []
-    for source in yaml.safe_load(files("sp_bench.report").joinpath("published.yaml").read_text("utf-8")):
+    for source in read_yaml(files("sp_bench.report").joinpath(FILE).read_text("utf-8"), FILE):
         for figure in source["figures"]:
             own = {name: figure[name] for name in ("metric", "value", "reading") if name in figure}
             where = source["where"] | {name: value for name, value in figure.items() if name not in own}

@@ -9,7 +9,6 @@ from typing import Any
 from sp_bench.analysis import documents, words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.documents import Packs
-from sp_bench.analysis.formats import MISSING, gib, number
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.limits import Limit, capacity_gib
 from sp_bench.analysis.longest import Longest, ends, is_fit_only, longest, tries
@@ -18,6 +17,7 @@ from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.scaling import NetRatio, Scaling, Scalings, scalings
 from sp_bench.analysis.settings import Difference, Setting, is_baseline, leader, place_key
 from sp_bench.config.options import OPTIONS, Option
+from sp_bench.formats import MISSING, gib, number
 from sp_bench.report.table import Column, Group, Table
 from sp_bench.rows.names import short_name
 

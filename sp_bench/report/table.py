@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from tabulate import tabulate
 
-from sp_bench.analysis.formats import MISSING, escape_markdown
+from sp_bench.formats import MISSING, escape_markdown
 from sp_bench.report.latex_text import escape
 
 L = TypeVar("L")  # a line: what the columns of a table read

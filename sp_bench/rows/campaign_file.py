@@ -1,4 +1,4 @@
-"""What no row of a campaign says: `_campaign.yaml` in its folder, by hand but for `commands`, to which runs append.
+"""What no row of a campaign has: `_campaign.yaml` in its folder. People write it, and runs append to `commands`.
 
     machine: what the rows do not know of it, such as "in a product of matrices by hand the second GPU was slow"
     commit: the measured code, where the rows do not name it
@@ -10,7 +10,7 @@
       commit: as in the column git_sha
       words: sp-bench run sweep=smoke
 
-Every key may be absent. A file that cannot be read stops nothing: it is named and passed over.
+Every key may be absent. Commands name an unreadable file and go on without it.
 """
 
 import os
@@ -25,7 +25,8 @@ from typing import Any
 
 import yaml
 
-from sp_bench.config.parsing import nearest, shown
+from sp_bench.config.parsing import ConfigError, nearest, shown
+from sp_bench.config.yaml_text import read_yaml
 from sp_bench.rows.store import WORK
 
 NAME = "_campaign.yaml"  # readers of rows pass over names that begin so
@@ -40,10 +41,6 @@ _DROPPED = ("results_root=", "resume=", "plan_only=")  # where results lie is no
 _PATH = re.compile(r"(?:^|(?<=[=,:'\"\[{(\s]))[~/][^,'\"\]})]*")
 
 
-class Unreadable(Exception):
-    """The file is there and cannot be used; the message says why."""
-
-
 @dataclass(frozen=True)
 class Command:
     """A command that had something to run. Empty: not known."""
@@ -55,7 +52,7 @@ class Command:
 
 @dataclass(frozen=True)
 class CampaignFile:
-    """The fields are the keys of the file; empty: it says nothing of it."""
+    """The fields are the keys of the file; one that the file lacks is empty."""
 
     machine: str = ""
     commit: str = ""
@@ -65,7 +62,7 @@ class CampaignFile:
     commands: tuple[Command, ...] = ()
 
     def texts(self) -> list[tuple[str, str]]:
-        """(key, text) of all that the file says; a command has its time and code behind it."""
+        """(key, text) of every key that the file has; a command's time and commit follow its words."""
         found = [(field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self)[:-1]]
         for each in self.commands:
             when = ", ".join(filter(None, [each.at, each.commit]))
@@ -74,45 +71,46 @@ class CampaignFile:
 
 
 def read(folder: Path) -> CampaignFile:
-    """What a campaign's file says; nothing without a file.
+    """The content of a campaign's file; empty without a file.
 
     Raises:
-        Unreadable: it is no file of ours.
+        ConfigError: the file cannot be read, or has an unknown key or a value that is no text.
     """
-    return _parsed(text(folder))
+    return _parsed(text(folder), folder)
 
 
 def text(folder: Path) -> str:
     """The text of a campaign's file; empty without a file.
 
     Raises:
-        Unreadable: it is no plain file, too large, or no UTF-8.
+        ConfigError: it is no plain file, too large, or no UTF-8.
     """
     path = folder / NAME
+    name = shown(path)
     try:
         found = os.lstat(path)
         if not stat.S_ISREG(found.st_mode):
-            raise Unreadable("not a plain file")  # a pipe would be waited for, and a link may lead anywhere
+            raise ConfigError(f"{name}: not a plain file")  # a pipe would be waited for, and a link may lead anywhere
         if found.st_size > MAX_BYTES:
-            raise Unreadable(f"{found.st_size:,} bytes; at most {MAX_BYTES:,}")
+            raise ConfigError(f"{name}: {found.st_size:,} bytes; at most {MAX_BYTES:,}")
         return path.read_text("utf-8")
     except (FileNotFoundError, NotADirectoryError):
         return ""
     except OSError as error:
-        raise Unreadable(error.strerror or str(error)) from None
+        raise ConfigError(f"{name}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
-        raise Unreadable(f"not UTF-8: {error.reason} at byte {error.start:,}") from None
+        raise ConfigError(f"{name}: not UTF-8: {error.reason} at byte {error.start:,}") from None
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[CampaignFile], list[str]]:
-    """What each campaign's file says, and a line for each that cannot be read."""
+    """Each campaign's file, and a line for each that cannot be read."""
     found, problems = [], []
     for folder in folders:
         try:
             found.append(read(folder))
-        except Unreadable as error:
+        except ConfigError as error:
             found.append(CampaignFile())
-            problems.append(f"{shown(folder / NAME)}: {error}; skipped")
+            problems.append(f"{error}; skipped")
     return found, problems
 
 
@@ -129,11 +127,11 @@ def append(folder: Path, words: str, commit: str | None) -> None:
     else in the file stays as it is. Nobody else may append meanwhile.
 
     Raises:
-        Unreadable: the file cannot be used, or `commands` is not the last of its keys.
+        ConfigError: the file cannot be read, or `commands` is not the last of its keys.
         OSError: it cannot be written.
     """
     old = text(folder)
-    known = _parsed(old)
+    known = _parsed(old, folder)
     new = Command(words, datetime.now(UTC).strftime(TIME), commit or "")
     if any((each.words, each.commit) == (new.words, new.commit) for each in known.commands):
         return
@@ -143,11 +141,13 @@ def append(folder: Path, words: str, commit: str | None) -> None:
     before = old or HEADER
     before += "\n" * (not before.endswith("\n")) + "commands:\n" * (not re.search("^commands:", old, re.MULTILINE))
     try:
-        written = _parsed(before + entry)
-    except Unreadable:
+        written = _parsed(before + entry, folder)
+    except ConfigError:
         written = None
     if written is None or written != CampaignFile(**{**vars(known), "commands": (*known.commands, new)}):
-        raise Unreadable("`commands` is not its last key, or not a list of lines that begin with `- `")
+        raise ConfigError(
+            f"{shown(folder / NAME)}: `commands` is not its last key, or not a list of lines that begin with `- `"
+        )
     temporary = folder / WORK / f"{NAME}.{os.getpid()}"
     temporary.write_text(before + entry, "utf-8")
     os.replace(temporary, folder / NAME)
@@ -157,45 +157,40 @@ def _last_part(path: re.Match[str]) -> str:
     return f".../{path[0].rstrip('/').rpartition('/')[2]}"
 
 
-def _parsed(content: str) -> CampaignFile:
-    try:
-        _require_flat(content)
-        found = yaml.safe_load(content) or {}
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise Unreadable(f"{line}{shown(error.problem)}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise Unreadable(shown((str(error) or type(error).__name__).splitlines()[0])) from None
+def _parsed(content: str, folder: Path) -> CampaignFile:
+    name = shown(folder / NAME)
+    found = read_yaml(content, name, _load_flat) or {}
     commands = found.pop("commands", None) if isinstance(found, dict) else None
     if not isinstance(commands, list | None):
-        raise Unreadable("commands must be a list")
-    listed = (_texts(each, Command, f"commands[{i}].") for i, each in enumerate(commands or ()))
-    return CampaignFile(**_texts(found, CampaignFile, ""), commands=tuple(Command(**each) for each in listed))
+        raise ConfigError(f"{name}: commands must be a list")
+    listed = (_texts(each, Command, f"{name}: commands[{i}].") for i, each in enumerate(commands or ()))
+    return CampaignFile(**_texts(found, CampaignFile, f"{name}: "), commands=tuple(Command(**each) for each in listed))
 
 
-def _require_flat(content: str) -> None:
-    """Refuse what takes a reader of YAML long: aliases, which a short file can multiply, and deep nesting."""
+def _load_flat(content: str) -> Any:
+    """Refuses what takes a reader of YAML long: aliases, which a short file can multiply, and deep nesting."""
     depth = 0
     for event in yaml.parse(content, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > MAX_DEPTH:
-            raise Unreadable(f"nested more than {MAX_DEPTH} deep")
+            raise ValueError(f"nested more than {MAX_DEPTH} deep")
         if isinstance(event, yaml.AliasEvent):
-            raise Unreadable(f"*{shown(event.anchor)}: an alias; write the text itself")
+            raise ValueError(f"*{shown(event.anchor)}: an alias; write the text itself")
+    return yaml.safe_load(content)
 
 
 def _texts(found: Any, kind: Any, prefix: str) -> dict[str, str]:
-    """The fields of `kind` that a mapping has."""
+    """The fields of `kind` that a mapping has. prefix: stands before a key in errors."""
     if not isinstance(found, dict):
-        raise Unreadable(f"{prefix.rstrip('.') or 'the file'} must map names to texts")
+        raise ConfigError(f"{prefix.rstrip(': .')} must map names to texts")
     names = [field.name for field in fields(kind)]
     given = {}
     for key, value in found.items():
         if key not in names:
-            raise Unreadable(f"{prefix}{shown(key)} is not a key; {nearest(key, names)}keys: {', '.join(names)}")
+            raise ConfigError(f"{prefix}{shown(key)} is not a key; {nearest(key, names)}keys: {', '.join(names)}")
         if isinstance(value, datetime):  # as YAML reads a time without quotes
             value = (value.astimezone(UTC) if value.tzinfo else value).strftime(TIME)
         if not isinstance(value, str | None):
-            raise Unreadable(f"{prefix}{key} must be text; put it into quotes")
+            raise ConfigError(f"{prefix}{key} must be text; put it into quotes")
         given[key] = (value or "").strip()
     return given

@@ -57,7 +57,7 @@ def test_status_says_what_the_campaigns_file_says(capfd, tmp_path):
     _, printed, _ = console(capfd, "status", str(tmp_path / "a"), str(tmp_path / "b"))
     assert "  a: superseded by: b\n" in printed
     assert "remarks: two" not in printed
-    assert f"{tmp_path / 'b' / campaign_file.NAME}: line 2: " in printed
+    assert f"{tmp_path / 'b' / campaign_file.NAME}, line 2, is not YAML: " in printed
 
 
 def test_the_list_of_campaigns_is_written_between_its_markers(capfd, tmp_path):

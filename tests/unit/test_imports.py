@@ -28,16 +28,14 @@ FLOORS = (
         "costs",
         "kernels",
         "handover",
+        "formats",
         "hardware",
         "config",
     ),
 )
-READS = {"rows", "costs", "config", "hardware"}
+READS = {"rows", "costs", "config", "hardware", "formats"}
 DRIVER_USES = {
-    "rows",
-    "costs",
-    "config",
-    "hardware",
+    *READS,
     "handover",
     "testing",
     "methods",
@@ -53,7 +51,19 @@ MAY_IMPORT = {  # a room that runs no rank -> the rooms it may import
     "cluster": DRIVER_USES | {"driver"},
     "driver": DRIVER_USES,
 }
-NO_TORCH = (*MAY_IMPORT, "cli", "api", "rows", "costs", "config", "handover", "hardware", "testing", "__init__")
+NO_TORCH = (
+    *MAY_IMPORT,
+    "cli",
+    "api",
+    "rows",
+    "costs",
+    "config",
+    "handover",
+    "formats",
+    "hardware",
+    "testing",
+    "__init__",
+)
 NO_TORCH_AT_IMPORT = ("methods", "kernels")  # the driver asks them what they support
 
 

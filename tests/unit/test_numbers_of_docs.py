@@ -23,7 +23,6 @@ import sp_bench
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import bandwidths
-from sp_bench.analysis.formats import GIB, number, whole
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.metrics import attention_tflops, memory_gib
 from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
@@ -35,6 +34,7 @@ from sp_bench.config.documents import documents
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs import memory
+from sp_bench.formats import GIB, number, whole
 from sp_bench.report import read
 
 ROOT = Path(__file__).parents[2]

@@ -10,12 +10,12 @@ import pytest
 
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.comparison import compare
-from sp_bench.analysis.formats import MISSING
 from sp_bench.analysis.ratios import of_one_machine, paired_ratio, shared_replicates
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, TIE, Difference, Place, leader, settings
 from sp_bench.analysis.signs import counts, signs
 from sp_bench.analysis.time_parts import attributions
+from sp_bench.formats import MISSING
 from sp_bench.report.cards import card, machine_spread, verdict
 from sp_bench.report.setting_tables import tables
 

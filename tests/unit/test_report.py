@@ -14,12 +14,12 @@ import pytest
 
 import sp_bench.report as report
 from sp_bench.analysis.cells import cells, of_equal_steps
-from sp_bench.analysis.formats import in_bytes, number
 from sp_bench.analysis.metrics import tokens_per_s
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import AHEAD, TIE, UNPROVEN, Difference, settings
 from sp_bench.analysis.signs import counts
 from sp_bench.config.parsing import ConfigError
+from sp_bench.formats import in_bytes, number
 from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card

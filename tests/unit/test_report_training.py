@@ -2,7 +2,7 @@
 
 import pytest
 
-from sp_bench.analysis.formats import MISSING
+from sp_bench.formats import MISSING
 from sp_bench.report.page.appendix import training
 
 from .rows import cells_of, row

@@ -9,8 +9,8 @@ from matplotlib.patches import Patch
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.fabric_model import places
-from sp_bench.analysis.formats import GIB, number
 from sp_bench.analysis.time_parts import Attribution, attributions, largest
+from sp_bench.formats import GIB, number
 from sp_bench.report.figures.panels import MOST_PANELS, ROW_IN, grid, is_first, wrapped_title
 from sp_bench.report.figures.style import (
     Look,

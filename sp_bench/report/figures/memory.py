@@ -12,11 +12,11 @@ from matplotlib.patches import Patch
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
-from sp_bench.analysis.formats import GIB
 from sp_bench.analysis.limits import Limit, capacity_gib
 from sp_bench.analysis.longest import NOT_REACHED, ends, is_fit_only, longest, tries
 from sp_bench.analysis.metrics import in_use_gib, memory_gib, reserved_gib
 from sp_bench.analysis.settings import Setting
+from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
 from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, colour, legend, tokens_axis, trial_ids, wrapped

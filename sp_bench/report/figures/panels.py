@@ -10,8 +10,8 @@ from matplotlib.lines import Line2D
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import number
 from sp_bench.analysis.settings import Setting
+from sp_bench.formats import number
 from sp_bench.report.figures.style import (
     BLACK,
     GREY,

@@ -9,12 +9,12 @@ from matplotlib.lines import Line2D
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import GIB
 from sp_bench.analysis.metrics import sent_gib, wire_gib
 from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
+from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, wrapped_title
 from sp_bench.report.figures.style import BLACK, COLOURS, Look, Plot, about, legend, mark, rank_axis, trial_ids
 

@@ -13,8 +13,8 @@ import jinja2
 from markupsafe import Markup
 
 from sp_bench.analysis.cells import Cell
-from sp_bench.analysis.formats import without_escapes
 from sp_bench.analysis.selection import Selection
+from sp_bench.formats import without_escapes
 from sp_bench.report.cards import Card
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.packed_gate import LEGEND

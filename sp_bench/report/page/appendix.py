@@ -11,12 +11,12 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.device_sets import several
 from sp_bench.analysis.effort import effort
-from sp_bench.analysis.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.analysis.metrics import nearest_error
 from sp_bench.analysis.pattern_bytes import PatternBytes, pattern_bytes
 from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
+from sp_bench.formats import MISSING, counted, in_bytes, number, whole
 from sp_bench.report.published import beside
 from sp_bench.report.table import Column, Table, plain
 from sp_bench.rows import git
