@@ -5,7 +5,6 @@ import os
 import platform
 import re
 import socket
-import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -15,6 +14,8 @@ from typing import Any, NamedTuple
 
 import psutil
 import pynvml
+
+from sp_bench import programs
 
 PACKAGE = Path(__file__).parent
 
@@ -88,6 +89,7 @@ class Gpu(NamedTuple):
 class Gpus(NamedTuple):
     driver: str
     devices: tuple[Gpu, ...]
+    problem: str = ""  # why there are no devices although there is a driver, and the way out
 
 
 _NO_DRIVER = tuple(
@@ -96,36 +98,54 @@ _NO_DRIVER = tuple(
 )
 
 
+# What helps after an error of NVML
+_WAYS_OUT = {
+    pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH: "reboot, or reload the driver",
+    pynvml.NVML_ERROR_NO_PERMISSION: "ask for access to the devices",
+    pynvml.NVML_ERROR_GPU_IS_LOST: "reset the GPU or reboot",
+}
+
+
 @contextmanager
-def _nvml() -> Iterator[bool]:
-    """Whether NVML answers, inside a session of it."""
+def _nvml() -> Iterator[None]:
+    """A session of NVML.
+
+    Raises:
+        NVMLError: it does not answer.
+    """
+    pynvml.nvmlInit()
     try:
-        pynvml.nvmlInit()
-    except _NO_DRIVER:
-        yield False
-        return
-    try:
-        yield True
+        yield
     finally:
         pynvml.nvmlShutdown()
 
 
 def gpus() -> Gpus | None:
-    """The driver and the devices that CUDA_VISIBLE_DEVICES leaves, by NVML; None without an NVIDIA driver."""
-    with _nvml() as present:
-        if not present:
-            return None
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        found = [
-            Gpu(
-                pynvml.nvmlDeviceGetName(each),
-                pynvml.nvmlDeviceGetUUID(each),
-                _memory_bytes(each),
-                pynvml.nvmlDeviceGetCudaComputeCapability(each),
-            )
-            for each in handles
-        ]
-        return Gpus(pynvml.nvmlSystemGetDriverVersion(), tuple(_visible(found)))
+    """The driver and the devices that CUDA_VISIBLE_DEVICES leaves, by NVML; None without an NVIDIA driver. The order is
+    that of the PCI bus, which the ranks have too."""
+    try:
+        with _nvml():
+            handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+            found = [
+                Gpu(
+                    pynvml.nvmlDeviceGetName(each),
+                    pynvml.nvmlDeviceGetUUID(each),
+                    _memory_bytes(each),
+                    pynvml.nvmlDeviceGetCudaComputeCapability(each),
+                )
+                for each in handles
+            ]
+            driver = pynvml.nvmlSystemGetDriverVersion()
+    except _NO_DRIVER:
+        return None
+    except pynvml.NVMLError as error:
+        way_out = _WAYS_OUT.get(error.value, "nvidia-smi should say more")
+        return Gpus("unknown", (), f"the NVIDIA driver does not answer (NVML: {error}); {way_out}")
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is not None and "MIG-" in wanted:
+        problem = "CUDA_VISIBLE_DEVICES names a MIG slice, which sp_bench does not measure; use whole GPUs"
+        return Gpus(driver, (), problem)
+    return Gpus(driver, tuple(found if wanted is None else visible(found, wanted)))
 
 
 def _memory_bytes(handle: Any) -> int:
@@ -136,11 +156,14 @@ def _memory_bytes(handle: Any) -> int:
 
 
 def processes_on_gpus(num_gpus: int) -> list[set[int]]:
-    """The ids of the processes that compute on each of the first visible devices, as the driver numbers them; empty
-    where NVML does not tell."""
-    with _nvml() as present:
-        found = gpus() if present else None
-        return [_processes_on(gpu.uuid) for gpu in (found.devices[:num_gpus] if found else ())]
+    """The ids of the processes that compute on each of the first visible devices, as the driver numbers them; empty if
+    NVML does not answer."""
+    found = gpus()
+    try:
+        with _nvml():
+            return [_processes_on(gpu.uuid) for gpu in (found.devices[:num_gpus] if found else ())]
+    except pynvml.NVMLError:
+        return []
 
 
 def _processes_on(uuid: str) -> set[int]:
@@ -161,17 +184,19 @@ def short_name(model: str) -> str:
     return re.sub("[^a-z0-9]+", "_", model.lower()).strip("_")
 
 
-def _visible(devices: list[Gpu]) -> list[Gpu]:
-    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if wanted is None:
-        return devices
-    visible = []
+def visible(devices: list[Gpu], wanted: str) -> list[Gpu]:
+    """The devices that CUDA shows with CUDA_VISIBLE_DEVICES=`wanted`: an entry that names no device hides itself and
+    all that follow, and one that is repeated hides all."""
+    shown_devices: list[Gpu] = []
     for item in filter(None, (part.strip() for part in wanted.split(","))):
-        match = [d for i, d in enumerate(devices) if item == str(i) or (not item.isdigit() and d.uuid.startswith(item))]
+        index = int(item) if item.isdecimal() else None
+        match = [d for i, d in enumerate(devices) if i == index or (index is None and d.uuid.startswith(item))]
         if not match:
-            break  # as CUDA does: an invalid entry hides itself and all that follow
-        visible += match[:1]
-    return visible
+            break
+        if match[0] in shown_devices:
+            return []
+        shown_devices += match[:1]
+    return shown_devices
 
 
 def cpu_model() -> str:
@@ -262,9 +287,12 @@ def missing_packages(*names: str) -> list[str]:
 
 
 def topology() -> str | None:
-    """The link matrix between the GPUs, as nvidia-smi prints it; None without nvidia-smi."""
-    matrix = _output("nvidia-smi", "topo", "-m")
-    return re.sub(r"\x1b\[[0-9;]*m", "", matrix) if matrix else None  # it underlines its heading
+    """The link matrix between the GPUs, as nvidia-smi prints it; None if it does not answer."""
+    try:
+        matrix = programs.answer(["nvidia-smi", "topo", "-m"]).strip()
+    except programs.NoAnswer:
+        return None
+    return re.sub(r"\x1b\[[0-9;]*m", "", matrix) or None  # it underlines its heading
 
 
 def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
@@ -286,12 +314,3 @@ def environment(device: str, variables: Mapping[str, str]) -> dict[str, Any]:
         "driver": found.driver if found else None,
         "env": recorded_variables(variables),
     }
-
-
-def _output(*command: str) -> str | None:
-    """What a command prints; None when it is not installed or fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except FileNotFoundError:
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,18 +1,19 @@
-"""Slurm's programs, sbatch and squeue, started without a shell. `status` imports this, so it is small."""
+"""Slurm's programs, sbatch and squeue. `status` imports this, so it is small."""
 
+import os
 import re
-import subprocess
-from collections.abc import Sequence
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sp_bench import programs
 from sp_bench.config.parsing import shown
+from sp_bench.programs import NoAnswer
 
 ANSWER_S = 60.0  # how long Slurm's programs may take
 _FIELDS = ("%i", "%T", "%M", "%R")  # of squeue: id, state, time used, nodes or why it waits
-
-
-class NoAnswer(Exception):
-    """A program of Slurm gave no usable answer; the message says why."""
+_OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SBATCH_|SALLOC_|SRUN_|PMI_|PMIX_")
+_STAYS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # which cluster, and who asks
 
 
 @dataclass(frozen=True)
@@ -50,16 +51,13 @@ def queue() -> dict[int, QueuedJob]:
 
 
 def _answer(command: Sequence[str], text: str = "") -> str:
-    program = command[0]
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=ANSWER_S)
-    except FileNotFoundError:
-        raise NoAnswer(f"there is no {program} on this machine; run this where Slurm's programs are") from None
-    except subprocess.TimeoutExpired:
-        raise NoAnswer(f"{program} did not answer within {ANSWER_S:.0f} s") from None
-    except OSError as error:
-        raise NoAnswer(f"{program} cannot be started: {error.strerror}") from None
-    if done.returncode:
-        reason = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
-        raise NoAnswer(f"{program} failed: {shown(reason, 500)}")
-    return done.stdout
+    if not shutil.which(command[0]):
+        raise NoAnswer(f"there is no {command[0]} on this machine; run this where Slurm's programs are")
+    return programs.answer(command, stdin=text, limit_s=ANSWER_S, variables=without_allocation(os.environ))
+
+
+def without_allocation(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables without those of the Slurm job or step that this process is in, and without SBATCH_*, which would
+    override the printed script. sbatch hands its environment to the job, so the rest stays, as in a run from the same
+    shell."""
+    return {name: value for name, value in variables.items() if name in _STAYS or not _OF_AN_ALLOCATION.match(name)}

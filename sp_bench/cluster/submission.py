@@ -17,6 +17,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import identity, plan, to_run
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration, plan_as_json
+from sp_bench.driver.ranks import with_source
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.formats import counted
 from sp_bench.rows import store, submissions
@@ -210,7 +211,7 @@ def _scripts(
     found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str], file: Path
 ) -> list[str]:
     """The batch script of each pack. Jobs begin where the submission was: words may name files from there."""
-    starter = cluster.sp_bench or (sys.executable, "-m", "sp_bench")
+    starter = cluster.sp_bench or _this_sp_bench()
     log = (settings.folder / store.WORK / LOGS / "%j.txt").absolute()
     name, folder = f"sp_bench-{settings.campaign}", Path.cwd()
     return [
@@ -219,6 +220,13 @@ def _scripts(
         )
         for n, pack in enumerate(found)
     ]
+
+
+def _this_sp_bench() -> list[str]:
+    """Starts the sp_bench that runs, whatever modules lie in the folder of the job (-P)."""
+    command = [sys.executable, "-P", "-m", "sp_bench"]
+    path = with_source({}).get("PYTHONPATH")
+    return ["env", f"PYTHONPATH={path}", *command] if path else command
 
 
 def _hand_over(

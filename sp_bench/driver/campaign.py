@@ -237,6 +237,8 @@ def require_devices(configs: Sequence[TrialConfig], found: hardware.Gpus | None,
                 "machine that has them, or use hardware=cpu; `sp-bench plan` shows what would run"
             )
         return
+    if found.problem and kinds and not settings.plan_only:
+        raise ConfigError(f"hardware={', '.join(kinds)} needs CUDA devices: {found.problem}")
     for model, kind in itertools.product(sorted({gpu.name for gpu in found.devices}), kinds):
         if not hardware.describes(kind, model):
             raise ConfigError(

@@ -114,7 +114,7 @@ def _compared(environment: Mapping[str, Any]) -> dict[str, Any]:
 
 def worker(folders: Sequence[Path]) -> list[str]:
     """The command of one rank for the trials in `folders`."""
-    return [sys.executable, "-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)]
+    return [sys.executable, "-P", "-m", "sp_bench.worker", *(str(folder / handover.TRIAL) for folder in folders)]
 
 
 def _watch(

@@ -42,13 +42,12 @@ class Machine:
             warmup_s=self.settings.deadlines.warmup,
             num_hosts=allocation.here().num_hosts,
         )
-        return [
-            trial if trial.unsupported_reason else replace(trial, unsupported_reason=self._unproven_reason(trial))
-            for trial in trials
-        ]
+        return [replace(trial, unsupported_reason=self._reason(trial)) for trial in trials]
 
-    def _unproven_reason(self, trial: Trial) -> str | None:
-        return proofs.missing_reason(trial.config, self.settings.proofs_folder)
+    def _reason(self, trial: Trial) -> str | None:
+        if self.gpus and self.gpus.problem and trial.config.hardware.device == "cuda":
+            return self.gpus.problem
+        return trial.unsupported_reason or proofs.missing_reason(trial.config, self.settings.proofs_folder)
 
     def refusal(self, config: TrialConfig) -> str | None:
         """Why a trial cannot run here, or None. Without GPUs here: why it could not run on any machine that has

@@ -348,7 +348,7 @@ def _agents_by_srun(allocation: Allocation, file: Path) -> Iterator[subprocess.P
         "--cpu-bind=none",  # the ranks of a node share its processors, as those of this one
         *("--wait=0", "--kill-on-bad-exit=0"),  # one agent's end is not that of others; the driver sees it
         *("--input=none", f"--output={file.with_suffix('.txt')}", "--open-mode=append"),
-        *(sys.executable, "-m", "sp_bench.driver.node_agent", str(file.absolute())),
+        *(sys.executable, "-P", "-m", "sp_bench.driver.node_agent", str(file.absolute())),
     ]
     try:
         process = subprocess.Popen(

@@ -128,6 +128,7 @@ def environment(config: TrialConfig) -> dict[str, str]:
     """The environment variables of a rank: this process's own, the fabric's, how many threads the rank has, and how
     torch allocates the device's memory."""
     variables = with_source(os.environ) | dict(config.fabric.env)
+    variables["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of NVML, by which the driver reserves and names GPUs
     if config.hardware.threads_per_rank is not None:
         variables["OMP_NUM_THREADS"] = str(config.hardware.threads_per_rank)
     elif config.num_processes > 1:

@@ -104,7 +104,7 @@ def host_name() -> str:
 
 def _gpu_text(found: hardware.Gpus | None) -> str:
     if not found or not found.devices:
-        return "none"
+        return (found and found.problem) or "none"
     return ", ".join(f"{i}: {gpu.name}" for i, gpu in enumerate(found.devices))
 
 

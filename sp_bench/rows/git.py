@@ -2,10 +2,12 @@
 
 import hashlib
 import re
-import subprocess
+import sys
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
+from sp_bench import programs
 from sp_bench.hardware import PACKAGE
 
 TREE = "tree:"  # begins the part of `git_sha` that names the code by the hash of its files
@@ -85,10 +87,14 @@ def _archived_commit(path: Path) -> str | None:
 
 
 def _git(*words: str, stdin: str = "") -> str | None:
-    """What git prints about this checkout; None where it is not installed or fails."""
-    command = ["git", "-C", str(PACKAGE.parent), *words]
+    """What git prints about this checkout; None, with a warning the first time, if it does not answer."""
     try:
-        done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=30)
-    except FileNotFoundError:
+        return programs.answer(["git", "-C", str(PACKAGE.parent), *words], stdin=stdin).strip()
+    except programs.NoAnswer as error:
+        _warn_once(f"the commit of the code, or whether it was edited, stays unknown: {error}")
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+
+
+@cache
+def _warn_once(message: str) -> None:
+    print(f"warning: {message}", file=sys.stderr)

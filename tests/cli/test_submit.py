@@ -19,6 +19,7 @@ from sp_bench.rows import store
 
 from .console import console, refusal
 
+ROOT = Path(__file__).parents[2]
 SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=2", "kernel=math")
 WORDS = ("method=single,ring", "sp_size=1", "seq_len=96", *SMALL)
 ON_GPUS = ("method=ulysses,ring", "sp_size=2", "seq_len=32768", "hardware=h200", "fabric=nvlink", "kernel=cudnn")
@@ -178,7 +179,30 @@ def test_a_pack_of_other_words_is_refused(tmp_path, capfd, monkeypatch):
 def test_the_job_runs_this_python_from_this_folder(cluster, capfd):
     submit(capfd, *WORDS)
     (text,) = scripts(cluster)
-    assert f"\ncd {cluster} || exit 1\nexec {sys.executable} -m sp_bench resume {' '.join(WORDS)} " in text
+    assert f"\ncd {cluster} || exit 1\nexec env PYTHONPATH={ROOT} {sys.executable} -P -m sp_bench resume " in text
+
+
+def test_a_job_runs_although_a_file_beside_conf_is_called_as_a_module_of_python(cluster, capfd):
+    (cluster / "statistics.py").write_text("def summarize(x): return x\n")
+    submit(capfd, "method=single", *WORDS[1:])
+    done = run_job(cluster, 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list(store.committed(cluster / "results" / "default"))) == 1
+
+
+def test_a_job_is_the_one_that_was_printed_whatever_the_shell_has(cluster, capfd, monkeypatch):
+    (cluster / "bin" / "sbatch").write_text("#!/bin/sh\nenv > env\n" + SBATCH.partition("\n")[2])
+    for name in ("SBATCH_TIMELIMIT", "SLURM_JOB_ID", "SLURM_MEM_PER_CPU", "SLURM_CONF", "NCCL_DEBUG"):
+        monkeypatch.setenv(name, "1")
+    submit(capfd, "method=single", *WORDS[1:])
+    names = {line.partition("=")[0] for line in (cluster / "env").read_text().splitlines()}
+    assert {"SLURM_CONF", "NCCL_DEBUG", "PATH"} <= names
+    assert not {"SBATCH_TIMELIMIT", "SLURM_JOB_ID", "SLURM_MEM_PER_CPU"} & names
+
+
+def test_a_job_id_is_read_beside_bytes_that_are_no_text(cluster, capfd):
+    (cluster / "bin" / "sbatch").write_text("#!/bin/sh\ncat > /dev/null; printf '12;caf\\351\\n'\n")
+    assert "job 12: " in submit(capfd, "method=single", *WORDS[1:])
 
 
 def test_status_shows_the_jobs_that_wait_and_run(cluster, capfd):

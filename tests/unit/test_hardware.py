@@ -1,6 +1,6 @@
 import ast
-from collections import namedtuple
 
+import pynvml
 import pytest
 
 from sp_bench import hardware
@@ -50,19 +50,23 @@ def test_the_environment_of_a_failed_trial_fits_its_column(make_config):
     assert stored["env"] == [("NCCL_DEBUG", "INFO")]
 
 
-FakeGpu = namedtuple("FakeGpu", "name uuid")
-
-
 @pytest.mark.parametrize(
     ("visible", "expected"),
-    [(None, "abc"), ("1", "b"), ("2,0", "ca"), ("", ""), ("GPU-b", "b"), ("0,7,1", "a"), ("-1", "")],
+    [
+        ("1", "b"),
+        ("2,0", "ca"),
+        ("", ""),
+        ("GPU-b", "b"),
+        ("0,7,1", "a"),
+        ("-1", ""),
+        ("0,0", ""),
+        ("1,0,1", ""),
+        ("00", "a"),
+    ],
 )
-def test_cuda_visible_devices_leaves_what_cuda_would_show(monkeypatch, visible, expected):
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    devices = [FakeGpu(letter, f"GPU-{letter}") for letter in "abc"]
-    assert "".join(gpu.name for gpu in hardware._visible(devices)) == expected
+def test_cuda_visible_devices_leaves_what_cuda_would_show(visible, expected):
+    devices = [hardware.Gpu(letter, f"GPU-{letter}") for letter in "abc"]
+    assert "".join(gpu.name for gpu in hardware.visible(devices, visible)) == expected
 
 
 def test_each_peak_rate_is_written_beside_its_source():
@@ -74,3 +78,26 @@ def test_each_peak_rate_is_written_beside_its_source():
     )
     text = ast.get_source_segment(source, table)
     assert str(text).count("datasheet") == len(hardware.PEAK_FLOPS)
+
+
+@pytest.mark.parametrize("code", [18, 999, 4, 15])
+def test_a_driver_that_does_not_answer_is_a_problem_in_words(monkeypatch, code):
+    def fails() -> None:
+        raise pynvml.NVMLError(code)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    found = hardware.gpus()
+    assert found is not None
+    assert found.devices == ()
+    assert "the NVIDIA driver does not answer (NVML: " in found.problem
+    assert hardware.processes_on_gpus(2) == []
+    assert hardware.device_model("cuda") == "none"
+
+
+def test_a_slice_of_a_gpu_is_refused_by_name(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-377e0049-554c-540b-93c6-d0976f8426cb")
+    for name, value in (("Init", None), ("Shutdown", None), ("DeviceGetCount", 0), ("SystemGetDriverVersion", "580")):
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda value=value: value)
+    found = hardware.gpus()
+    assert found is not None
+    assert "MIG slice" in found.problem

@@ -30,12 +30,14 @@ FLOORS = (
         "handover",
         "formats",
         "hardware",
+        "programs",
         "config",
     ),
 )
 READS = {"rows", "costs", "config", "hardware", "formats"}
 DRIVER_USES = {
     *READS,
+    "programs",
     "handover",
     "testing",
     "methods",
@@ -61,6 +63,7 @@ NO_TORCH = (
     "handover",
     "formats",
     "hardware",
+    "programs",
     "testing",
     "__init__",
 )

@@ -1,0 +1,77 @@
+"""Machines on which a program or a driver does not answer as it should, by the real command line."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pynvml
+import pytest
+
+import sp_bench
+from sp_bench import programs
+from sp_bench.rows import git
+
+from .console import console, refusal
+
+SMALL = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload.timed_steps=1", "kernel=math")
+ON_CPU = ("method=single", "sp_size=1", "seq_len=96", *SMALL, "--no-report")
+ON_GPU = ("method=single", "sp_size=1", "hardware=h100", "fabric=nvlink", "kernel=cudnn", "dtype=bfloat16")
+
+
+@pytest.fixture(params=[18, 999, 4])
+def broken_driver(request, monkeypatch, tmp_path) -> None:
+    def fails() -> None:
+        raise pynvml.NVMLError(request.param)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_driver_that_does_not_answer_stops_work_on_gpus_only(broken_driver, capfd):
+    code, printed, _ = console(capfd, "plan", *ON_GPU)
+    assert code == 0
+    assert "does not answer" in " ".join(printed.split())
+    assert "the NVIDIA driver does not answer (NVML: " in refusal(capfd, "run", *ON_GPU)
+    assert "the NVIDIA driver does not answer (NVML: " in refusal(capfd, "plan", "hardware=device", *ON_GPU[:2])
+    assert console(capfd, "run", *ON_CPU, "campaign=c")[0] == 0
+    assert console(capfd, "submit", *ON_CPU[:-1], "campaign=c", "--cluster", "slurm", "--dry-run")[0] == 0
+
+
+def test_doctor_says_that_the_driver_does_not_answer(broken_driver, capfd):
+    code, printed, _ = console(capfd, "doctor")
+    assert code == 0
+    assert "the NVIDIA driver does not answer" in " ".join(printed.split())
+
+
+def version(**variables: str) -> str:
+    command = [sys.executable, "-m", "sp_bench", "--version"]
+    root = str(Path(sp_bench.__file__).parents[1])
+    done = subprocess.run(command, capture_output=True, text=True, cwd=root, env=os.environ | variables, check=True)
+    return done.stdout
+
+
+def test_the_commit_is_that_of_the_code_whatever_git_was_pointed_at(tmp_path):
+    other = tmp_path / "other"
+    subprocess.run(["git", "init", "-q", str(other)], check=True)
+    author = ("-c", "user.email=a@b", "-c", "user.name=n")
+    subprocess.run(["git", "-C", str(other), *author, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    pointed = version(GIT_DIR=str(other / ".git"), GIT_WORK_TREE=str(other), GIT_INDEX_FILE=str(other / "index"))
+    assert pointed == version()
+
+
+@pytest.mark.parametrize("script", ["sleep 20", "echo 'fatal: detected dubious ownership' >&2; exit 128", "kill -9 $$"])
+def test_a_git_that_does_not_answer_is_one_warning_and_the_run_goes_on(script, tmp_path, monkeypatch, capfd):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "git").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "bin" / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(programs.answer.__kwdefaults__, "limit_s", 0.2)
+    git._warn_once.cache_clear()
+    code, _, err = console(capfd, "run", *ON_CPU, "campaign=slow")
+    assert code == 0
+    if (git.PACKAGE.parent / ".git").exists():
+        assert err.count("stays unknown: git ") == 1
+    (row,) = sp_bench.load(["results/slow"]).itertuples()
+    assert row.git_sha is None or row.git_sha.startswith("tree:")
