@@ -19,6 +19,9 @@ from sp_bench.config.trial import TrialConfig
 TRIAL, RECORD = "trial.json", "record.json"
 RECORD_TEMPORARY = f".{RECORD}"
 LISTEN_FD = "SP_BENCH_LISTEN_FD"  # the variable that names rank 0's inherited socket, listening at MASTER_PORT
+# The variable by which the processes of a host have one clock: what the monotonic clock lacks to the epoch, in seconds
+CLOCK_OFFSET_S = "SP_BENCH_CLOCK_OFFSET_S"
+_OFFSET_S = float(os.environ.get(CLOCK_OFFSET_S, time.time() - time.monotonic()))
 # in the order a rank passes them; in `handover` the ranks' samples become one record
 PHASES = ("init", "correctness", "warmup", "measure", "ledger", "handover", "done")
 
@@ -28,11 +31,22 @@ class Event:
     """`name` is a phase entered, or `failed` with a status, a reason and, for oom, a site."""
 
     rank: int
-    at: float  # seconds since the epoch
+    at: float  # as `now` gives it
     name: str
     status: str | None = None
     reason: str | None = None
     oom_site: str | None = None
+
+
+def now() -> float:
+    """Seconds since the epoch by the clock that a launch's processes on this host share. A step of the machine's clock
+    does not move it; those of other hosts agree as well as the clocks did when their first process began."""
+    return time.monotonic() + _OFFSET_S
+
+
+def clock() -> dict[str, str]:
+    """The variables that give a process of this host the same `now`."""
+    return {CLOCK_OFFSET_S: repr(_OFFSET_S)}
 
 
 def write_trial(folder: Path, config: TrialConfig, replicate: int) -> Path:
@@ -70,7 +84,7 @@ def send_event(folder: Path, event: Event) -> None:
 
 
 def enter_phase(folder: Path, rank: int, name: str) -> None:
-    send_event(folder, Event(rank, time.time(), name))
+    send_event(folder, Event(rank, now(), name))
 
 
 def read_events(folder: Path) -> list[Event]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from sp_bench.config.parsing import shown
 
-# What a program may need to start, to find its configuration and to print plain text. Nothing else is passed on: GIT_DIR
-# of a hook would name another repository.
+# What a program may need to start, to find its configuration and to print plain text. Nothing else is passed on:
+# GIT_DIR of a hook would name another repository.
 _PASSED_ON = re.compile(
     r"PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|TMPDIR|TZ|LANG|LC_\w+|XDG_CONFIG_HOME|XDG_RUNTIME_DIR|SSL_CERT_(FILE|DIR)"
 )

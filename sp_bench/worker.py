@@ -13,7 +13,6 @@ import gc
 import os
 import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -72,7 +71,7 @@ def _prove_and_measure(trial: Path, rank: int) -> None:
         _enter_phase(folder, rank, "init")
         columns = _run(*handover.read_trial(trial), folder, rank)
     except BaseException as error:
-        failed_at = time.time()
+        failed_at = handover.now()
         traceback.print_exc()
         handover.send_event(folder, _failure(rank, failed_at, error))
         _leave(1)

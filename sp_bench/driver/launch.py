@@ -58,7 +58,7 @@ def launch(
     num_nodes = trials[0][0].num_hosts
     assert num_nodes == 1 or nodes, "a plan refuses more hosts than the run has"
     ranks = nodes.ranks(num_nodes) if nodes and num_nodes > 1 else Ranks()
-    started_at, start = datetime.now(UTC), time.monotonic()
+    started_at, start = datetime.now(UTC), handover.now()
     try:
         ranks.start(command or worker(folders), trials[0][0], folders[0], devices.new_token())
         for config, folder in trials:
@@ -66,7 +66,7 @@ def launch(
             oom_before = oom_kills()
             neighbours = Neighbours(config)
             expired = _watch(ranks, config, folders, folder, deadlines, on_phase, neighbours)
-            ended_at = time.time()
+            ended_at = handover.now()
             if expired or is_last or ranks.exits:
                 ranks.kill()
             begun = any(event.name in handover.PHASES for event in handover.read_events(folder))
@@ -81,12 +81,12 @@ def launch(
                 outcome = replace(outcome, measured={**outcome.measured, "flags": flags})
             if nodes and num_nodes > 1:
                 outcome = with_nodes(outcome, nodes.environments(num_nodes))
-            duration_s = time.monotonic() - start
-            phase_s = _phase_seconds(folder, started_at.timestamp(), duration_s)
+            duration_s = handover.now() - start
+            phase_s = _phase_seconds(folder, start, duration_s)
             yield replace(outcome, started_at=started_at, duration_s=duration_s, phase_s=phase_s)
             if outcome.status != "ok":
                 return
-            started_at, start = datetime.now(UTC), time.monotonic()
+            started_at, start = datetime.now(UTC), handover.now()
     finally:
         try:
             ranks.kill()

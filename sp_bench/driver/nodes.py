@@ -22,6 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from sp_bench import handover
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices, owner
@@ -83,7 +84,7 @@ class Agent:
         with self._change:
             self._lost = reason
         for rank in sorted(self._running):
-            self._exited(rank, None, time.time())
+            self._exited(rank, None, handover.now())
         self._replies.put({"event": "lost"})
 
     def _exited(self, rank: int, code: int | None, at: float) -> None:

@@ -115,7 +115,8 @@ def _this_device() -> dict[str, Any]:
     if not found or not found.devices:
         problem = found.problem if found else ""
         raise ConfigError(
-            f"hardware={THIS_DEVICE}: {problem or 'no GPU here'}; use hardware=cpu, or name those of the machine that runs it"
+            f"hardware={THIS_DEVICE}: {problem or 'no GPU here'}; use hardware=cpu, or name those of the machine that "
+            "runs it"
         )
     model = found.devices[0].name
     for name in choices("hardware"):

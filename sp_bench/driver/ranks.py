@@ -5,7 +5,6 @@ import site
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -54,13 +53,17 @@ class Ranks:
     ) -> None:
         """Start `command` once for each rank of the node, which is this machine."""
         self._token = token
-        shared = environment(config) | {
-            devices.TOKEN: token,
-            "WORLD_SIZE": str(config.world_size),
-            "LOCAL_WORLD_SIZE": str(config.ranks_per_node),
-            "MASTER_ADDR": meeting.address,
-            "MASTER_PORT": str(meeting.port),
-        }
+        shared = (
+            environment(config)
+            | handover.clock()
+            | {
+                devices.TOKEN: token,
+                "WORLD_SIZE": str(config.world_size),
+                "LOCAL_WORLD_SIZE": str(config.ranks_per_node),
+                "MASTER_ADDR": meeting.address,
+                "MASTER_PORT": str(meeting.port),
+            }
+        )
         for local_rank in range(config.processes_per_host):
             rank = node * config.processes_per_host + local_rank
             variables = shared | _place(config, rank, local_rank)
@@ -86,7 +89,7 @@ class Ranks:
 
     def _wait(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         exit_code = process.wait()
-        self.exits.append(Exit(rank, exit_code, time.time()))
+        self.exits.append(Exit(rank, exit_code, handover.now()))
 
     def enter_phase(self, phase: str) -> None:
         """Does nothing here; agents on other hosts look at their neighbours."""

@@ -18,7 +18,7 @@ def enter(*phases: str) -> None:
 
 
 def fail(status: str, reason: str, site: str | None = None) -> None:
-    handover.send_event(folder, handover.Event(rank, time.time(), "failed", status, reason, site))
+    handover.send_event(folder, handover.Event(rank, handover.now(), "failed", status, reason, site))
 
 
 def leave_sleeper() -> None:

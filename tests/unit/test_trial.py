@@ -182,14 +182,14 @@ def test_each_rank_is_told_who_it_is_and_only_rank_0_has_the_socket_where_they_m
 def test_every_exit_is_known_with_its_code_and_its_time(make_config, tmp_path, code):
     """Of the first while the second still runs, which ends when it is told to."""
     wait = "while os.environ['RANK'] == '1' and not os.path.exists('go'): time.sleep(0.02)"
-    script = f"import os, time\n{wait}\nprint(time.time())\n{_end(code)}"
+    script = f"import os, time; from sp_bench import handover\n{wait}\nprint(handover.now())\n{_end(code)}"
     ranks = ranks_of.Ranks()
     ranks.start([sys.executable, "-uc", script], make_config(), tmp_path, devices.new_token())
     deadline = time.monotonic() + 60
     while not ranks.exits:
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    told_at = time.time()
+    told_at = handover.now()
     (tmp_path / "go").touch()
     ranks.join()
     assert [(each.rank, each.code) for each in ranks.exits] == [(0, code), (1, code)]
@@ -404,3 +404,14 @@ def test_a_phase_that_is_entered_twice_has_the_seconds_of_both(tmp_path):
     seconds = launching._phase_seconds(tmp_path, 100.0, 21.0)
     assert seconds == {"init": 1.0, "warmup": 3.5, "measure": 15.5, "done": 1.0}
     assert list(seconds) == ["init", "warmup", "measure", "done"]
+
+
+@pytest.mark.parametrize("step_s", [3600, -3600])
+def test_a_step_of_the_machines_clock_moves_no_event_of_a_rank(step_s):
+    stepped = f"import time; wall = time.time; time.time = lambda: wall() + {step_s}"
+    script = f"{stepped}\nfrom sp_bench import handover; print(handover.now())"
+    before = handover.now()
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | handover.clock(), capture_output=True, text=True, check=True
+    )
+    assert before < float(done.stdout) < handover.now()
