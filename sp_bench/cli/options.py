@@ -1,6 +1,7 @@
 """Options, exit codes and checks that several verbs share."""
 
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,10 @@ from sp_bench.config.parsing import ConfigError, shown
 
 SHOWN = 20  # skipped files that are named
 FAILED = 1  # exit code when --fail-on finds something
-FAILURES = "error,incorrect,timeout"  # default of --fail-on; oom and unsupported are results
+FAILURES = (
+    "error,incorrect,timeout,preempted"  # default of --fail-on; oom is a result, and so is unsupported beside others
+)
+MISSING = "missing"  # instead of the status of a trial without a row
 
 FailOn = Annotated[
     str, typer.Option(metavar="STATUSES", help="Exit with 1 if the latest row of a trial has one of these; or none")
@@ -52,7 +56,15 @@ def listed_statuses(option: str, given: str) -> Collection[str]:
 
 
 def exit_if_failed(statuses: Mapping[str, int], failures: Collection[str]) -> None:
+    """Exit with 1 if trials ended as one of `failures`. Unless there are none of these: also if trials have no row, or
+    if no trial can run here."""
     failed = [f"{statuses[name]} {name}" for name in failures if statuses.get(name)]
     if failed:
         print(f"sp-bench: the latest rows of trials are {', '.join(failed)}", file=sys.stderr)
+    if missing := statuses.get(MISSING, 0) if failures else 0:
+        print(f"sp-bench: {missing} of {sum(statuses.values())} trials have no row", file=sys.stderr)
+    nothing_ran = bool(failures and statuses.get("unsupported")) and set(+Counter(statuses)) == {"unsupported"}
+    if nothing_ran:
+        print(f"sp-bench: all {statuses['unsupported']} trials are unsupported here; the rows say why", file=sys.stderr)
+    if failed or missing or nothing_ran:
         raise typer.Exit(FAILED)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -58,8 +59,8 @@ def run(
 
     A second run skips the trials that have rows; `resume` also retries those that failed by bad luck. Two runs at
     once, on one machine or on two that share the folder, share the trials. Exit codes: 0 all trials have rows, 1 the
-    latest row of one is an error, incorrect or a timeout, 2 bad input or a folder that cannot be written, 130 after
-    Ctrl-C, 143 after SIGTERM.
+    latest row of one is an error, incorrect, a timeout or preempted, or all are unsupported, 2 bad input or a folder
+    that cannot be written, 130 after Ctrl-C, 143 after SIGTERM.
     """
     _run_sweep(context.args, config_dir, fail_on, no_report, log_to)
 
@@ -74,15 +75,37 @@ def resume(
 ) -> None:
     """Continue a sweep: run what has no row yet, and retry what ended as preempted, timeout or error.
 
-    Give the words of the run that you continue:
+    Give the words of the run that you continue, or the folder of a campaign, whose commands are then continued in turn:
 
         sp-bench resume sweep=smoke seq_len=1024
+
+        sp-bench resume results/night
 
     Each call makes one attempt at such a trial, and each attempt has its own row. There are at most max_attempts=3,
     the first run included. A trial that is ok, oom or incorrect would end the same way, so it is not retried. An
     unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
+    if len(context.args) == 1 and "=" not in context.args[0] and Path(context.args[0]).is_dir():
+        _resume_campaign(Path(context.args[0]), fail_on, no_report, log_to)
+        return
     _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report, log_to, pack=pack)
+
+
+def _resume_campaign(folder: Path, fail_on: str, no_report: bool, log_to: str | None) -> None:
+    """Continue each command of a campaign's file. Raises typer.Exit with the largest of their exit codes."""
+    from sp_bench.rows import campaign_file
+
+    folder = folder.resolve()
+    place = [f"campaign={folder.name}", f"results_root={folder.parent}", "resume=true"]
+    codes = [0]
+    for words, config_dirs in campaign_file.to_continue(folder):
+        print(f"sp-bench resume {shlex.join(words)}")
+        own = [word for word in words if not word.startswith(("campaign=", "results_root="))]
+        try:
+            _run_sweep([*own, *place], config_dirs, fail_on, no_report, log_to)
+        except typer.Exit as ended:
+            codes.append(ended.exit_code)
+    raise typer.Exit(max(codes))
 
 
 def plan(

@@ -96,7 +96,8 @@ def run(
     on_row: Callable[[Path, Mapping[str, Any]], None] = lambda campaign, row: None,
 ) -> Counter[str]:
     """Leave one row of this environment for every trial, and then for every length that a search tries. Other runs of
-    the campaign may share the work. Returns how many trials ended in which status, by their latest rows.
+    the campaign may share the work. Returns how many trials ended in which status, by their latest rows; `missing`:
+    without a row.
 
     With `resume`, try again some trials that failed. With `plan_only`, show what would run, perhaps as JSON, and launch
     nothing; nothing is counted. Without a reporter, no report is made. `only`: trial_ids of the planned trials that
@@ -171,7 +172,7 @@ def run(
             elif reporter:
                 for line in reporter.build(campaign.folder):
                     print(line)
-            return Counter(row.status for row in latest)
+            return Counter(row.status for row in latest) + Counter(missing=len(ran) - len(latest))
     except OSError as error:
         raise StorageError(campaign.folder, error) from error
 

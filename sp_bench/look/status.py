@@ -63,7 +63,7 @@ class Overview:
     campaign: str
     counts: Mapping[str, int]  # of each status, over the latest attempts of each trial and environment
     env_ids: int
-    planned: int | None  # trials of the run that began last; None: no run wrote a plan
+    planned: int | None  # trials of all runs; None: no run wrote a plan
     left: int | None  # of them, those without a row
     eta_s: float | None  # at the pace since that run began; None: nothing has ended since, or nothing is left
     running: tuple[Running, ...]
@@ -110,11 +110,13 @@ def notes(folder: Path, *, whole: bool) -> Iterator[str]:
 
 
 def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
-    """(when the last run began, its trials); None if no run wrote a plan."""
+    """(when the last run began, the trials of all runs); None if no run wrote a plan. A trial that several runs planned
+    has the environment of the newest."""
     found = plans.read(folder)
     if not found:
         return 0.0, None
-    return found[-1].started, {(trial.trial_id, trial.env_id) for trial in found[-1].trials}
+    environments = {trial.trial_id: trial.env_id for plan in found for trial in plan.trials}
+    return found[-1].started, {*environments.items()}
 
 
 def _eta_s(folder: Path, done: Collection[RowName], started: float, left: int) -> float | None:

@@ -122,6 +122,30 @@ def command(verb: str, arguments: Sequence[str], config_dirs: Sequence[Path] = (
     return shown(shlex.join(["sp-bench", verb, *(_PATH.sub(_last_part, word) for word in kept)]), 10_000)
 
 
+def to_continue(folder: Path) -> list[tuple[list[str], list[Path]]]:
+    """(words after the verb, --config-dir folders) of each command of a campaign's file, once each.
+
+    Raises:
+        ConfigError: the file has no commands, or cannot be used.
+    """
+    commands = read(folder).commands
+    found = {each.words: shlex.split(each.words)[2:] for each in commands if each.words}
+    if not found:
+        raise ConfigError(f"{shown(folder / NAME)} has no commands to continue; give the words of the run instead")
+    return [_parted(words) for words in found.values()]
+
+
+def _parted(words: list[str]) -> tuple[list[str], list[Path]]:
+    own, folders = [], []
+    left = iter(words)
+    for word in left:
+        if word == "--config-dir":
+            folders.append(Path(next(left)))
+        else:
+            own.append(word)
+    return own, folders
+
+
 def append(folder: Path, words: str, commit: str | None) -> None:
     """Add a command to the campaign's file, whole or not at all; not one that is there, of the same code. Everything
     else in the file stays as it is. Nobody else may append meanwhile.

@@ -18,7 +18,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import typer
 
+from sp_bench.cli.options import FAILURES, exit_if_failed
 from sp_bench.rows import store
 
 from .console import console, refusal
@@ -425,3 +427,53 @@ def test_help_and_status_import_little(tmp_path):
     ):
         done = subprocess.run([sys.executable, "-c", code.format(words, absent)], capture_output=True, text=True)
         assert done.stderr.splitlines()[-1] == "[]", done.stderr
+
+
+def committed(folder: Path) -> list[Path]:
+    return sorted(folder / row.file_name for row in store.committed(folder))
+
+
+def test_resume_of_a_folder_continues_its_commands(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = (*SINGLE[:2], *SMALL, "campaign=half", *TOGETHER)
+    assert console(capfd, "run", *words, "seq_len=96")[0] == 0
+    assert console(capfd, "run", *words, "seq_len=128")[0] == 0
+    rows = committed(tmp_path / "results" / "half")
+    assert len(rows) == 2
+    rows[0].unlink()
+    code, out, err = console(capfd, "resume", "results/half", "--no-report")
+    assert (code, err) == (0, "")
+    assert out.count("sp-bench resume ") == 2
+    assert committed(tmp_path / "results" / "half") == rows
+    assert "has no commands to continue" in refusal(capfd, "resume", str(tmp_path), "--no-report")
+
+
+def test_status_lists_what_a_narrower_resume_did_not_plan(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    words = (*SINGLE[:2], *SMALL, "campaign=half", *TOGETHER)
+    assert console(capfd, "run", *words, "seq_len=96,128,160")[0] == 0
+    for row in committed(tmp_path / "results" / "half"):
+        row.unlink()
+    assert console(capfd, "resume", *words, "seq_len=96")[0] == 0
+    (status,) = json.loads(console(capfd, "status", "results/half", "--json")[1])
+    assert (status["planned"], status["left"]) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "code"),
+    [
+        ({"ok": 2, "unsupported": 1}, 0),
+        ({"ok": 2, "oom": 1}, 0),
+        ({"ok": 1, "preempted": 1}, 1),
+        ({"ok": 1, "missing": 1}, 1),
+        ({"unsupported": 2}, 1),
+        ({"unsupported": 2, "missing": 0}, 1),
+        ({}, 0),
+    ],
+)
+def test_a_campaign_that_is_incomplete_or_ran_nothing_is_no_success(statuses, code):
+    with pytest.raises(typer.Exit) as ended:
+        exit_if_failed(statuses, FAILURES.split(","))
+        raise typer.Exit(0)
+    assert ended.value.exit_code == code
+    exit_if_failed(statuses, [])
