@@ -12,9 +12,7 @@ from sp_bench.config.parsing import ConfigError, shown
 
 SHOWN = 20  # skipped files that are named
 FAILED = 1  # exit code when --fail-on finds something
-FAILURES = (
-    "error,incorrect,timeout,preempted"  # default of --fail-on; oom is a result, and so is unsupported beside others
-)
+FAILURES = "error,incorrect,timeout,preempted"  # default of --fail-on; oom is a result
 MISSING = "missing"  # instead of the status of a trial without a row
 
 FailOn = Annotated[

@@ -248,7 +248,7 @@ def test_no_second_submission_while_the_queue_does_not_answer(cluster, capfd):
 def test_wait_returns_when_the_jobs_have_left_the_queue_and_says_what_has_no_row(cluster, capfd):
     code, printed, err = console(capfd, "submit", *WORDS, "--cluster", "slurm", "--wait")
     assert (code, "job 1: " in printed) == (1, True)
-    assert err == "sp-bench: the latest rows of trials are 2 missing\n"
+    assert err == "sp-bench: 2 of 2 trials have no row\n"
 
 
 def test_a_plan_for_a_cluster_has_the_packs_and_gpu_hours_of_its_submission(cluster, capfd):
