@@ -43,6 +43,9 @@ def report(
     campaigns: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write where the rows come from between two lines of that file")
     ] = None,
+    one_rank: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write one real rank beside all ranks there, likewise")
+    ] = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
@@ -67,6 +70,10 @@ def report(
 
         sp-bench report results/* --campaigns docs/CAMPAIGNS.md
 
+    Hold cells of one real rank against those of all ranks:
+
+        sp-bench report results/* --one-rank docs/ONE_RANK.md
+
     It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and tables.tex,
     md, csv, json; with --only that figure alone. A second report removes what the first one wrote and is no longer
     true. Exit codes: 0 written, 2 bad input.
@@ -82,6 +89,9 @@ def report(
     folders = named_campaigns(folders)
     if campaigns is not None:
         _write_campaigns(folders, campaigns)
+        return
+    if one_rank is not None:
+        _write_one_rank(folders, one_rank)
         return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix)
@@ -125,6 +135,18 @@ def _write_campaigns(folders: Sequence[Path], file: Path) -> None:
     for problem in problems:
         print(problem)
     print(f"campaigns: {file}")
+
+
+def _write_one_rank(folders: Sequence[Path], file: Path) -> None:
+    from sp_bench import report as reports
+    from sp_bench.look.methods_table import write_between
+    from sp_bench.report import held_tables
+
+    with working() as say, reports.processes(folders) as executor:
+        say("reading rows")
+        cells = reports.read(folders, executor)
+    write_between(file, held_tables.BEGIN, held_tables.END, held_tables.markdown(cells))
+    print(f"one rank: {file}")
 
 
 def archive(

@@ -17,6 +17,7 @@ from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
 from sp_bench.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.report import held_tables
 from sp_bench.report.published import beside
 from sp_bench.report.table import Column, Table, plain
 from sp_bench.rows import git
@@ -47,6 +48,7 @@ def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[Table[Any]]:
         training(cells),
         parity(cells),
         beside(cells),
+        *held_tables.tables(cells),
         device(cells),
     )
     return [*(_cut(table) for table in made if table.lines), _rows(cells, numbers)]

@@ -1,0 +1,222 @@
+"""Cells of one real rank of P beside the same cells with all ranks: how near one rank and a link model come.
+
+A cell is held against the newest measured cell of equal options on the same fabric. Links differ: one place can have
+several, and `link=none`, messages that take no time, is what the others must beat.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from statistics import median
+from typing import Any
+
+from sp_bench.analysis.cells import Cell, listed
+from sp_bench.analysis.metrics import memory_gib
+from sp_bench.analysis.ratios import ratio_of_pairs
+from sp_bench.analysis.words import link
+from sp_bench.config.trial import NO_DELAY
+
+# Commit c1f674b: since then each kernel has one message beside it, which starts first.
+OVERLAP_CHANGED = datetime(2026, 11, 22, 22, 20, tzinfo=UTC)
+SMALLEST_SIGN = 0.03  # measured differences below this share have no sign to predict
+_OF_WORLD = ("world", "link", "real_rank")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A cell of one real rank, the measured cell of its options, and the same rank with messages that take no time."""
+
+    one: Cell
+    measured: Cell
+    no_delay: Cell | None
+
+    @property
+    def ratio(self) -> float:
+        """Predicted over measured."""
+        return _ms(self.one) / _ms(self.measured)
+
+    @property
+    def ratio_without_delay(self) -> float | None:
+        return None if self.no_delay is None else _ms(self.no_delay) / _ms(self.measured)
+
+    @property
+    def scaled(self) -> float | None:
+        """`ratio` if both machines computed as fast: by the time of the step without messages, which both measured."""
+        arms = [cell.middle("compute_only_step_ms") for cell in (self.measured, self.one)]
+        return self.ratio * arms[0] / arms[1] if arms[0] and arms[1] else None
+
+    @property
+    def exposed_ms(self) -> tuple[float, float] | None:
+        """(predicted, measured) time of a step beyond that without messages."""
+        arms = [cell.middle("exposed_comm_ms") for cell in (self.one, self.measured)]
+        return None if arms[0] is None or arms[1] is None else (arms[0], arms[1])
+
+    @property
+    def kernels(self) -> float | None:
+        """Time of attention and matrix products in the step that was traced: predicted over measured."""
+        ones, all_ranks = (_traced_ms(cell, ("attention", "matmul"), median) for cell in (self.one, self.measured))
+        return ones / all_ranks if ones and all_ranks else None
+
+    @property
+    def traced_exposed_ms(self) -> tuple[float, float] | None:
+        """(predicted, measured) time in which messages run and no kernel does, in the step that was traced. Of the rank
+        that has least: others wait for it."""
+        ones, all_ranks = (_traced_ms(cell, ("exposed_messages",), min) for cell in (self.one, self.measured))
+        return None if ones is None or all_ranks is None else (ones, all_ranks)
+
+    @property
+    def exposed_is_near(self) -> bool | None:
+        """Within 30%, or within 0.5% of the step; of the traced step, else by the steps without messages."""
+        if (known := self.traced_exposed_ms or self.exposed_ms) is None:
+            return None
+        predicted, measured = known
+        return abs(predicted - measured) <= max(0.3 * abs(measured), 0.005 * _ms(self.measured))
+
+    @property
+    def peak(self) -> float | None:
+        """Of allocated memory, predicted over measured."""
+        ones, all_ranks = memory_gib(self.one), memory_gib(self.measured)
+        return ones / all_ranks if ones and all_ranks else None
+
+    @property
+    def is_like_code(self) -> bool:
+        """False: its messages run beside kernels, and the measured rows are older than today's overlap."""
+        return not (_overlaps(self.one) and _newest(self.measured) < OVERLAP_CHANGED)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Places of one workload, number of ranks and link."""
+
+    workload: str
+    sp_size: int
+    link: str
+    helds: tuple[Held, ...]
+
+    @property
+    def of_like_code(self) -> tuple[Held, ...]:
+        return tuple(held for held in self.helds if held.is_like_code)
+
+    def values(self, read: Callable[[Held], float | None]) -> list[float]:
+        """What the places of like code have, from the smallest."""
+        return sorted(value for held in self.of_like_code if (value := read(held)) is not None)
+
+
+@dataclass(frozen=True)
+class Sign:
+    """The ring against Ulysses at one place: times of the ring over those of Ulysses."""
+
+    held: Held  # of Ulysses, which names the place
+    measured: float
+    predicted: float
+    without_delay: float | None
+    is_like_code: bool
+
+    @property
+    def counts(self) -> bool:
+        return abs(self.measured - 1) >= SMALLEST_SIGN
+
+    @property
+    def is_right(self) -> bool:
+        return (self.predicted > 1) == (self.measured > 1)
+
+
+def held(cells: Sequence[Cell]) -> list[Held]:
+    """Those that have a measured cell: training steps first, most ranks first, the longest first."""
+    ones = [cell for cell in cells if cell.ok and not cell.all_ranks_were_there]
+    measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
+    instant = _by_place(cell for cell in ones if link(cell.options) == NO_DELAY)
+    found = [
+        Held(cell, max(measured[place], key=_newest), max(instant.get(place, ()), key=_newest, default=None))
+        for cell in ones
+        if link(cell.options) != NO_DELAY and (place := _place(cell)) in measured
+    ]
+    return sorted(found, key=_order)
+
+
+def groups(helds: Sequence[Held]) -> list[Group]:
+    grouped: dict[tuple[str, int, str], list[Held]] = {}
+    for each in helds:
+        asked = each.one.asked
+        grouped.setdefault((asked["workload"], asked["sp_size"], link(each.one.options)), []).append(each)
+    return [Group(*key, tuple(each)) for key, each in grouped.items()]
+
+
+def signs(helds: Sequence[Held], cells: Sequence[Cell]) -> list[Sign]:
+    """Places where both the ring and Ulysses are held, and ran beside each other in a campaign with all ranks; of
+    several campaigns the newest."""
+    measured = _by_place(cell for cell in cells if cell.ok and cell.all_ranks_were_there)
+    rings = {_beside(each.one): each for each in helds if each.one.asked["method"] == "ring"}
+    found = []
+    for ulysses in helds:
+        ring = rings.get(_beside(ulysses.one)) if ulysses.one.asked["method"] == "ulysses" else None
+        if ring is None or (predicted := ratio_of_pairs(ring.one, ulysses.one)) is None:
+            continue
+        beside = [
+            (a, ratio)
+            for a in measured[_place(ring.one)]
+            for b in measured[_place(ulysses.one)]
+            if (ratio := ratio_of_pairs(a, b)) is not None
+        ]
+        if beside:
+            newest, ratio = max(beside, key=lambda pair: _newest(pair[0]))
+            both = ring.no_delay, ulysses.no_delay
+            without = ratio_of_pairs(both[0], both[1]) if both[0] and both[1] else None
+            found.append(Sign(ulysses, ratio, predicted, without, _newest(newest) >= OVERLAP_CHANGED))
+    return found
+
+
+def _by_place(cells: Iterable[Cell]) -> dict[tuple[Any, ...], list[Cell]]:
+    found: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        found.setdefault(_place(cell), []).append(cell)
+    return found
+
+
+def _place(cell: Cell) -> tuple[Any, ...]:
+    """Equal for cells that differ only in how many ranks are there and in what models their messages."""
+    return cell.but(*_OF_WORLD)
+
+
+def _beside(cell: Cell) -> tuple[Any, ...]:
+    """Equal for the ring and Ulysses of one place and link."""
+    return (cell.but(*_OF_WORLD, "method"), link(cell.options))
+
+
+def _overlaps(cell: Cell) -> bool:
+    return (cell.asked["ring_degree"] or 1) > 1 or (cell.asked["head_chunks"] or 1) > 1
+
+
+def _newest(cell: Cell) -> datetime:
+    return max(row["started_at"] for row in cell.measured)
+
+
+def _ms(cell: Cell) -> float:
+    assert cell.median_step_ms is not None, "cells without a time are not held"
+    return cell.median_step_ms
+
+
+def _traced_ms(cell: Cell, parts: Sequence[str], over_ranks: Callable[[Iterable[float]], float]) -> float | None:
+    """Median over replicates of parts of the traced step; None where no row has the trace."""
+    traces = [listed(row["kernel_ms"]) for row in cell.measured]
+    known = [over_ranks([_sum(rank, parts) for rank in ranks]) for ranks in traces if ranks]
+    return median(known) if known else None
+
+
+def _sum(rank: Mapping[str, float], parts: Sequence[str]) -> float:
+    return sum(rank[part] for part in parts)
+
+
+def _order(held: Held) -> tuple[Any, ...]:
+    asked = held.one.asked
+    return (
+        asked["workload"] != "train_step",
+        -asked["sp_size"],
+        asked["fabric"] != "nvlink",
+        asked["fabric"],
+        link(held.one.options),
+        asked["kernel"],
+        -asked["seq_len"],
+        asked["method"],
+        held.one.cell_id,
+    )

@@ -1,0 +1,129 @@
+"""Tables of one real rank beside the same cells with all ranks: for the page, and for docs/ONE_RANK.md."""
+
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
+from sp_bench.formats import number
+from sp_bench.report.table import Column, Table, plain, section
+
+BEGIN = "<!-- written by sp-bench report --one-rank -->\n"
+END = "<!-- end of what sp-bench report --one-rank wrote -->\n"
+
+ABOUT_GROUPS = (
+    "Predicted over measured: times, and peaks of allocated memory; medians, with the range. Without delay: messages "
+    "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "
+    "measured it. Kernels, and exposed messages within 30% or 0.5% of the step: of the one step that was traced. Left "
+    "out: cells whose measured rows are of older code, whose messages overlapped with kernels in another way."
+)
+ABOUT_CELLS = (
+    "Predicted over measured, beside the newest measured cell of equal options. Kernels and exposed messages are of "
+    "the one step that was traced: time of attention and matrix products, and time in which messages run and no kernel "
+    "does. Older: the measured rows are of code whose messages overlapped in another way."
+)
+ABOUT_SIGNS = (
+    "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
+    f"where they differ by {SMALLEST_SIGN:.0%} or more."
+)
+
+
+def _range(read: Callable[[Held], float | None]) -> Callable[[Group], str | None]:
+    def text(of: Group) -> str | None:
+        if not (found := of.values(read)):
+            return None
+        low, high = f"{found[0]:.3f}", f"{found[-1]:.3f}"
+        return f"{median(found):.3f}" + (f" ({low} to {high})" if low != high else "")
+
+    return text
+
+
+GROUPS: tuple[Column[Group], ...] = (
+    Column("what", lambda of: f"{_what(of.helds[0].one)} on {of.sp_size} GPUs"),
+    Column("link", lambda of: of.link),
+    Column("cells", lambda of: len(of.of_like_code)),
+    Column("of older code", lambda of: len(of.helds) - len(of.of_like_code)),
+    Column("time", _range(lambda of: of.ratio)),
+    Column("without delay", _range(lambda of: of.ratio_without_delay)),
+    Column("scaled", _range(lambda of: of.scaled)),
+    Column("kernels", _range(lambda of: of.kernels)),
+    Column("exposed near", lambda of: _near(of)),
+    Column("peak", _range(lambda of: of.peak)),
+)
+
+CELLS: tuple[Column[Held], ...] = (
+    Column("what", lambda of: f"{_what(of.one)}, {words.method(of.one)}"),
+    Column("ranks", lambda of: of.one.asked["sp_size"]),
+    Column("tokens", lambda of: of.one.asked["seq_len"], "{:,}".format),
+    Column("kernel", lambda of: words.kernel(of.one)),
+    Column("link", lambda of: words.link(of.one.options)),
+    Column("one rank (ms)", lambda of: of.one.median_step_ms, number),
+    Column("all ranks (ms)", lambda of: of.measured.median_step_ms, number),
+    Column("ratio", lambda of: of.ratio, "{:.3f}".format),
+    Column("without delay", lambda of: of.ratio_without_delay, "{:.3f}".format),
+    Column("scaled", lambda of: of.scaled, "{:.3f}".format),
+    Column("exposed (ms)", lambda of: of.exposed_ms, lambda pair: _beside(*pair)),
+    Column("kernels", lambda of: of.kernels, "{:.3f}".format),
+    Column("exposed in the trace (ms)", lambda of: of.traced_exposed_ms, lambda pair: _beside(*pair)),
+    Column("peak", lambda of: of.peak, "{:.3f}".format),
+    Column("measured in", lambda of: _campaigns(of.measured) + ("" if of.is_like_code else ", older")),
+)
+
+SIGNS: tuple[Column[Sign], ...] = (
+    Column("what", lambda of: _what(of.held.one)),
+    Column("ranks", lambda of: of.held.one.asked["sp_size"]),
+    Column("tokens", lambda of: of.held.one.asked["seq_len"], "{:,}".format),
+    Column("kernel", lambda of: words.kernel(of.held.one)),
+    Column("link", lambda of: words.link(of.held.one.options)),
+    Column("measured", lambda of: of.measured, "{:.3f}".format),
+    Column("one rank", lambda of: of.predicted, "{:.3f}".format),
+    Column("without delay", lambda of: of.without_delay, "{:.3f}".format),
+    Column("sign", lambda of: ("right" if of.is_right else "wrong") if of.counts else "not asked for"),
+    Column("code", lambda of: "like" if of.is_like_code else "older"),
+)
+
+
+def tables(cells: Sequence[Cell]) -> list[Table[Held] | Table[Group] | Table[Sign]]:
+    """Without lines where no cell of one real rank has a measured one."""
+    found = held(cells)
+    of_signs = signs(found, cells)
+    return [
+        plain("One real rank beside all ranks", ABOUT_GROUPS, GROUPS, groups(found)),
+        plain("The ring against Ulysses", " ".join([ABOUT_SIGNS, *_right(of_signs)]), SIGNS, of_signs),
+        plain("Each cell of one real rank", ABOUT_CELLS, CELLS, found),
+    ]
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    return "\n".join(filter(None, map(section, tables(cells)))).rstrip()
+
+
+def _right(found: Sequence[Sign]) -> list[str]:
+    """A sentence for each number of ranks."""
+    made = []
+    for sp_size in sorted({of.held.one.asked["sp_size"] for of in found}):
+        asked = [of for of in found if of.counts and of.held.one.asked["sp_size"] == sp_size]
+        like = [of for of in asked if of.is_like_code]
+        made.append(
+            f"On {sp_size} GPUs it is right in {sum(of.is_right for of in asked)} of {len(asked)} places, of like code "
+            f"in {sum(of.is_right for of in like)} of {len(like)}."
+        )
+    return made
+
+
+def _near(of: Group) -> str | None:
+    known = [near for each in of.of_like_code if (near := each.exposed_is_near) is not None]
+    return f"{sum(known)} of {len(known)}" if known else None
+
+
+def _what(cell: Cell) -> str:
+    return words.setting(cell)[0]
+
+
+def _beside(predicted: float, measured: float) -> str:
+    return f"{predicted:.1f} / {measured:.1f}"
+
+
+def _campaigns(cell: Cell) -> str:
+    return ", ".join(sorted({str(row["folder"]) for row in cell.measured}))

@@ -1,0 +1,97 @@
+"""Cells of one real rank beside those of all ranks."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from sp_bench.analysis.held import OVERLAP_CHANGED, groups, held, signs
+from sp_bench.report import held_tables, read
+
+from .pages import page_of
+from .rows import cells_of, row
+from .test_campaigns_page import committed
+
+PAGE = Path(__file__).parents[2] / "docs/ONE_RANK.md"
+NEW, OLD = OVERLAP_CHANGED + timedelta(days=1), OVERLAP_CHANGED - timedelta(days=1)
+
+
+def one(link: str = "nvlink", **columns):
+    """A row of one real rank of 4; as it takes its link from its config, so does a real one."""
+    config = {"hardware": {"name": "cpu", "device": "cpu"}, "seed": 0, "world": "one_rank", "link": {"name": link}}
+    found = row(sp_size=4, config=json.dumps(config), **{"started_at": NEW, **columns})
+    return found | {"evidence": "one_rank", "link": link}
+
+
+def measured(**columns):
+    return row(**{"sp_size": 4, "started_at": NEW, **columns})
+
+
+def test_the_page_of_the_docs_is_the_one_that_report_writes_now():
+    _, _, rest = PAGE.read_text("utf-8").partition(held_tables.BEGIN)
+    written, end, _ = rest.partition(held_tables.END)
+    assert end
+    text = held_tables.markdown(read(committed()))
+    assert written.strip() == text.strip(), "sp-bench report results/* --one-rank docs/ONE_RANK.md writes it anew"
+
+
+def test_a_cell_is_held_against_the_newest_measured_cell_of_its_options_and_beside_messages_without_delay():
+    rows = [
+        one(median_ms=9.0),
+        one(link="none", median_ms=8.0),
+        measured(median_ms=10.0),
+        measured(median_ms=20.0, sp_size=2),
+        measured(median_ms=30.0, seq_len=2048),
+        measured(median_ms=40.0, batch_size=2),
+    ]
+    (found,) = held(cells_of(rows))
+    assert found.ratio == pytest.approx(0.9)
+    assert found.ratio_without_delay == pytest.approx(0.8)
+    assert found.scaled is None
+    assert found.exposed_ms is None
+
+
+def test_a_slow_machine_is_scaled_away_by_the_step_without_messages():
+    rows = [
+        one(median_ms=9.0, compute_only_step_ms=[8.0], exposed_comm_ms=1.0),
+        measured(median_ms=11.0, compute_only_step_ms=[10.0], exposed_comm_ms=1.0),
+    ]
+    (found,) = held(cells_of(rows))
+    assert found.scaled == pytest.approx(9 / 11 * 10 / 8)
+    assert found.exposed_ms == (1.0, 1.0)
+    assert found.exposed_is_near
+
+
+@pytest.mark.parametrize(("started_at", "method", "like"), [(OLD, "ring", 0), (NEW, "ring", 1), (OLD, "ulysses", 1)])
+def test_a_median_is_of_like_code(started_at, method, like):
+    ring = {"method": method, "ring_degree": 4 if method == "ring" else 1}
+    cells = cells_of([one(**ring), measured(started_at=started_at, **ring)])
+    (group,) = groups(held(cells))
+    assert len(group.helds) == 1
+    assert len(group.of_like_code) == like
+    assert ("older" in held_tables.markdown(cells).splitlines()[-1]) == (not like)
+
+
+def test_a_sign_is_asked_for_where_the_measured_methods_differ_by_3_percent():
+    def both(ring_ms, ulysses_ms, make, **columns):
+        split = {"method": "ulysses", "ring_degree": 1, "ulysses_degree": 4}
+        return [make(median_ms=ring_ms, **columns), make(median_ms=ulysses_ms, **split, **columns)]
+
+    rows = [*both(9.0, 10.0, one), *both(9.5, 10.0, measured)]
+    rows += [*both(9.0, 10.0, one, seq_len=2048), *both(10.5, 10.0, measured, seq_len=2048)]
+    rows += [*both(9.0, 10.0, one, seq_len=4096), *both(10.1, 10.0, measured, seq_len=4096)]
+    cells = cells_of(rows)
+    found = {of.held.one.asked["seq_len"]: of for of in signs(held(cells), cells)}
+    assert {n: (of.counts, of.is_right) for n, of in found.items()} == {
+        1024: (True, True),
+        2048: (True, False),
+        4096: (False, False),
+    }
+    assert "On 4 GPUs it is right in 1 of 2 places, of like code in 1 of 2." in held_tables.markdown(cells)
+
+
+def test_a_page_has_the_tables_where_both_kinds_are_on_it():
+    assert "One real rank beside all ranks" in page_of([one(), measured()]).text
+    assert "One real rank beside all ranks" not in page_of([one()]).text
+    assert "One real rank beside all ranks" not in page_of([measured()]).text
