@@ -27,7 +27,7 @@ from sp_bench.formats import counted, whole
 from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY
 from sp_bench.rows.names import config_leaves, said
 
-SLOWER, FASTER, NOT_TOLD_APART, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
+SLOWER, FASTER, INDISTINCT, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
 MAX_OPTIONS = 5  # named where nothing is in common
 _BOUND = re.compile(r"median:(\d+(?:\.\d+)?)%")
@@ -77,7 +77,7 @@ class Pair:
         if self.paired is None:
             return NO_INTERVAL
         if not self.paired.excludes_1:
-            return NOT_TOLD_APART
+            return INDISTINCT
         return SLOWER if self.paired.interval.low > 1 else FASTER
 
     @property

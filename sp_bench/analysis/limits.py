@@ -43,7 +43,7 @@ class Limit:
         return self.largest_ok is not None and not self.is_bracket
 
     @property
-    def of_whom(self) -> str:
+    def exhausted_memory(self) -> str:
         """Whose memory the shortest that does not fit was out of, where it was the host's; else nothing."""
         rows = () if self.smallest_oom is None else self.smallest_oom.rows
         sites = {row["oom_site"] for row in rows if row["status"] == "oom"}

@@ -29,7 +29,7 @@ def ends(limit: Limit) -> tuple[str, str]:
     fits = f"at least {whole(ran)}" if limit.is_open else whole(ran)
     if failed is None:
         return fits, NOT_REACHED if limit.is_open else MISSING
-    fails = f"{whole(failed)} ({limit.of_whom})" if limit.of_whom else whole(failed)
+    fails = f"{whole(failed)} ({limit.exhausted_memory})" if limit.exhausted_memory else whole(failed)
     return fits, f"{NOT_REACHED}, but {fails} did not fit" if limit.is_open else fails
 
 

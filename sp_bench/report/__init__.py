@@ -1,8 +1,8 @@
-"""Reports: rows in, one self-contained page, its figures and tables out. Knows rows, and what explains them: config,
-costs, hardware. Nothing that runs a trial.
+"""Reports: rows in; one self-contained page, its figures and tables out. Imports rows, analysis, config, costs and
+hardware, and nothing that runs a trial. No torch.
 
-selection -> the rows that count, and which may be pooled; cells -> their replicates, summarised; settings -> what they
-answer; cards, figures, tables and page -> what a reader sees. No torch.
+The data flow: selection (the rows that count) -> cells (replicates, summarised) -> settings (what is compared) ->
+cards, figures, tables and page.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,29 +36,29 @@ EXPORTS = {"csv": table.as_csv, "json": table.as_json}
 
 @dataclass(frozen=True)
 class Options:
-    """How a report is made; its rows say everything else."""
+    """The options of a report."""
 
     look: Look = field(default_factory=Look)
-    only: Sequence[str] = ()  # figures, and nothing else; empty: the page, all figures and the tables
-    smallest: float = SMALLEST  # differences below this share are none
-    anonymous: bool = False  # without what could tell whose rows they are
-    mix: bool = False  # rows of different environments share lines and medians
+    only: Sequence[str] = ()  # draw these figures alone; empty: the page, all figures and the tables
+    smallest: float = SMALLEST  # relative differences below this are ties
+    anonymous: bool = False  # leave out what could identify the authors
+    mix: bool = False  # pool rows of different environments in lines and medians
 
 
 @dataclass(frozen=True)
 class ReportResult:
-    page: Path  # or the folder of figures, where nothing else was asked for
-    problems: tuple[str, ...]  # one line for each file that was passed over
-    num_unread: int = 0  # of them, those named as rows are
+    page: Path  # or the folder of figures, with Options.only
+    problems: tuple[str, ...]  # one line for each skipped file
+    num_unread: int = 0  # how many of the skipped files are named like rows
 
 
 def default_out(folders: Sequence[Path]) -> Path:
-    """Where a report is written unless told: among what the first campaign holds beside its rows."""
+    """The default output: _work/report of the first campaign."""
     return Path(folders[0]) / store.WORK / "report"
 
 
 def read(folders: Sequence[Path], executor: Executor | None = None) -> list[Cell]:
-    """The cells of campaigns, as a report shows them: what `settings` and `draw` take.
+    """The cells of campaigns as a report shows them; `settings` and `draw` take them.
 
     Raises:
         OSError: a campaign cannot be read.
@@ -77,12 +77,13 @@ def build(
     """Write the page, figures and tables of some campaigns, or the figures of `options.only` alone, into `out`, by
     default _work/report of the first campaign.
 
-    Files of an earlier report that this one no longer has are removed, so that none lies beside rows it is not of.
-    `executor`: processes that share the reading of rows. `say` hears what is being done.
+    Files that only an earlier report had are removed: they may not match the rows.
+
+    executor: processes that share the reading of rows. say: called with a line on each stage.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
-        ValueError: no folders, or nothing to draw of the figures that were asked for.
+        ValueError: no folders, or no rows for the figures in `options.only`.
     """
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
@@ -136,7 +137,7 @@ def records(cells: Sequence[Cell]) -> list[dict[str, object]]:
 def write_findings(
     folders: Sequence[Path], path: Path, options: Options | None = None, executor: Executor | None = None
 ) -> None:
-    """Write what the rows of campaigns say into a Markdown file.
+    """Write the tables of docs/RESULTS.md for some campaigns.
 
     Raises:
         OSError: a campaign cannot be read, or the file cannot be written.
@@ -147,7 +148,7 @@ def write_findings(
 
 
 def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
-    """trial_id -> method of all that was planned; None: of a campaign that is not known."""
+    """trial_id -> method of all planned trials; None if a campaign has no plan."""
     found = [plans.read(folder) for folder in folders]
     if not all(found):
         return None
@@ -155,7 +156,7 @@ def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
 
 
 def _open_searches(folders: Sequence[Path]) -> list[str]:
-    """A sentence on searches that did not end, whose brackets are wider than they would be, or not confirmed."""
+    """A sentence on unfinished searches: their brackets are too wide or not confirmed."""
     begun = [search for folder in folders for search in plans.open_searches(plans.read(folder)).items()]
     found = [f"{name}, so far {bracket}" if bracket else name for name, bracket in begun]
     if not found:

@@ -1,7 +1,7 @@
-"""Rows without what could tell whose they are: hosts, users, device UUIDs, paths, addresses and commits.
+"""Rows without what could identify their authors: hosts, users, device UUIDs, paths, addresses and commits.
 
-Nothing is searched for. A column whose text a person or a machine chose is left out; a name is kept where this package
-has it, and is a number otherwise. This happens before anything is drawn or written.
+No pattern is searched for. Columns of text that a person or machine chose are dropped. A name that this package does
+not have becomes a number. All later stages see only the result.
 """
 
 import json
@@ -31,7 +31,7 @@ PRIMITIVES = ("all_gather", "all_to_all", "send_recv", "none")
 
 
 def anonymous(selection: Selection) -> Selection:
-    """The selection without free text. Campaigns and names from outside stay apart, by a number each."""
+    """The selection without free text. Each campaign, and each name from outside, gets a number of its own."""
     rows = selection.rows.copy()
     name, campaign = _Numbered("name", _known_words()), _Numbered("campaign")
     for column in {*FREE} & {*rows.columns}:
@@ -63,7 +63,7 @@ def anonymous(selection: Selection) -> Selection:
 
 
 class _Numbered:
-    """Texts that are known as they are, and all others as `name 1`, `name 2`."""
+    """Keeps known texts and replaces others by `name 1`, `name 2`."""
 
     def __init__(self, noun: str, known: Iterable[str] = ()) -> None:
         self._noun, self._known, self._found = noun, frozenset(known), dict[str, str]()
@@ -78,7 +78,7 @@ class _Numbered:
 
 
 def _known_words() -> set[str]:
-    """What this package has a name for, and the choices of the options."""
+    """The names of this package and the choices of its options."""
     named = [map(str, option.words) for option in BY_PATH.values() if isinstance(option.words, Mapping)]
     known = {*PACKAGES, *DEVICES, *ENGINES, *PRIMITIVES, OWN_CODE, *_choices(TrialConfig), *BY_PATH}
     return known.union(*named, *(path.split(".") for path in BY_PATH))
@@ -94,7 +94,7 @@ def _choices(kind: Any) -> set[str]:
 
 
 def _libraries(text: str, name: _Numbered) -> str:
-    """name==version of libraries that this package records; a name from outside is a number."""
+    """name==version of the libraries that this package records; other names become numbers."""
     parts = [part.partition("==") for part in text.split()]
     return " ".join(f"{library}{sep}{_public(version)}" if name.knows(library) else name(library)
                     for library, sep, version in parts)  # fmt: skip
@@ -106,7 +106,7 @@ def _public(version: str) -> str:
 
 
 def _config(text: Any, name: _Numbered) -> str | None:
-    """The config by dotted names; None: there is none, or it cannot be read."""
+    """The config by dotted names; None if it is missing or unreadable."""
     leaves = {
         ".".join(map(name, path.split("."))): name(value) if isinstance(value, str) else value
         for path, value in config_leaves(text).items()

@@ -50,8 +50,8 @@ def write(
     executor: Executor | None = None,
     say: Callable[[str], None] = lambda words: None,
 ) -> int:
-    """Write the archive of some campaigns whole or not at all. Returns how many files it holds. An anonymous one has no
-    rows, which say who ran them.
+    """Write the archive of some campaigns, whole or not at all. Returns the number of its files. An anonymous archive
+    has no rows, since they identify who ran them.
 
     Raises:
         OSError: a campaign cannot be read, or `out` cannot be written.
@@ -92,7 +92,7 @@ def write(
 
 
 def _zip(files: dict[str, bytes], out: Path) -> None:
-    """Sorted, without times and owners."""
+    """Write a zip with sorted names, and without times and owners."""
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,5 +1,5 @@
-"""What the rows of campaigns and their `_campaign.yaml` say of where the rows come from, as Markdown: a table of one
-line a campaign, then the commands and remarks of each. None of it is by hand."""
+"""docs/CAMPAIGNS.md: where rows come from, by the rows and the campaigns' `_campaign.yaml`. A table with one line per
+campaign, then the commands and remarks of each."""
 
 import re
 from collections import Counter
@@ -19,8 +19,8 @@ BEGIN = "<!-- written by sp-bench report --campaigns -->\n"
 END = "<!-- end of what sp-bench report --campaigns wrote -->\n"
 COLUMNS = ("status", "git_sha", "git_dirty", "started_at", "environment")
 HEADS = ("campaign", "command", "commit", "hardware", "rows", "remarks")
-WIDTH = 60  # characters of a command or remark in the table; what is longer is below it
-_NO_DOCUMENT = re.compile(r"\]\((?![\w./-]+\.md(?:#[\w-]+)?\))|\](?=:)")  # links of remarks lead to documents only
+WIDTH = 60  # characters of a command or remark in the table; longer ones stand below it
+_NO_DOCUMENT = re.compile(r"\]\((?![\w./-]+\.md(?:#[\w-]+)?\))|\](?=:)")  # remarks may link to documents only
 
 
 def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
@@ -29,7 +29,7 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
     Raises:
         OSError: a campaign cannot be read.
     """
-    folders = sorted(folders, key=lambda folder: folder.resolve().name)  # shells sort in their own ways
+    folders = sorted(folders, key=lambda folder: folder.resolve().name)  # the order must not depend on the shell
     files, problems = campaign_file.read_all(folders)
     tables = []
     names = [re.sub("[^A-Za-z0-9._-]", "_", folder.resolve().name) for folder in folders]  # as `campaign` may be
@@ -68,7 +68,7 @@ def _line(name: str, file: CampaignFile, rows: pd.DataFrame, commits: Mapping[st
 
 
 def _section(name: str, file: CampaignFile) -> list[str]:
-    """Commands, machine and remarks; nothing where the file says none."""
+    """A campaign's commands, machine and remarks; empty if its file has none."""
     texts = [
         f"This campaign is {_superseded(file)}." if file.superseded_by else "",
         f"Differs from the sweep: {file.differs}." if file.differs else "",
@@ -85,7 +85,7 @@ def _superseded(file: CampaignFile) -> str:
 
 
 def _remark(text: str) -> str:
-    """Markdown without HTML, and without headings that would end its section."""
+    """Markdown without HTML, and without headings, which would end the section."""
     plain = _NO_DOCUMENT.sub(lambda match: f"\\{match[0]}", without_escapes(text).replace("<", "&lt;"))
     return re.sub(r"^(\s*)#", r"\1\\#", plain, flags=re.MULTILINE)
 
@@ -103,7 +103,7 @@ def _cut(text: str) -> str:
 
 
 def _commits(rows: pd.DataFrame, commits: Mapping[str, str]) -> str:
-    """The commits that rows name, or whose code they name; by hand where they do not."""
+    """The commits of the rows' code; if rows have none, the commit in the campaign's file."""
     found = set()
     for sha, dirty in zip(rows["git_sha"], rows["git_dirty"], strict=True):
         if isinstance(sha, str):
@@ -117,7 +117,7 @@ def _statuses(rows: pd.DataFrame) -> str:
 
 
 def _by_first_use(sets: Iterable[Any], started: Iterable[Any]) -> list[int | None]:
-    """Numbers of machines in the order in which they came: a new campaign renumbers none."""
+    """Numbers machines by their first use, so that a new campaign changes no number."""
     known = [(None if each is pd.NA else int(each), at) for each, at in zip(sets, started, strict=True)]
     first: dict[int, Any] = {}
     for each, at in known:
@@ -145,7 +145,7 @@ def _hardware(rows: pd.DataFrame) -> str:
 
 
 def _machines(rows: pd.DataFrame) -> str:
-    """How many machines of how many devices; two pairs of GPUs of one host count as two."""
+    """The numbers of machines and their devices. Two pairs of GPUs on one host count as two machines."""
     devices: dict[int, dict[str, str]] = {}
     for machine, environment in zip(rows["device_set"], rows["environment"], strict=True):
         if not pd.isna(machine):

@@ -1,5 +1,5 @@
-"""The first screen in words: of each setting which method is faster, how fast, how long before memory runs out and how
-many bytes; then what a reader must not miss, a line each."""
+"""The first screen in words. A card says which method is faster in a setting, by how much, when memory runs out and how
+many bytes it sends. Caveats follow, a line each."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,12 +22,12 @@ from sp_bench.rows import git
 
 MAX_COUNTS = 3
 WITHOUT = "by medians, without intervals"
-MAX_ALSO = 5  # further lines of a card; the tables hold all
+MAX_ALSO = 5  # further lines of a card; the tables have the rest
 
 
 @dataclass(frozen=True)
 class Card:
-    """`verdict` is bold only where `proven`."""
+    """Texts for one setting. The page prints `verdict` in bold if it is `proven`."""
 
     title: str
     where: str
@@ -40,10 +40,9 @@ class Card:
 
 
 def cards(settings: Sequence[Setting]) -> list[Card]:
-    """One a ladder, and one a setting that says more than a ladder does."""
+    """One card per setting that no ladder covers, then one per ladder."""
     found = ladders(settings)
-    told = [card(setting) for setting in settings if not covered(setting, found)]
-    return [*told, *map(_of_ladder, found)]
+    return [*(card(setting) for setting in settings if not covered(setting, found)), *map(_of_ladder, found)]
 
 
 def _of_ladder(ladder: Ladder) -> Card:
@@ -60,16 +59,16 @@ def _of_ladder(ladder: Ladder) -> Card:
     sure = difference.outcome == AHEAD
     doubts = {TIE: (TIE, difference.proof), UNPROVEN: (UNPROVEN,)}.get(difference.outcome, ())
     doubt = f" ({', '.join(filter(None, doubts))})" if doubts else ""
-    said = f"{names[0]}: {difference.words} as fast as {ladder.names[last.cell_id]}{doubt}."
+    answer = f"{names[0]}: {difference.words} as fast as {ladder.names[last.cell_id]}{doubt}."
     if difference.ratio is None:
-        said = f"{names[0]}: {APART}."
+        answer = f"{names[0]}: {APART}."
     between = [(Difference(ran[0], cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
     also = tuple(f"{found.words} its time: {name}." for found, name in between)
     more = (f"{counted(len(also) - MAX_ALSO, 'further line')} in the table.",) if len(also) > MAX_ALSO else ()
     return Card(
         title,
         "",
-        said,
+        answer,
         sure,
         numbers(setting, [ran[0], last]),
         memory_words(setting),
@@ -87,9 +86,9 @@ def card(setting: Setting) -> Card:
     if place is None:
         failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
         why = ", ".join(f"{n} {status}" for status, n in failed.items())
-        asked_fit = any(cell.fits and not cell.ok for cell in setting.cells)
-        said = "Only whether a step fits was asked." if asked_fit else f"Nothing was measured ({why})."
-        return Card(setting.title, "", said, False, "", memory_words(setting), (), setting.cells)
+        fit_only = any(cell.fits and not cell.ok for cell in setting.cells)
+        answer = "Only the fit of a step was tested." if fit_only else f"Nothing was measured ({why})."
+        return Card(setting.title, "", answer, False, "", memory_words(setting), (), setting.cells)
     first = place.first
     where = [
         words.place(first),
@@ -99,19 +98,26 @@ def card(setting: Setting) -> Card:
     if not place.contested:
         lone = f"Only {the_method(place.leader)} was measured here."
         also = _also(setting, place)
-        told = numbers(setting, (place.leader,))
+        figures = numbers(setting, (place.leader,))
         return Card(
-            setting.title, ", ".join(filter(None, where)), lone, False, told, memory_words(setting), also, place.cells
+            setting.title,
+            ", ".join(filter(None, where)),
+            lone,
+            False,
+            figures,
+            memory_words(setting),
+            also,
+            place.cells,
         )
     proven = any(d.outcome == AHEAD for d in place.differences) and not any(d.is_behind for d in place.differences)
-    told = compared(setting, place)
+    figures = compared(setting, place)
     also = _also(setting, place)
     return Card(
         setting.title,
         ", ".join(filter(None, where)),
         verdict(place),
         proven,
-        told,
+        figures,
         memory_words(setting),
         also,
         place.cells,
@@ -119,22 +125,22 @@ def card(setting: Setting) -> Card:
 
 
 def _of_cpus(setting: Setting) -> Card:
-    """What was proven. Who was faster on CPUs says nothing of GPUs."""
+    """Names what was proven and compares no times: those of CPUs do not carry over to GPUs."""
     right = [cell for cell in setting.cells if cell.ok]
     wrong = [cell for cell in setting.cells if "incorrect" in cell.statuses]
-    said = (f"Wrong: {_methods_of(wrong)}. " if wrong else "") + f"Right on CPUs: {_methods_of(right)}."
+    answer = (f"Wrong: {_methods_of(wrong)}. " if wrong else "") + f"Right on CPUs: {_methods_of(right)}."
     sent = [bool(cell.communication.equal) for cell in right if cell.communication.predicted_bytes]
-    told = [f"{counted(len(right), 'cell')} passed the checks."]
+    evidence = [f"{counted(len(right), 'cell')} passed the checks."]
     if sent:
-        told.append(f"Counted bytes equal the closed form in {sum(sent)} of {len(sent)} that send.")
+        evidence.append(f"Counted bytes equal the closed form in {sum(sent)} of {len(sent)} that send.")
     failed = Counter(status for cell in setting.cells for status in cell.statuses if not cell.ok)
     also = tuple(f"{n} {status}." for status, n in failed.items())
     return Card(
         setting.title,
         "CPUs: times say nothing of GPUs, so nothing is compared here",
-        said,
+        answer,
         False,
-        " ".join(told),
+        " ".join(evidence),
         memory_words(setting),
         also,
         setting.cells,
@@ -142,26 +148,26 @@ def _of_cpus(setting: Setting) -> Card:
 
 
 def _methods_of(cells: Sequence[Cell]) -> str:
-    """Ulysses, and DeepSpeed's UlyssesSPAttentionHF (hf_deepspeed): engines other than ours are named."""
-    told = {}
+    """Ulysses, and DeepSpeed's UlyssesSPAttentionHF (hf_deepspeed): names every engine but ours."""
+    names = {}  # a dict keeps the order
     for cell in cells:
         name, engine = str(cell.asked["method"]), cell.asked["engine"]
-        told[words.METHODS.get(name, name) + (f" ({engine})" if engine not in (None, "fsdp2") else "")] = None
-    return listed_words(list(told))
+        names[words.METHODS.get(name, name) + (f" ({engine})" if engine not in (None, "fsdp2") else "")] = None
+    return listed_words(list(names))
 
 
 def _of_kernels(setting: Setting) -> Card:
-    """Kernels alone, at the longest length."""
+    """Compares kernels without a method, at the longest length."""
     known = [cell for cell in setting.cells if cell.ok]
     longest = max(cell.asked["seq_len"] or 0 for cell in known)
     found = [cell for cell in known if (cell.asked["seq_len"] or 0) == longest]
     first = leader(found, setting.smallest)
     others = [cell for cell in ranked(found) if cell is not first]
     differences = [Difference(first, cell, setting.smallest) for cell in others]
-    told = _verdict(first, differences, method) if others else f"Only {method(first)} was measured."
+    answer = _verdict(first, differences, method) if others else f"Only {method(first)} was measured."
     sure = bool(differences) and all(d.outcome == AHEAD for d in differences)
-    told_of = numbers(setting, [first, *others[:1]])
-    return Card(setting.title, words.place(first), told, sure, told_of, memory_words(setting), (), setting.cells)
+    shown = numbers(setting, [first, *others[:1]])
+    return Card(setting.title, words.place(first), answer, sure, shown, memory_words(setting), (), setting.cells)
 
 
 def verdict(place: Place) -> str:
@@ -181,21 +187,21 @@ def _verdict(first: Cell, differences: Sequence[Difference], called: Callable[[C
     ties = listed_words([_with_proof(called(d.slow), d) if proven else called(d.slow) for d in of[TIE]])
     ahead = listed_words([f"{d.words} as fast as {called(d.slow)}" for d in of[AHEAD]])
     medians = listed_words([_by_medians(d, called) for d in of[UNPROVEN]])
-    told = []
+    sentences = []
     if ties and not (ahead or medians):
         between = " and " if len(of[TIE]) == 1 else ", "
-        told.append(f"A tie{'' if proven else f' {WITHOUT}'}: {name}{between}{ties}")
+        sentences.append(f"A tie{'' if proven else f' {WITHOUT}'}: {name}{between}{ties}")
     elif not proven and medians:
-        told.append(f"{_capital(WITHOUT)}, {name} is {medians}{f' and ties with {ties}' if ties else ''}")
+        sentences.append(f"{_capital(WITHOUT)}, {name} is {medians}{f' and ties with {ties}' if ties else ''}")
     elif ahead or medians:
         sure = " and ".join(filter(None, [ahead and f"is {ahead}", ties and f"ties with {ties}"]))
         clauses = [sure and f"{name} {sure}", medians and f"{WITHOUT}, {'it' if sure else name} is {medians}"]
-        told.append(_capital("; ".join(filter(None, clauses))))
+        sentences.append(_capital("; ".join(filter(None, clauses))))
     for each in (d.turned for d in of[BEHIND]):
-        told.append(f"{_capital(called(each.fast))} is {_with_proof(f'{each.words} as fast as {name}', each)}")
+        sentences.append(f"{_capital(called(each.fast))} is {_with_proof(f'{each.words} as fast as {name}', each)}")
     if apart:
-        told.append(f"Not compared with it, since no replicates pair: {apart}")
-    return " ".join(f"{sentence}." for sentence in told)
+        sentences.append(f"Not compared with it, since no replicates pair: {apart}")
+    return " ".join(f"{each}." for each in sentences)
 
 
 def _with_proof(name: str, difference: Difference) -> str:
@@ -203,12 +209,12 @@ def _with_proof(name: str, difference: Difference) -> str:
 
 
 def _by_medians(difference: Difference, called: Callable[[Cell], str]) -> str:
-    told = f"{difference.words} as fast as {called(difference.slow)}"
-    return f"{told} (their replicates overlap)" if difference.overlaps else told
+    claim = f"{difference.words} as fast as {called(difference.slow)}"
+    return f"{claim} (their replicates overlap)" if difference.overlaps else claim
 
 
 def _of_the_others(place: Place) -> str:
-    """Of Ulysses and the ring, where both tie with a third method: that one is proven faster than the other."""
+    """Where Ulysses and the ring both tie with the leader, says which of the two is proven faster than the other."""
     if any(d.outcome != TIE for d in place.differences):
         return ""
     asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]
@@ -218,11 +224,11 @@ def _of_the_others(place: Place) -> str:
 
 
 def compared(setting: Setting, place: Place) -> str:
-    """The numbers of the leader and its rival, who are named where more methods are there."""
-    told = numbers(setting, [cell for cell in (place.leader, place.rival) if cell])
+    """The numbers of the leader and its rival, with their names if the place has more than two methods."""
+    shown = numbers(setting, [cell for cell in (place.leader, place.rival) if cell])
     if place.rival and len(place.contenders) > 2:
-        return f"{_capital(method(place.leader))} against {method(place.rival)}: {told}"
-    return told
+        return f"{_capital(method(place.leader))} against {method(place.rival)}: {shown}"
+    return shown
 
 
 def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
@@ -244,7 +250,7 @@ def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
 
 
 def memory_words(setting: Setting) -> str:
-    """Where memory ran out first, and what ran; or that it did not."""
+    """The shortest lengths that ran out of memory and the longest that ran; or that nothing ran out."""
     failed = setting.out_of_memory
     lengths = [cell.asked["seq_len"] for cell in setting.cells if cell.fits and cell.asked["seq_len"]]
     if not failed:
@@ -256,22 +262,22 @@ def memory_words(setting: Setting) -> str:
             if (largest := limit.largest_ok) is not None:
                 tokens = whole(largest.asked["seq_len"])
                 ran = f"{tokens} ran" if largest.ok else f"{tokens} fit"
-            told = f"{ran}; {limit.of_whom}" if limit.of_whom else ran
+            detail = f"{ran}; {limit.exhausted_memory}" if limit.exhausted_memory else ran
             brackets.append(
-                f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({told})"
+                f"{the_method(oom)} on {words.processors(oom)} at {whole(oom.asked['seq_len'])} tokens ({detail})"
             )
     return f"Out of memory: {'; '.join(brackets[:3])}{f'; and {len(brackets) - 3} more' if len(brackets) > 3 else ''}."
 
 
 def _also(setting: Setting, main: Place) -> tuple[str, ...]:
-    """What other places say, grouped; then libraries and kernels at the main one."""
-    told: dict[str, list[str]] = {}
+    """Libraries beside our methods, then the answers of the other places, grouped by answer."""
+    wheres_of: dict[str, list[str]] = {}
     for place in reversed(setting.contests):
         if place is not main:
-            told.setdefault(_outcome(place), []).append(_apart(place, main))
-    # What is equal at several places is said once.
+            wheres_of.setdefault(_outcome(place), []).append(_apart(place, main))
+    # An answer that several places share is printed once.
     lines = [f"{outcome}: {'; '.join(wheres[:3])}{f' and {len(wheres) - 3} more' if len(wheres) > 3 else ''}."
-             for outcome, wheres in told.items()]  # fmt: skip
+             for outcome, wheres in wheres_of.items()]  # fmt: skip
     libraries = [_library(their, ours, setting.smallest) for their, ours in _libraries(setting)]
     lines = [*libraries[:3], *lines]
     more = len(lines) - MAX_ALSO
@@ -279,7 +285,7 @@ def _also(setting: Setting, main: Place) -> tuple[str, ...]:
 
 
 def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
-    """Libraries and our method of their kind on their kernel, at the longest length at which both ran side by side."""
+    """(library, our method of its kind on its kernel), at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
     cells = [c for c in setting.cells if c.ok and c.asked["fabric"] == setting.fabrics[0]]
     for their in sorted(
@@ -303,7 +309,7 @@ def _library(their: Cell, ours: Cell, smallest: float) -> str:
 
 
 def _outcome(place: Place) -> str:
-    """The answer of a further place in a few words; lengths with one answer share a line."""
+    """The answer at another place in a few words. Places with equal answers share a line."""
     difference = place.difference
     names = _capital(listed_words([method(cell) for cell in (place.leader, place.rival) if cell]))
     if difference is None or difference.ratio is None:
@@ -315,7 +321,7 @@ def _outcome(place: Place) -> str:
 
 
 def _apart(place: Place, main: Place) -> str:
-    """What tells a place from the main one, with the ratio unless it is a tie."""
+    """How a place differs from the main one, with the ratio unless it is a tie."""
     here, there = place.first.asked, main.first.asked
     parts = []
     if here["seq_len"] != there["seq_len"]:
@@ -334,7 +340,7 @@ def _apart(place: Place, main: Place) -> str:
 
 
 def caveats(cells: Sequence[Cell], settings: Sequence[Setting], plan: Sequence[str]) -> list[str]:
-    """A line each: what ran, on what, and what is in doubt. `plan`: what of it ran."""
+    """Lines on what ran, on which machines, and what is in doubt. plan: lines on which planned trials ran."""
     measured = [cell for cell in cells if cell.ok]
     lines = [f"{count.where}: {count.words}." for count in counts(settings)[:MAX_COUNTS]]
     lines += [*plan, *_machines(cells), *_replicates(measured), *_flags(measured), *_bytes(measured)]
@@ -356,9 +362,9 @@ def statuses(cells: Sequence[Cell]) -> str:
 
 
 def missing(cells: Sequence[Cell], planned: Mapping[str, str] | None) -> str:
-    """5 of 10 planned trials are missing: the ring (5). `planned`: trial_id -> method; None: no run has said."""
+    """5 of 10 planned trials are missing: the ring (5). planned: trial_id -> method; None without a plan."""
     if planned is None:
-        return "Plan unknown: nothing says which trials are missing."
+        return "Plan unknown, so missing trials are unknown."
     done = {row["trial_id"] for cell in cells for row in cell.rows}
     left = Counter(method for trial_id, method in planned.items() if trial_id not in done)
     if not left:
@@ -370,24 +376,24 @@ def missing(cells: Sequence[Cell], planned: Mapping[str, str] | None) -> str:
 
 
 def _machines(cells: Sequence[Cell]) -> list[str]:
-    told = several(number for cell in cells for number in cell.ran_on)
-    if not told:
+    sets = several(number for cell in cells for number in cell.ran_on)
+    if not sets:
         return []
     spread = machine_spread(cells)
     if spread is None:
-        return [f"Ran on {told}. Compare within one machine."]
+        return [f"Ran on {sets}. Compare within one machine."]
     apart, num_cells, num_alike = spread
     differ = "differs" if num_cells == 1 else "differ"
     return [
-        f"Ran on {told}; {counted(num_cells, 'equal cell')} {differ} by {apart:.1%} between them (the median of their "
+        f"Ran on {sets}; {counted(num_cells, 'equal cell')} {differ} by {apart:.1%} between them (the median of their "
         f"largest differences), and {num_alike} of them had the same code and libraries on several. Compare within one "
         "machine."
     ]
 
 
 def machine_spread(cells: Sequence[Cell]) -> tuple[float, int, int] | None:
-    """How far medians of equal cells on separate devices are apart, relative to the smallest: the median over cells.
-    Their number, and that of those which one core_id has on separate devices. None: there are no such cells."""
+    """How much medians of equal cells on separate devices differ, relative to the smallest: the median over cells. Then
+    the number of such cells, and of those that ran with one core_id on several. None without such cells."""
     found: dict[object, dict[int, list[float]]] = {}
     of_code: dict[object, dict[str, set[int]]] = {}
     for cell in (each for each in cells if each.is_of_a_length):
@@ -417,10 +423,10 @@ def _replicates(measured: Sequence[Cell]) -> list[str]:
 
 def _flags(measured: Sequence[Cell]) -> list[str]:
     rows = Counter(flag for cell in measured for flag in cell.flags)
-    told = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
+    doubts = [f"{words.FLAGS.get(flag, flag)} ({n})" for flag, n in rows.most_common()]
     messages = sum(not cell.is_of_a_length for cell in measured)
     among = f", {messages} of which are messages alone" if messages else ""
-    return [f"Doubts, of {counted(len(measured), 'cell')}{among}: {'; '.join(told)}."] if told else []
+    return [f"Doubts, of {counted(len(measured), 'cell')}{among}: {'; '.join(doubts)}."] if doubts else []
 
 
 def _bytes(measured: Sequence[Cell]) -> list[str]:
@@ -450,15 +456,15 @@ def _code(cells: Sequence[Cell]) -> list[str]:
     shas = sorted({git.short(row["git_sha"]) for row in rows if isinstance(row["git_sha"], str)})
     unknown = sum(not isinstance(row["git_sha"], str) for row in rows)
     if not shas:
-        return ["The rows do not say which commit they are of."] if rows else []
-    more = f"; {counted(unknown, 'row')} do not say" if unknown else ""
+        return ["The rows have no commit."] if rows else []
+    more = f"; {counted(unknown, 'row')} without a commit" if unknown else ""
     return [f"Code: {', '.join(shas)}{more}."]
 
 
 def _against(
     cells: Sequence[Cell], read: Callable[[Cell], float | None], shown: Callable[[float], str], unit: str
 ) -> str:
-    """604 against 585 TFLOP/s; one number where both are equal; nothing where one is not known."""
+    """604 against 585 TFLOP/s. One number if both are equal; empty if one is unknown."""
     values = [value for cell in cells if (value := read(cell)) is not None]
     if len(values) < len(cells):
         return ""

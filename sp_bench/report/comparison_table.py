@@ -1,4 +1,4 @@
-"""A comparison as text for a terminal or a log. Names are folded where lines are too short, never cut."""
+"""A comparison as text for a terminal or a log. A name that is too long for its line is folded, never cut."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from sp_bench.analysis.comparison import (
     BETTER,
     CHANGED,
     FASTER,
+    INDISTINCT,
     NO_INTERVAL,
-    NOT_TOLD_APART,
     REGRESSION,
     SLOWER,
     Comparison,
@@ -36,12 +36,12 @@ from sp_bench.report.table import Column
 
 REASON_WIDTH = 300  # characters of a row's reason
 LONGEST = 2000  # characters of a line
-LOOKS = {SLOWER: "red", FASTER: "green", NOT_TOLD_APART: "dim", NO_INTERVAL: "yellow"}
+LOOKS = {SLOWER: "red", FASTER: "green", INDISTINCT: "dim", NO_INTERVAL: "yellow"}
 SEPARATE = ", on separate devices"
 SERIES: Column[Pair] = Column("series", lambda pair: shown(pair.a.series))
 RATIO: Column[Pair] = Column("B/A", lambda pair: pair.words)
 VERDICT: Column[Pair] = Column("verdict", lambda pair: f"{pair.verdict}{SEPARATE if pair.on_separate_devices else ''}")
-WORDS = (SERIES, RATIO, VERDICT)  # the other columns are of numbers, which are not broken
+WORDS = (SERIES, RATIO, VERDICT)  # columns of numbers are not broken
 PAIR: tuple[Column[Pair], ...] = (
     SERIES,
     Column("sp_size", lambda pair: pair.a.asked["sp_size"], whole),
@@ -57,8 +57,8 @@ STATUS_LOOKS = {REGRESSION: "red", BETTER: "green", CHANGED: ""}
 
 
 def show(comparison: Comparison, console: Console) -> None:
-    """Both sides, what they did not run on alike, a table a setting with the slowest first, changed statuses, and cells
-    of one side only."""
+    """Print both sides and how their environments differ, a table per setting with the slowest first, changed statuses,
+    and the cells that only one side has."""
     for label, side in (("A", comparison.a), ("B", comparison.b)):
         _say(console, f"{label} ({side.folder}): {_side_words(side)}")
     for difference in comparison.differences():
@@ -78,7 +78,7 @@ def show(comparison: Comparison, console: Console) -> None:
 
 
 def _say(console: Console, words: str, style: str = "") -> None:
-    """Words of rows are what programs said: nothing in them moves the cursor."""
+    """Print a text. Escapes in it, which rows may have from a program's output, do not move the cursor."""
     plain = "\n".join(shown(line, LONGEST) for line in words.split("\n"))
     console.print(Text(plain, style=style), soft_wrap=not console.is_terminal)
 
@@ -93,7 +93,7 @@ def _side_words(side: Side) -> str:
 
 
 def _worst_setting(comparison: Comparison):
-    """Sorts pairs so that settings follow each other whole, the one with the slowest cell first."""
+    """A sort key that keeps the pairs of a setting together, the setting with the slowest cell first."""
     order = {setting: place for place, setting in enumerate(dict.fromkeys(p.a.setting for p in comparison.pairs))}
     return lambda pair: order[pair.a.setting]
 
@@ -110,25 +110,25 @@ def _pair_table(pairs: Sequence[Pair]) -> Table:
 
 
 def _reading(pairs: Sequence[Pair]) -> str:
-    told = [
+    sentences = [
         "Times are medians of the replicates' median step times; p95 is over all timed steps. B/A above 1: B is slower."
     ]
     widest = [max(found) for side in ("a", "b") if (found := [s for p in pairs if (s := spread(getattr(p, side)))])]
     if widest:
-        told.append(f"Replicates of a cell lie up to {max(widest):.1%} apart.")
+        sentences.append(f"Replicates of a cell lie up to {max(widest):.1%} apart.")
     coverages = [p.paired.interval.coverage for p in pairs if p.paired is not None]
     if coverages:
-        told.append(
+        sentences.append(
             "B/A is the median over the replicates that both have; in brackets its order-statistic interval, which "
             f"covers {min(coverages):.1%} or more; a verdict is given where it excludes 1."
         )
     if len(coverages) < len(pairs):
-        told.append(
+        sentences.append(
             f"Fewer than {MIN_REPLICATES} pairs, or one side's replicates on separate sets of devices, allow no "
             f"interval of {CONFIDENCE:.0%}: B/A is then the ratio of the "
             "medians over the replicates that both have, with the pairs' own ratios in parentheses, and no verdict."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _changes(comparison: Comparison, console: Console) -> None:
@@ -154,12 +154,12 @@ def _only(label: str, cells: Sequence[Cell], console: Console) -> None:
 
 def _summary(comparison: Comparison) -> str:
     verdicts = Counter(pair.verdict for pair in comparison.pairs)
-    told = [
+    parts = [
         f"{verdicts[verdict]} {'with ' if verdict == NO_INTERVAL else ''}{verdict}"
         for verdict in LOOKS
         if verdicts[verdict]
     ]
-    told.append(f"{counted(sum(c.kind == REGRESSION for c in comparison.changes), 'regression')} in status")
+    parts.append(f"{counted(sum(c.kind == REGRESSION for c in comparison.changes), 'regression')} in status")
     if comparison.num_unmeasured:
-        told.append(f"{comparison.num_unmeasured} without step times in both")
-    return f"{counted(len(comparison.pairs), 'cell')} compared: {', '.join(told)}"
+        parts.append(f"{comparison.num_unmeasured} without step times in both")
+    return f"{counted(len(comparison.pairs), 'cell')} compared: {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""What the rows of campaigns say, as Markdown: a line, its evidence and its campaigns. None of it is by hand."""
+"""docs/RESULTS.md from rows: tables whose lines end with their evidence and campaigns. Nothing is written by hand."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from sp_bench.report.setting_tables import Line, tables
 from sp_bench.report.table import Column, Table, plain, section
 from sp_bench.rows import git
 
-LONG = 131072  # tokens from which the devices are listed: shorter steps are hardly long enough to say what they draw
+LONG = 131072  # tokens; shorter steps are too short for a device's power to settle, so their devices are not listed
 INTRODUCTION = """# Results
 
 `sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
@@ -38,7 +38,7 @@ the tree, CAMPAIGNS.md has the commit whose files were measured.
 
 
 def findings(settings: Sequence[Setting], cells: Sequence[Cell]) -> str:
-    """The whole file, without cells of CPUs: their times say nothing."""
+    """The whole file. It leaves out CPU cells, whose times mean nothing for GPUs."""
     on_gpus = [s for s in settings if s.main is not None and s.main.first.processor == "GPU"]
     smallest = settings[0].smallest if settings else 0.0
     shown = {cell.cell_id: cell for setting in on_gpus if setting.main for cell in setting.main.cells}
@@ -79,7 +79,7 @@ class Over:
 
 
 def _over_campaigns(found: Sequence[Count]) -> Table[Over]:
-    """A line a place, a column a method that met Ulysses there."""
+    """One line per place, one column per method that was measured beside Ulysses."""
 
     def tally(rival: str) -> Column[Over]:
         head = f"Ulysses ahead of {words.METHODS[rival]}"
@@ -118,17 +118,17 @@ STEP: tuple[Column[Cell], ...] = (
 
 
 def _steps(settings: Sequence[Setting]) -> Iterator[Table[Cell]]:
-    """Options and engines of a training step, which settings keep apart; then steps that stand beside no other."""
-    told = {cell.cell_id for setting in settings for place in setting.contests for cell in place.cells}
+    """Options and engines of a training step, which settings keep apart; then the steps that no table has yet."""
+    shown = {cell.cell_id for setting in settings for place in setting.contests for cell in place.cells}
     for ladder in ladders(settings):
         names = ladder.names
         yield plain(ladder.setting.title, "", (_named("options", names), *STEP), ladder.measured)
-        told |= names.keys()
+        shown |= names.keys()
     alone = {
         cell.cell_id: (cell, setting.title)
         for setting in settings
         for cell in setting.cells
-        if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in told
+        if cell.asked["workload"] == "train_step" and cell.ok and cell.cell_id not in shown
     }
     columns: tuple[Column[Cell], ...] = (
         Column("what", words.method),
@@ -167,13 +167,13 @@ KERNELS: tuple[Column[tuple[Line, str]], ...] = (
 
 
 def _kernels(settings: Sequence[Setting]) -> list[tuple[Line, str]]:
-    """Campaigns of kernels alone, settings in which no method meets another: a line, and where."""
+    """(line, its place) of the settings that measured kernels without a method."""
     found = tables([s for s in settings if all(is_baseline(cell) for cell in s.cells)])
     return [(line, group.title) for table in found for group in table.groups for line in group.lines]
 
 
 def _memory(settings: Sequence[Setting]) -> Iterator[Table[tuple[str, Limit]]]:
-    """A line a method and set of options of which something says how long a sequence may be."""
+    """One line per method and set of options whose longest sequence is known or bounded."""
     if (found := longest(settings)) is None:
         return
     columns: tuple[Column[tuple[str, Limit]], ...] = (
@@ -193,7 +193,7 @@ def _memory(settings: Sequence[Setting]) -> Iterator[Table[tuple[str, Limit]]]:
 
 
 def _of_tries(limit: Limit) -> str:
-    """How often each end was tried, and whether with attention left out."""
+    """How often each end was tried, and whether attention was left out."""
     fit_only = ["fit only"] if is_fit_only(limit) else []
     return ", ".join([*fit_only, f"tries: {tries(limit)}", *_code(limit.cells)])
 
@@ -205,10 +205,10 @@ BYTES: tuple[Column[tuple[str, str]], ...] = (
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
-    """Counted against the closed form and against NVLink's counters, over attention on GPUs."""
+    """Compares counted bytes with the closed form and with NVLink's counters."""
     sent = [c for c in cells if c.ok and c.communication.equal is not None and c.communication.predicted_bytes]
     different = [c for c in sent if not c.communication.equal]
-    told = [
+    lines = [
         (
             f"Counted bytes equal the closed form in {len(sent) - len(different)} of {counted(len(sent), 'cell')}.",
             _campaigns(sent),
@@ -222,12 +222,12 @@ def _bytes(cells: Sequence[Cell]) -> list[tuple[str, str]]:
     if off:
         low, high = min(each[0] for each in off), max(each[0] for each in off)
         what = f"NVLink's counters are {low:+.3%} to {high:+.3%} off the counted bytes, of 64 MiB or more a step"
-        told.append((f"{what} ({counted(len(off), 'cell')} of attention).", _campaigns([cell for _, cell in off])))
-    return told
+        lines.append((f"{what} ({counted(len(off), 'cell')} of attention).", _campaigns([cell for _, cell in off])))
+    return lines
 
 
 def _answer(place: Place) -> str:
-    """The verdict, unless each method ran once and for a moment only, as trials do that prove and do not measure."""
+    """The verdict. None is given if each method ran once and briefly, as in trials that only prove correctness."""
     if all(len(cell.step_ms) == 1 and "short_window" in cell.flags for cell in place.cells):
         return f"No verdict: each method has one replicate, {words.FLAGS['short_window']}."
     return verdict(place)
@@ -243,7 +243,7 @@ LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference]], ...] = (
 
 
 def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference]]:
-    """A library, our method of its kind, and their times."""
+    """(library, our method of its kind, the difference of their times)."""
     return [
         (their, ours, Difference(ours, their, setting.smallest))
         for setting in settings
@@ -257,7 +257,7 @@ def _beside(their: Cell) -> str:
 
 
 def _over(found: Difference) -> str:
-    """Either side may be the faster one."""
+    """The library's ratio, with slower, faster or a tie."""
     if found.ratio is None:
         return APART
     outcome = "slower" if found.ratio > 1 else "faster"
@@ -270,8 +270,8 @@ def _evidence(cells: Sequence[Cell]) -> str:
     spread = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {counted(sizes[-1], 'replicate')}"
     devices = several(number for cell in cells for number in cell.ran_on)
     flags = sorted({flag for cell in cells for flag in cell.flags})
-    told = [spread, devices and f"on {devices}", *_code(cells), flags and f"flagged {' '.join(flags)}"]
-    return ", ".join(filter(None, told))
+    parts = [spread, devices and f"on {devices}", *_code(cells), flags and f"flagged {' '.join(flags)}"]
+    return ", ".join(filter(None, parts))
 
 
 def _code(cells: Sequence[Cell]) -> list[str]:

@@ -12,8 +12,8 @@ MANIFEST = ".report-files"  # names of the files that reports made here, one a l
 
 
 def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
-    """Why a report cannot be written to `out`, or None: no folder, no permission, files that no report made, or a place
-    among the rows of a campaign, where it would be in the way of all who read the campaign's folder."""
+    """Why a report cannot be written to `out`; None if it can. Reasons: no folder, no permission, files that no report
+    made, or a place among the rows of a campaign, where readers of rows would find it."""
     target = out.resolve()
     others = (folder for folder in (target, *target.parents) if _is_campaign(folder))
     for campaign in (*(campaign.resolve() for campaign in campaigns), *others):
@@ -21,7 +21,7 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
             return f"lies among the rows of {campaign.name}; use another folder, or leave it out"
     try:
         nearest = next(path for path in (target, *target.parents) if path.exists())
-    except OSError as error:  # a name that no file system takes
+    except OSError as error:  # not a valid name
         return f"cannot be written: {error.strerror}"
     if not nearest.is_dir():
         return f"cannot be made: {nearest.name} is not a folder"
@@ -37,15 +37,15 @@ def obstacle(out: Path, campaigns: Sequence[Path]) -> str | None:
 def _is_campaign(folder: Path) -> bool:
     try:
         return next(store.committed(folder), None) is not None
-    except OSError:  # not readable, and so nobody's rows
+    except OSError:  # unreadable, so it holds no rows
         return False
 
 
 def write(out: Path, files: Mapping[str, bytes]) -> None:
-    """Make `out` hold these files, named by their path in it with forward slashes, and those that no report made.
+    """Write these files into `out`, remove those of earlier reports, and keep all others.
 
-    The last of `files` is written last: the page, which shows the others. A report that is interrupted leaves a folder
-    that the next one still knows to clean up.
+    files: path in `out`, with forward slashes -> content. They are written in order, so the page comes last: it shows
+    the others. After an interruption the next report cleans up.
 
     Raises:
         OSError: a file cannot be written.
@@ -66,7 +66,7 @@ def write(out: Path, files: Mapping[str, bytes]) -> None:
 
 
 def _manifest(out: Path) -> list[str]:
-    """Files of earlier reports. A name that leads out of the folder is nobody's."""
+    """The files of earlier reports. Names that lead out of the folder are ignored."""
     path = out / MANIFEST
     names = path.read_text("utf-8").splitlines() if path.is_file() else []
     inside = (PurePosixPath(name) for name in names if name)

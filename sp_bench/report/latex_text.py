@@ -1,4 +1,4 @@
-"""Any text as LaTeX that stock pdflatex prints as that text: nothing in it is a command, a ligature or unknown."""
+"""Escapes any text for LaTeX: stock pdflatex prints it unchanged, without commands, ligatures or missing characters."""
 
 import unicodedata
 

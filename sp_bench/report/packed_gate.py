@@ -1,7 +1,7 @@
-"""Who computes packed documents right: what the proofs said of each method and library, from rows.
+"""Tables of which methods and libraries compute packed documents right, from the proofs in rows.
 
-`sp-bench methods --packed results/cpu_packed_gate` prints the tables, a report has them, and docs/PACKING.md holds them
-between two markers.
+`sp-bench methods --packed results/cpu_packed_gate` prints them, and writes them between two markers of docs/PACKING.md.
+A report has them too.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -22,38 +22,39 @@ END = "<!-- end of what sp-bench methods wrote -->\n"
 PROOFS = ("packed causal", "one document perturbed")
 OF_WHOLE = ", whole sequence"  # ends the name of a column without packs
 LEGEND = """\
+
 Packed causal: the relative error against each document alone, of the tensor (output, dq, dk or dv) that comes nearest
 to its budget, and that budget. One document perturbed: the largest change of an element outside the changed document,
-and the change inside it of the tensor that changes least. This proof comes second, so what fails in either stands under
-the first. Labels masked, or a training step: one step on a pack, or on a whole sequence where the head says so, against
-one process: the loss over the labels of all ranks, the norm of all gradients, and the gradient that comes nearest to
-its budget. An engine other than fsdp2 follows the method's name. Wrong: what was off, and by how much. Refuses: for the
+and the change inside it of the tensor that changes least. A failure of either proof stands under the first. Labels
+masked, or a training step: one step on a pack, or on a whole sequence where the head says so, compared with one
+process: the loss over the labels of all ranks, the norm of all gradients, and the gradient that comes nearest to its
+budget. An engine other than fsdp2 follows the method's name. Wrong: what was off, and by how much. Refuses: for the
 reason of that number, before any device is touched. -: not tried.
 """
 RIGHT, WRONG, REFUSES, NOT_TRIED = "right", "wrong", "refuses", "-"
-# The groups of a table, in order: those that a reader must not miss come first.
+# The groups of a table, in order: the most important first.
 GROUPS = {WRONG: "Wrong", "failed": "Failed otherwise", RIGHT: "Right", REFUSES: "Refused"}
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What one proof said. `said`: right, wrong, refuses, the status of a row that failed otherwise, or not tried."""
+    """The result of one proof."""
 
-    said: str
+    outcome: str  # right, wrong, refuses, not tried, or another status of a failed row
     detail: str = ""  # the numbers behind it
     reason: int | None = None  # its number in the table's notes
 
     @property
     def words(self) -> str:
-        return self.said + (f": {self.detail}" if self.detail else "") + (f" ({self.reason})" if self.reason else "")
+        return self.outcome + (f": {self.detail}" if self.detail else "") + (f" ({self.reason})" if self.reason else "")
 
     @property
     def group(self) -> str:
-        return self.said if self.said in (*GROUPS, NOT_TRIED) else "failed"
+        return self.outcome if self.outcome in (*GROUPS, NOT_TRIED) else "failed"
 
 
 class Names(NamedTuple):
-    """Of a line; empty where there is none."""
+    """Names the subject of a line. Empty if it has no such part."""
 
     method: str  # with an engine other than fsdp2
     layout: str
@@ -65,13 +66,13 @@ class Names(NamedTuple):
 
 @dataclass(frozen=True)
 class Line:
-    cell: Cell  # the first of those it is about
+    cell: Cell  # the first of the cells behind it
     names: Names
     verdicts: tuple[Verdict, ...]
 
     @property
     def group(self) -> str:
-        """The first of GROUPS that a verdict is in: right is only what is right in all that was tried."""
+        """The first of GROUPS that any verdict is in. So a line is right only if every proof that ran is."""
         return next(group for group in GROUPS if any(verdict.group == group for verdict in self.verdicts))
 
 
@@ -86,8 +87,8 @@ NAMES: tuple[Column[Line], ...] = (
 
 
 def gates(cells: Sequence[Cell]) -> list[Table[Line]]:
-    """One for each campaign and kind of hardware with proofs of packed documents. Steps with masked labels on whole
-    sequences stand beside them."""
+    """One table per campaign and kind of hardware with proofs of packed documents. It includes steps with masked labels
+    on whole sequences."""
     placed: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
         if _is_proof(cell):
@@ -138,7 +139,7 @@ def _proof(number: int, head: str) -> Column[Line]:
     return Column(
         head,
         lambda line: line.verdicts[number].words,
-        strong=lambda line: WRONG if line.verdicts[number].said == WRONG else "",
+        strong=lambda line: WRONG if line.verdicts[number].outcome == WRONG else "",
     )
 
 
@@ -147,19 +148,19 @@ def _names(cell: Cell) -> Names:
     if _engine(cell):
         of_engine = next((row["engine_implementation"] for row in cell.rows if row["engine_implementation"]), "")
         codes = str(of_engine).split() or codes
-    of_whom = ", ".join(whose[0] if (whose := library(code)) else code for code in codes)
+    libraries = ", ".join(whose[0] if (whose := library(code)) else code for code in codes)
     method = ", ".join(filter(None, [asked["method"], _engine(cell)]))
-    names = (method, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], of_whom)
+    names = (method, asked["layout"], asked["variant"], asked["sp_size"], asked["kernel"], libraries)
     return Names(*("" if name is None else str(name) for name in names))
 
 
 def _engine(cell: Cell) -> str:
-    """Empty where fsdp2 trains, or nothing does."""
+    """The engine's name; empty for fsdp2, and without a training step."""
     return "" if cell.asked["engine"] in (None, "fsdp2") else str(cell.asked["engine"])
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
-    """Methods in the order in which they are declared, those from outside last; each in alphabetical order."""
+    """Sorts methods as they are declared, then methods from outside; the lines of a method alphabetically."""
     known, method, names = list(words.METHODS), str(cell.asked["method"]), _names(cell)
     place = known.index(method) if method in known else len(known)
     return (place, method, _engine(cell), *names[2:0:-1], *names[3:])
@@ -173,7 +174,7 @@ def _step_head(cell: Cell) -> str:
 def _verdict(
     rows: Sequence[Mapping[str, Any]], proof: Callable[[Sequence[Mapping[str, Any]]], str], reasons: list[str]
 ) -> Verdict:
-    """Of all rows of a line, say of several packs or replicates: one that is wrong outweighs those that are right."""
+    """The verdict on all rows of a line, such as several packs or replicates. One wrong row makes it wrong."""
     if not rows:
         return Verdict(NOT_TRIED)
     of_status: dict[str, list[Mapping[str, Any]]] = {}
@@ -185,11 +186,11 @@ def _verdict(
     failed = next((status for status in of_status if status not in ("ok", "unsupported")), None)
     if failed is None and (right := of_status.get("ok")):
         return Verdict(RIGHT, proof(right))
-    said = failed or "unsupported"
-    reason = str(of_status[said][0]["reason"])
+    worst = failed or "unsupported"
+    reason = str(of_status[worst][0]["reason"])
     if reason not in reasons:
         reasons.append(reason)
-    return Verdict(REFUSES if said == "unsupported" else said, reason=reasons.index(reason) + 1)
+    return Verdict(REFUSES if worst == "unsupported" else worst, reason=reasons.index(reason) + 1)
 
 
 def _alone(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -199,7 +200,7 @@ def _alone(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _perturbed(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """A row that failed has no more to say than it says of the first proof."""
+    """The second proof. Not tried if a row failed: its verdict stands under the first proof."""
     changed = [row for row in rows if row["status"] == "ok" and row["outside_difference"] is not None]
     if not changed or len(changed) < len(rows):
         return Verdict(NOT_TRIED)
@@ -215,5 +216,5 @@ def _step(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def markdown(of: Sequence[Table[Line]]) -> str:
-    """What the cells mean, and the tables; nothing without any."""
+    """The legend and the tables; empty without tables."""
     return "\n".join([LEGEND, table.markdown(of)]) if of else ""

@@ -15,8 +15,8 @@ MOST = 8  # processes; each takes about 300 MB
 
 @contextmanager
 def processes(folders: Sequence[Path]) -> Iterator[Executor | None]:
-    """For the rows of these campaigns; None where there are few. Spawned, so a script that asks for them must guard its
-    own work with `if __name__ == "__main__"`."""
+    """Processes for the rows of these campaigns; None if there are few rows. They are spawned, so a script that uses
+    them needs `if __name__ == "__main__"`."""
     number = min(len(os.sched_getaffinity(0)), MOST)
     if number == 1 or sum(1 for folder in folders for _ in store.committed(folder)) < MANY:
         yield None

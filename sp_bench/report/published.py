@@ -1,5 +1,5 @@
-"""Figures that others published, from published.yaml, beside the fastest cells of ours with the same columns: context,
-no comparison of like with like."""
+"""Published figures, from published.yaml, beside our fastest cells with the same columns. This is context, no
+comparison of like with like."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,9 @@ def _memory_gb(cell: Cell) -> float | None:
     return None if held is None else held * GIB / 1e9
 
 
-METRICS: Mapping[str, tuple[str, Callable[[Cell], float | None]]] = {  # what a figure is of, with its unit
+METRICS: Mapping[
+    str, tuple[str, Callable[[Cell], float | None]]
+] = {  # metric -> its unit, and how to read it from a cell
     "tokens_per_s": ("tokens/s", tokens_per_s),
     "tokens_per_s_per_gpu": ("tokens/s/GPU", tokens_per_s_per_gpu),
     "tflops_per_gpu": ("TFLOP/s/GPU", tflops),
@@ -46,7 +48,7 @@ class Published:
     stack: str
     metric: str
     value: float | str
-    where: Mapping[str, Any]  # columns of ours
+    where: Mapping[str, Any]  # column -> value that our cells must have
     reading: str = ""
 
     @property
@@ -90,7 +92,7 @@ def _with(cell: Cell) -> str:
 
 @cache
 def figures() -> tuple[Published, ...]:
-    """All of published.yaml. What is no field of a figure is a column of a row.
+    """All figures of published.yaml. Keys that are no field of a figure are columns of rows.
 
     Raises:
         ValueError: a metric or a column that does not exist.
@@ -107,13 +109,13 @@ def figures() -> tuple[Published, ...]:
 
 
 def beside(cells: Sequence[Cell]) -> Table[Beside]:
-    """Each published figure of which a cell of ours has the columns."""
+    """A table of the published figures that have a matching cell of ours."""
     found = [Beside(figure, cell) for figure in figures() if (cell := _ours(figure, cells)) is not None]
     return plain("Beside published figures", ABOUT, COLUMNS, found)
 
 
 def _ours(figure: Published, cells: Sequence[Cell]) -> Cell | None:
-    """The fastest, or the longest; one that ran out of memory where none has the number."""
+    """Our fastest matching cell, or the longest for max_seq_len. If none has the number, one that ran out of memory."""
     same = [
         c
         for c in cells

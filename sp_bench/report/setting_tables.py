@@ -1,5 +1,5 @@
-"""The tables of settings, a line a cell and grouped by place; those of ladders, of packed documents, of where memory
-runs out and of stacks net of their baseline; and all of their lines as values."""
+"""Tables with one line per cell: of settings, ladders, packed documents, the longest sequence that fits, and stacks net
+of their baseline. CSV and JSON have the same lines as values."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -59,19 +59,19 @@ FAILED = {"oom": "out of memory", "ok": "fits"}  # of cells without a time
 
 
 def rate_of(cell: Cell) -> float | None:
-    """tokens/s of a GPU; None of a kernel alone, which has one rank's share of the work and not of the tokens."""
+    """tokens/s per GPU. None for a kernel alone, which computes one rank's share of the work on all tokens."""
     return None if is_baseline(cell) else tokens_per_s_per_gpu(cell)
 
 
 def _of_cell(
     head: str, read: Callable[[Cell], Any], shown: Callable[[Any], str] = number, name: str = ""
 ) -> Column[Line]:
-    """A number of the cell; nothing where the cell has no time."""
+    """A column that reads a number of the cell; blank if the cell has no time."""
     return Column(head, lambda line: read(line.cell), shown, name, optional=True, absent=_blank)
 
 
 def _of_longest(head: str, read: Callable[[Cell], Any], shown: Callable[[Any], str] = gib) -> Column[LimitLine]:
-    """A number of the longest that fits."""
+    """A column that reads a number of the longest sequence that fits."""
     return Column(head, lambda line: (ran := line.limit.largest_ok) and read(ran), shown, optional=True)
 
 
@@ -80,7 +80,7 @@ def _of_packs(head: str, read: Callable[[PackedLine], float | None]) -> Column[P
 
 
 def _on_several(column: str) -> Callable[[Cell], float | None]:
-    """Means nothing on one rank."""
+    """Reads a column that has no meaning on one rank: None there."""
     return lambda cell: cell.middle(column) if (cell.asked["world_size"] or 1) > 1 else None
 
 
@@ -177,9 +177,8 @@ SCALING_CAPTION = (
 
 
 def tables(settings: Sequence[Setting]) -> list[Table[Any]]:
-    """One of where memory runs out, one a ladder, one of packed documents, one of stacks net of their baseline, and
-    one a setting that none of these shows; columns of which no line knows anything are left out. A setting of a single
-    line has none."""
+    """The table of the longest sequences, those of ladders, packed documents and stacks net of their baseline, then one
+    per setting that none of them covers. A setting with a single line has no table."""
     found = [] if (where := longest(settings)) is None else [_longest_table(where)]
     rungs, packed = ladders(settings), documents.packs(settings)
     found += [_ladder_table(ladder) for ladder in rungs]
@@ -199,7 +198,7 @@ def _made(setting: Setting, caption: str, columns: Sequence[Column[Any]], groups
 
 
 def _of_options(paths: Sequence[str]) -> list[Column[Line]]:
-    """In which the lines of a table differ."""
+    """The columns of options in which the lines of a table differ."""
 
     def read(path: str) -> Callable[[Line], str]:
         return lambda line: words.in_column(path, line.cell.options.get(path))
@@ -263,18 +262,18 @@ def _table(setting: Setting) -> Table[Any]:
             group = grouped[tuple(str(part) for part in place_key(cell))]
             group += [] if alone in group else [alone]
     of_place = {id(place.first): n for n, place in enumerate(reversed(setting.places))}
-    told = [cells for cells in grouped.values() if not all(_says_memory_alone(cell) for cell in cells)]
-    ordered = sorted(told, key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
+    timed = [cells for cells in grouped.values() if not all(_is_probe(cell) for cell in cells)]
+    ordered = sorted(timed, key=lambda g: (min(of_place.get(id(c), 999) for c in g), str(place_key(g[0]))))
     return _made(setting, CAPTION, CELLS, [_group(setting, cells) for cells in ordered])
 
 
-def _says_memory_alone(cell: Cell) -> bool:
-    """A probe of the longest length, whose bracket stands in the table of it."""
+def _is_probe(cell: Cell) -> bool:
+    """Whether it is a probe of the longest length; that table has its bracket."""
     return not cell.ok and (cell.fits or cell.out_of_memory)
 
 
 def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
-    """What the others are compared with first, then by speed, the kernel alone and what failed last."""
+    """The leader first, the others by speed, then kernels alone, then cells that failed."""
     own = [
         c for c in cells if c.ok and not (is_baseline(c) and c.cell_id in {a.cell_id for a in setting.alone.values()})
     ]
@@ -297,15 +296,15 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
 
 
 def _line(setting: Setting, cell: Cell, first: Cell | None, name: str = "") -> Line:
-    """Beside the first of its group, where both have a time."""
+    """A cell's line, with its ratio to the first of its group if both have a time."""
     ratio = Difference(first, cell, setting.smallest) if cell.ok and first not in (None, cell) else None
     doubts = "; ".join(words.FLAGS.get(flag, flag) for flag in cell.flags)
     return Line(setting=setting, cell=cell, name=name or words.method(cell), ratio=ratio, doubts=doubts)
 
 
-# What tells cells apart, as values: all options but how a cell is measured, and but mappings, which titles name. Of a
-# model those that rows have columns for: its name says the others.
-TOLD = tuple(
+# The options that distinguish cells. Left out: how a cell is measured; mappings, which titles name; and options of a
+# model without a column, which the model's name implies.
+DISTINGUISHING = tuple(
     option
     for option in OPTIONS
     if not (option.protocol or issubclass(option.type, Mapping) or (option.group == "model" and not option.column))
@@ -317,7 +316,7 @@ def _value(name: str, read: Callable[[Line], Any]) -> Column[Line]:
 
 
 def _set(option: Option) -> Column[Line]:
-    """What the option was set to; None where it was not, or where a method or an engine does the same without it."""
+    """The option's value; None if it was not set, or if the method or engine does the same without it."""
 
     def read(line: Line) -> Any:
         value = line.cell.options.get(option.path)
@@ -345,7 +344,7 @@ VALUES: tuple[Column[Line], ...] = (
     _value("setting", lambda line: line.setting.title),
     _value("campaigns", lambda line: " ".join(sorted({str(row["folder"]) for row in line.cell.rows}))),
     _value("name", lambda line: words.method(line.cell)),
-    *map(_set, TOLD),
+    *map(_set, DISTINGUISHING),
     _value("world_size", lambda line: line.cell.asked["world_size"]),
     _value("status", lambda line: " ".join(line.cell.statuses)),
     _value("replicates", lambda line: len(line.cell.step_ms)),

@@ -1,5 +1,5 @@
-"""A table is a tuple of declared columns over lines of any kind. One renderer each makes its page, CSV, JSON, Markdown
-and LaTeX."""
+"""A table: a tuple of declared columns, and lines of any type. There is one renderer each for the page, CSV, JSON,
+Markdown and LaTeX."""
 
 import csv
 import io
@@ -14,21 +14,21 @@ from tabulate import tabulate
 from sp_bench.formats import MISSING, escape_markdown
 from sp_bench.report.latex_text import escape
 
-L = TypeVar("L")  # a line: what the columns of a table read
+L = TypeVar("L")  # a line, which columns read
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
-PAGE_LINES = 45  # of a table, from which on it is broken over pages
-PAGE_SHARE = 0.9  # of LaTeX's line that columns of words fill
+PAGE_LINES = 45  # a longer table is broken over pages
+PAGE_SHARE = 0.9  # share of LaTeX's line that columns of words fill
 
 
 @dataclass(frozen=True)
 class Column(Generic[L]):
     head: str
-    read: Callable[[L], Any]  # None: not known
-    shown: Callable[[Any], str] = str  # what is known, as text
+    read: Callable[[L], Any]  # the value; None if unknown
+    shown: Callable[[Any], str] = str  # a known value as text
     name: str = ""  # in CSV and JSON
-    optional: bool = False  # left out where no line knows it
-    absent: Callable[[L], str] = lambda line: MISSING  # in place of what is not known
-    strong: Callable[[L], str] = lambda line: ""  # what stands out at the beginning of the text
+    optional: bool = False  # left out if no line has a value
+    absent: Callable[[L], str] = lambda line: MISSING  # the text of an unknown value
+    strong: Callable[[L], str] = lambda line: ""  # the beginning of the text that is printed bold
     width: float | None = None  # share of a page, for a column of words; None: what others leave
 
     def text(self, line: L) -> str:
@@ -50,8 +50,8 @@ class Table(Generic[L]):
     groups: tuple[Group[L], ...]
     style: str = "plain"  # of the page
     prose: bool = False  # columns are of words, not of numbers
-    links: bool = False  # each line has a `cell`, to whose rows its first text leads
-    anchor: Callable[[L], str] = lambda line: ""  # where others link to
+    links: bool = False  # the first text of a line links to the rows of its `cell`
+    anchor: Callable[[L], str] = lambda line: ""  # the line's id in the page
     bold: Callable[[L], bool] = lambda line: False  # the first two texts of the line
     doubts: Callable[[L], str] = lambda line: ""
     subject: str = ""  # begins the caption where the table stands alone
@@ -76,7 +76,7 @@ class Table(Generic[L]):
         return tuple(column.text(line) for column in self.shown)
 
     def marked(self, line: L, escaped: Callable[[str], str], strong: str) -> list[str]:
-        """The texts, escaped, with what stands out in `strong`, a format."""
+        """The texts, escaped. strong: the format of bold text, such as **{}**."""
         marked = []
         for i, column in enumerate(self.shown):
             text = column.text(line)
@@ -96,7 +96,7 @@ def records(columns: Sequence[Column[L]], lines: Iterable[L]) -> list[dict[str, 
 
 
 def as_csv(columns: Sequence[Column[L]], lines: Iterable[L]) -> str:
-    """Empty where a value is not known."""
+    """Lines as CSV; an unknown value is empty."""
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in columns], lineterminator="\n")
     writer.writeheader()
@@ -109,7 +109,7 @@ def as_json(columns: Sequence[Column[L]], lines: Iterable[L]) -> str:
 
 
 def markdown(tables: Sequence[Table[Any]]) -> str:
-    """Of equal widths, for who reads it as it is."""
+    """Tables in Markdown, padded so that they read well as plain text."""
     return "\n".join(map(_markdown, tables))
 
 
@@ -127,7 +127,7 @@ def _markdown(table: Table[Any]) -> str:
 
 
 def section(table: Table[Any]) -> str:
-    """A section of a document of Markdown, as short as it can be; nothing without lines."""
+    """A table as a Markdown section, without padding; empty without lines."""
     if not table.lines:
         return ""
     lines = [f"| {' | '.join(table.heads)} |", f"|{'---|' * len(table.heads)}"]
@@ -137,8 +137,8 @@ def section(table: Table[Any]) -> str:
 
 
 def latex(tables: Sequence[Table[Any]]) -> str:
-    """A table* each, as wide as the page also where it has two columns. One longer than a page, and one of words, is a
-    longtable, which LaTeX breaks, and which wants one column."""
+    """Tables in LaTeX. A table* spans both columns of a page. A table of words, or one longer than a page, is a
+    longtable, which LaTeX can break, but only on a one-column page."""
     preamble = "% Needs \\usepackage{booktabs,longtable}. A longtable stands after \\onecolumn.\n"
     return preamble + "\n".join(map(_latex, tables))
 
@@ -168,14 +168,14 @@ def _latex(table: Table[Any]) -> str:
 
 
 def _latex_line(texts: Iterable[str], *, prose: bool) -> str:
-    """Words break in a column of words."""
+    """A line of LaTeX. prose: texts may break between words."""
     if prose:
         return " & ".join(rf"\raggedright {text}" for text in texts) + r" \tabularnewline"
     return " & ".join(texts) + r" \\"
 
 
 def _numbers(table: Table[Any]) -> str:
-    """A name, which is broken where it is long, and numbers."""
+    """Column types: a name, which breaks if it is long, then numbers."""
     longest = max((len(table.shown[0].text(line)) for line in table.lines), default=0)
     return (r"p{0.42\textwidth}" if longest > WIDEST_NAME else "l") + "r" * (len(table.heads) - 1)
 

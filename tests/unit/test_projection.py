@@ -667,12 +667,12 @@ def test_the_docs_have_what_searches_of_the_published_ladder_found():
     for edge in (each for each in edges if each.largest_ok):
         fits, fails = cast(Cell, edge.largest_ok), edge.smallest_oom
         rung = next(n for n, each in enumerate(searches) if each.probe_of(fits.rows[0]))
-        beyond = f"{fails.asked['seq_len']:,}{' (host)' if edge.of_whom else ''}" if fails else "not reached"
+        beyond = f"{fails.asked['seq_len']:,}{' (host)' if edge.exhausted_memory else ''}" if fails else "not reached"
         if rung in found and not fails:  # a later search went on
             continue
         assert rung not in found or found[rung].endswith("not reached")
         found[rung] = f"{fits.asked['seq_len']:,}, {beyond}"
-        if fails and not edge.of_whom:
+        if fails and not edge.exhausted_memory:
             over.append(fits.asked["seq_len"] / searches[rung].guess(OF_H200, None, None) - 1)
     lines = [f"| {name} | {found[n]} | {found[n + 4]} |" for n, name in enumerate(PUBLISHED)]
     lines += [f"The first two lines fit {100 * min(over):.1f} to {max(over):.0%} more tokens than was predicted."]
@@ -700,7 +700,7 @@ def test_the_docs_have_the_edges_that_searches_on_other_settings_found():
         peak = memory.peak_of_row(parse(TrialConfig, json.loads(row["config"])), row)
         # it computed attention in the last layer alone, which is not where a real step peaks
         predicted = peak.last_layer if row["folder"] == "h200x4_longest" else peak.bytes
-        beyond = f"{fails.asked['seq_len']:,}{' (host)' if each.of_whom else ''}" if fails else "not reached"
+        beyond = f"{fails.asked['seq_len']:,}{' (host)' if each.exhausted_memory else ''}" if fails else "not reached"
         sizes = predicted, row["max_peak_allocated_bytes"], max(row["peak_reserved_bytes"])
         of_model, of_row, reserved = (f"{size / GIB:.1f}" for size in sizes)
         held = f"{of_model}, {of_row}" if row["folder"] in of_h100s else f"{of_model}, {of_row} | {reserved}"
@@ -754,7 +754,7 @@ def test_the_docs_have_how_near_searches_came_to_where_the_model_put_the_edge():
         [c for c in committed() if c.rows[0]["folder"] in {n for n in named if "longest" in n or "theirs" in n}]
     )
     predicted, fitted, failed = [], [], []
-    for edge in (each for each in found if each.largest_ok and each.smallest_oom and not each.of_whom):
+    for edge in (each for each in found if each.largest_ok and each.smallest_oom and not each.exhausted_memory):
         fits, fails = cast(Cell, edge.largest_ok), cast(Cell, edge.smallest_oom)
         row = next(row for row in fits.rows if row["status"] == "ok")
         search = Search(parse(TrialConfig, json.loads(row["config"])))

@@ -86,7 +86,7 @@ def test_the_smallest_effect_is_the_readers_choice() -> None:
     assert first_card(rows, smallest=0.05).verdict == "A tie: Ulysses and the contiguous ring."
 
 
-def test_a_card_says_who_is_ahead_of_whom_and_whom_it_ties_with() -> None:
+def test_a_card_names_what_the_leader_beats_and_what_it_ties_with() -> None:
     rows = [*replicated(10.0, EQUAL, **ULYSSES), *replicated(10.5, EQUAL), *replicated(10.01, AROUND, **GATHER)]
     told = first_card(rows)
     assert told.verdict == (
@@ -146,7 +146,7 @@ def test_memory_is_a_bracket_where_it_ran_out() -> None:
 
 def test_where_only_a_fit_was_asked_the_card_says_so() -> None:
     told = first_card([on_gpus(seq_len=2048, median_step_ms=None), on_gpus(seq_len=4096, status="oom")])
-    assert told.verdict == "Only whether a step fits was asked."
+    assert told.verdict == "Only the fit of a step was tested."
     assert told.memory == "Out of memory: the contiguous ring on 2 GPUs at 4,096 tokens (2,048 fit)."
 
 
@@ -571,9 +571,9 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
     ran, other = row(trial_id="a" * 12), row(trial_id="b" * 12, method="ring")
     folders = [commit([ran], tmp_path / "one"), commit([other], tmp_path / "two")]
     left = [PlannedTrial(digit * 12, "e" * 8, "ring") for digit in "cd"]
-    assert said() == "Plan unknown: nothing says which trials are missing."
+    assert said() == "Plan unknown, so missing trials are unknown."
     plans.write(folders[0], [PlannedTrial(ran["trial_id"], ran["env_id"], "ulysses")])
-    assert said() == "Plan unknown: nothing says which trials are missing."
+    assert said() == "Plan unknown, so missing trials are unknown."
     plans.write(folders[1], [PlannedTrial(other["trial_id"], other["env_id"], "ring")])
     assert said() == "No planned trial is missing."
     plans.write(folders[1], left)

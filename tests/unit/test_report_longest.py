@@ -94,7 +94,7 @@ def test_an_upper_end_says_whose_memory_it_was_where_it_was_the_hosts(failed, sh
     assert where is not None
     assert [ends(limit) for limit in where.limits] == [shown]
     (plot,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
-    assert list(plot.data["out_of"]) == [where.limits[0].of_whom]
+    assert list(plot.data["out_of"]) == [where.limits[0].exhausted_memory]
     marks = [text.get_text() for text in plot.figure.legends[0].get_texts()]
     assert any("host memory" in mark for mark in marks) == ("host memory" in shown[1])
     assert ("host memory" in memory_words(found[0])) == ("host memory" in shown[1])

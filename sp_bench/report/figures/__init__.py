@@ -1,4 +1,4 @@
-"""The figures of a report: a new one is a file and a line of FIGURES. matplotlib's canvases are used directly, never
+"""The figures of a report. To add one, write a file and add a line to FIGURES. Use matplotlib's canvases, not
 pyplot."""
 
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ NAMES = tuple(FIGURES)
 def draw(
     settings: Sequence[Setting], cells: Sequence[Cell], look: Look | None = None, only: Sequence[str] = NAMES
 ) -> list[Drawing]:
-    """Those of the named figures of which the cells have something to show."""
+    """Draw the named figures. One for which the cells have no data is left out."""
     look = look or Look()
     with rc_context(look.rc):
         plots = [plot for name, made in FIGURES.items() if name in only for plot in made(settings, cells, look)]

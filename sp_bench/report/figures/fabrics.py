@@ -87,7 +87,7 @@ def _fabrics(cells: Sequence[Cell], look: Look) -> list[Plot]:
 
 
 def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """Of GPUs only: on a CPU the parts of a step are noise."""
+    """The parts of steps on GPUs; on a CPU they are noise."""
     grouped: dict[str, list[Attribution]] = {}
     for each in attributions([c for c in cells if c.processor == "GPU"]):
         known = None not in (each.alone_ms, each.beyond_kernel, each.exposed)
@@ -131,8 +131,8 @@ def _parts(cells: Sequence[Cell], look: Look) -> list[Plot]:
     figure.legend(
         patches, [what for what, _, _ in GREYS], loc="outside lower center", ncols=3 if look.width_in > 5 else 1
     )
-    told = f" {where[0]}." if not several else ""
-    return [Plot("fabrics", "parts", figure, OF_PARTS + told, pd.DataFrame(data))]
+    place = f" {where[0]}." if not several else ""
+    return [Plot("fabrics", "parts", figure, OF_PARTS + place, pd.DataFrame(data))]
 
 
 def _of_fastest_kernel(group: Sequence[Attribution]) -> list[Attribution]:

@@ -1,4 +1,4 @@
-"""Paired ratios as a forest plot: a line a place and campaign, and over machines the count of signs."""
+"""Paired ratios as a forest plot: one line per place and campaign. The caption counts signs over campaigns."""
 
 import math
 from collections.abc import Sequence
@@ -69,16 +69,16 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
     )
     handles["without an interval"] = Line2D([], [], marker="o", mfc="white", mec=GREY, ls="none")
     legend(figure, handles, look)
-    told = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
+    tallies = [f" {count.where}: {count.words}." for count in counts(settings)[:2]]
     caption = (
         "Step times over that of Ulysses, each method's fastest variant on one kernel. Lines: intervals of paired "
         "ratios. Numbers: of a line's marks, the upper one first."
     )
-    return [Plot("ratios", "", figure, "".join([caption, *told]), pd.DataFrame(data))]
+    return [Plot("ratios", "", figure, "".join([caption, *tallies]), pd.DataFrame(data))]
 
 
 def _ratio_axis(axis: Axes, low: float, high: float, numbers: int, look: Look) -> None:
-    """Logarithmic, so that twice and half are as far from 1; room for so many numbers at its right."""
+    """Logarithmic: 2 and 0.5 are equally far from 1. numbers: how many are printed at its right end."""
     axis.set_xscale("log")
     room = (0.05 + 0.1 * numbers) * (1 if look.column == 2 else 2)
     axis.set_xlim(low * (low / high) ** 0.03, high * (high / low) ** room)
@@ -95,7 +95,7 @@ def _ratio_axis(axis: Axes, low: float, high: float, numbers: int, look: Look) -
 
 
 def _label(sign: Sign, settings: Sequence[Setting]) -> str:
-    """The place, as far as places differ, and the campaign."""
+    """The parts of the place in which places differ, and the campaign."""
     first = sign.place.first
     heads = {(c.asked["num_heads"], c.asked["num_kv_heads"]) for s in settings for p in s.contests for c in p.cells}
     sizes = {c.asked["sp_size"] for s in settings for p in s.contests for c in p.cells}

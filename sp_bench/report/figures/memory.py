@@ -58,22 +58,22 @@ ENDS = {"forward": "after the forward", "backward": "after the backward", "optim
 
 
 def _parts(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    """What holds the peak, of the cells that were traced."""
+    """What the peak consists of, for the cells that were traced."""
     found = [(setting, cell) for setting in settings for cell in setting.cells if cell.ok and _held_gib(cell)]
     if not found:
         return []
     found.sort(key=lambda each: -sum(_held_gib(each[1]).values()))
     bars = [Bar(s, cell, _held_gib(cell), cell.predicted_gib, _ends_gib(cell)) for s, cell in found[:MOST_BARS]]
     figure, shared, data = stacked(bars, HOLDERS, "GiB a GPU", look)
-    told = (
+    caption = (
         " The peak of one untimed step by what holds it, on the rank that needs most. The black line is what was "
         "predicted. Marks are what was allocated at the end of each phase."
     )
-    return [Plot("memory", "parts", figure, shared + told, data.rename(columns={"line": "predicted_gib"}))]
+    return [Plot("memory", "parts", figure, shared + caption, data.rename(columns={"line": "predicted_gib"}))]
 
 
 def _held_gib(cell: Cell) -> dict[str, float]:
-    """By holder; empty: not traced, or in a row from before there were all of them."""
+    """GiB by holder. Empty if the cell was not traced, or if an old row lacks a holder."""
     traced = [
         ranks for row in cell.measured if (ranks := listed(row["peak_parts_bytes"])) and None not in ranks[0].values()
     ]
@@ -84,33 +84,33 @@ def _held_gib(cell: Cell) -> dict[str, float]:
 
 
 def _ends_gib(cell: Cell) -> dict[str, float]:
-    """By phase, of the rank that holds most then; empty: not known."""
+    """GiB at the end of each phase, on the rank that holds most then. Empty if unknown."""
     known = [ranks for row in cell.measured if (ranks := listed(row["phase_end_bytes"]))]
-    return {told: max(rank[phase] for rank in known[-1]) / GIB for phase, told in ENDS.items()} if known else {}
+    return {label: max(rank[phase] for rank in known[-1]) / GIB for phase, label in ENDS.items()} if known else {}
 
 
 def _with_capacity(panel: Panel) -> Panel:
-    """Only where a sequence came near it: elsewhere the line would press all others to the ground. What did not fit has
-    no peak."""
+    """Add the device's capacity to a panel if a sequence came near it: else the line would flatten all others. Cells
+    that did not fit have no peak, so edges go."""
     limit = capacity_gib(panel.cells[0])
     most = max((memory_gib(c) or 0.0 for c in panel.cells), default=0.0)
     return replace(panel, limit=limit if limit is not None and most > limit / 8 else None, edges=())
 
 
 def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
-    """A bar a method and number of GPUs, of the settings in which anything ran out of memory or was to fit: the longest
-    first. An arrow: nothing longer ran out of memory. Lengths are linear: on a logarithmic axis both ends of a bracket
-    of 4% are one mark."""
+    """One bar per method and number of GPUs, the longest first, for settings in which something ran out of memory or
+    was tested for its fit. An arrow means that nothing longer ran out. The axis is linear: on a logarithmic one the two
+    ends of a 4% bracket would coincide."""
     found = longest(settings)
     if found is None:
         return []
     named = sorted(zip(found.names, found.limits, strict=True), key=lambda each: _lengths(each[1])[0])
     wide = look.width_in > 5
-    told = [f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in named]
+    lines = [f"{name}{', fit only' if is_fit_only(limit) else ''}" for name, limit in named]
     numbers = [ends(limit)[0] if limit.is_open else "[{}, {}]".format(*ends(limit)) for _, limit in named]
     if not wide:
-        told = [f"{name}: {number}" for name, number in zip(told, numbers, strict=True)]
-    labels = [wrapped(name, 58 if wide else 28) for name in told]
+        lines = [f"{name}: {number}" for name, number in zip(lines, numbers, strict=True)]
+    labels = [wrapped(name, 58 if wide else 28) for name in lines]
     tallest = max(label.count("\n") for label in labels)
     figure = look.figure((ROW_IN + 0.03 + 0.125 * tallest) * len(named) + 0.85)
     axis = figure.subplots()
@@ -126,7 +126,7 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
         if limit.is_open:
             axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
             handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")
-        whose = f", {limit.of_whom}" if limit.of_whom else ""
+        whose = f", {limit.exhausted_memory}" if limit.exhausted_memory else ""
         if fails is not None:
             hatch = "...." if whose else "/////"
             axis.barh(place, fails - fits, left=fits, height=0.6, facecolor="white", edgecolor="#777777", hatch=hatch)
@@ -158,7 +158,7 @@ OPEN = {"arrowstyle": "-|>", "color": "#999999", "fc": "white", "ls": ":", "lw":
 
 
 def _lengths(limit: Limit) -> tuple[int, int | None]:
-    """Tokens that fit, 0 where nothing is known to, and more that do not."""
+    """(tokens that fit, or 0 if none are known to; tokens that do not fit, None if no longer length failed)."""
     fits, fails = (end and end.asked["seq_len"] for end in (limit.largest_ok, limit.smallest_oom))
     return fits or 0, fails if fails is not None and fails > (fits or 0) else None
 
@@ -167,6 +167,6 @@ def _data(name: str, limit: Limit) -> dict[str, object]:
     ran, failed = limit.largest_ok, limit.smallest_oom
     lengths = {"longest_ok": ran and ran.asked["seq_len"], "shortest_oom": failed and failed.asked["seq_len"]}
     ids = " ".join(trial_ids(cell) for cell in limit.cells)
-    lengths |= {"edge_reached": not limit.is_open, "out_of": limit.of_whom}
-    told = {"tries": tries(limit), "fit_only": is_fit_only(limit), "trial_ids": ids}
-    return {"method": words.method(limit.cells[0]), "sp_size": limit.sp_size, "line": name, **lengths, **told}
+    lengths |= {"edge_reached": not limit.is_open, "out_of": limit.exhausted_memory}
+    tried = {"tries": tries(limit), "fit_only": is_fit_only(limit), "trial_ids": ids}
+    return {"method": words.method(limit.cells[0]), "sp_size": limit.sp_size, "line": name, **lengths, **tried}

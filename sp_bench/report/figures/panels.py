@@ -1,4 +1,4 @@
-"""Panels of one quantity: lines over the length, or dots with their values where there is one length."""
+"""Panels of one quantity: lines over the length, or dots with values if there is one length."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,17 +26,17 @@ from sp_bench.report.figures.style import (
     wrapped,
 )
 
-MOST_PANELS = 12  # of one figure; the table has what is left out
-FEW = 3  # lengths that make a line
+MOST_PANELS = 12  # of one figure; the table has the rest
+FEW = 3  # fewest lengths of a line
 MOST_DOTTED = 8  # panels of dots
 MOST_DOTS = 16  # lines of a panel of dots
-MOST_APART = 4  # times: panels whose largest values are further apart have y axes of their own
-LEAST_SPREAD = 0.1  # of an axis of dots, over its largest value: less would make nothing look like much
+MOST_APART = 4  # panels whose largest values differ by a larger factor have their own y axes
+LEAST_SPREAD = 0.1  # least span of an axis of dots over its largest value, so that small differences look small
 ROW_IN, PANEL_IN = 0.17, 1.75
 OTHER = (
     {"marker": "|", "ms": 6, "mew": 1.3},
     {"marker": "o", "mfc": "white", "ms": 3.5},
-)  # of further values of a line
+)  # marks of a line's further values
 Value = Callable[[Cell], float | None]
 Interval = Callable[[Cell], tuple[float, float] | None]
 
@@ -44,10 +44,10 @@ Interval = Callable[[Cell], tuple[float, float] | None]
 @dataclass(frozen=True)
 class Panel:
     title: str
-    cells: tuple[Cell, ...]  # that have the quantity
+    cells: tuple[Cell, ...]  # only those with the quantity
     roofs: Mapping[int, Cell]  # length -> the kernel alone
-    limit: float | None = None  # a line across, as the capacity of the device
-    edges: tuple[Cell, ...] = ()  # of a method the shortest that was out of memory
+    limit: float | None = None  # draws a line across, such as the device's capacity
+    edges: tuple[Cell, ...] = ()  # the shortest cell of each method that ran out of memory
 
     @property
     def at_longest(self) -> "Panel":
@@ -64,7 +64,7 @@ class Panel:
 
 
 def panels(settings: Sequence[Setting], value: Value) -> list[Panel]:
-    """One for each setting, number of ranks, pack and kernel, on the fastest fabric: first what most ran on."""
+    """One panel per setting, number of ranks, pack and kernel, on the fastest fabric; those with most cells first."""
     found = []
     for setting in settings:
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
@@ -88,14 +88,14 @@ def _panel_key(cell: Cell) -> tuple[Any, ...]:
 
 
 def shared_title(settings: Sequence[Setting]) -> str:
-    """What the caption says of all panels at once."""
+    """The options that all panels share, for the caption."""
     first, *others = settings
     shared = [part for part in first.parts if all(part in other.parts for other in others)]
     return f"{', '.join(shared)}. " if shared else ""
 
 
 def methods_of(panel: Panel) -> dict[str, list[Cell]]:
-    """Method -> its line: of its variants that at the most lengths, of equals the fastest at the longest."""
+    """Method -> the cells of its variant with the most lengths; among equals, the fastest at the longest."""
     variants: dict[str, dict[str, list[Cell]]] = {}
     for cell in panel.cells:
         variants.setdefault(words.plain_method(cell), {}).setdefault(words.method(cell), []).append(cell)
@@ -109,7 +109,7 @@ def methods_of(panel: Panel) -> dict[str, list[Cell]]:
 
 
 def grid(look: Look, count: int, height_in: float, least_in: float = 1.9) -> tuple[Any, list[Axes]]:
-    """A figure with so many panels, as many abreast as have `least_in` inches each."""
+    """A figure with `count` panels. Each is at least `least_in` inches wide."""
     abreast = max(1, min(count, int(look.width_in / least_in)))
     down = -(-count // abreast)
     figure = look.figure(height_in * down + 0.45)
@@ -120,19 +120,19 @@ def grid(look: Look, count: int, height_in: float, least_in: float = 1.9) -> tup
 
 
 def left_out(number_of_panels: int) -> str:
-    """What a caption says of panels beyond the most that a figure has; nothing of none."""
+    """A caption's sentence on the panels beyond MOST_PANELS; empty without any."""
     return f" Panels that only the table has: {number_of_panels}." if number_of_panels > 0 else ""
 
 
 def is_first(axis: Axes) -> bool:
-    """Whether it stands in the first column of its figure."""
+    """Whether the axis is in the first column of its figure."""
     spec = axis.get_subplotspec()
     return spec is not None and spec.is_first_col()
 
 
 def over_length(name: str, found: Sequence[Panel], value: Value, label: str, look: Look, caption: str) -> list[Plot]:
-    """One figure of the panels that have three lengths or more. The y axis begins at zero. The panels share it,
-    unless their values are far apart."""
+    """One figure of the panels with three lengths or more. The y axis begins at zero; panels share it unless their
+    values differ much."""
     long = [panel for panel in found if len(panel.lengths) >= FEW]
     if not long:
         return []
@@ -148,7 +148,7 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
             (drawn,) = axis.plot([c.asked["seq_len"] for c, _ in known], [v for _, v in known], **style)
             handles.setdefault(method, drawn)
             edges = [edge for edge in panel.edges if words.method(edge) == words.method(cells[0])]
-            for edge in edges:  # the line falls to it
+            for edge in edges:  # the line drops to it
                 ends = [known[-1][0].asked["seq_len"], edge.asked["seq_len"]]
                 axis.plot(ends, [known[-1][1], 0], color=style["color"], ls=":", lw=1.0)
                 (cross,) = axis.plot(ends[1:], [0], color=style["color"], marker="x", mew=1.4, ls="none", clip_on=False)
@@ -180,8 +180,9 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
 
 def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], label: str, look: Look, caption: str,
          interval: Interval = lambda cell: None) -> list[Plot]:  # fmt: skip
-    """One figure of the panels that have one length or two, at the longest: a line a method, values beside the dots.
-    `marks`: what each dot is, the first filled; the others are drawn as they are."""
+    """One figure of the panels with one or two lengths, at the longest: one line per method, values beside the dots.
+
+    marks: (label, how to read it) of each dot of a line; the first is filled."""
     few = [panel for panel in found if len(panel.lengths) < FEW and len(panel.at_longest.cells) > 1]
     if not few:
         return []
@@ -232,7 +233,7 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
 def _span(
     panel: Panel, rows: Sequence[Cell], marks: Sequence[tuple[str, Value]], interval: Interval
 ) -> tuple[float, float]:
-    """Of an axis of dots: from 0 where the values differ much, with room for the words beside the largest."""
+    """Limits of an axis of dots: from 0 if the values differ much, with room for the text beside the largest."""
     values = [v for c in rows for _, read in marks if (v := read(c)) is not None]
     values += [bound for c in rows for bound in interval(c) or ()]
     if panel.limit is not None:
@@ -246,7 +247,7 @@ def _span(
 def _dots_of(
     axis: Axes, place: int, cell: Cell, marks: Sequence[tuple[str, Value]], bounds: tuple[float, float] | None
 ) -> list[tuple[str, float, dict[str, Any]]]:
-    """Draws a line of them, with its interval and its values. Returns what each dot is, its value and its style."""
+    """Draw a line of dots, with its interval and values. Returns (label, value, style) of each dot."""
     if bounds is not None:
         axis.plot(bounds, [place, place], color=mark(cell)["color"], lw=1.4, solid_capstyle="butt")
     known = [(what, v) for what, read in marks if (v := read(cell)) is not None]
@@ -261,7 +262,7 @@ def _dots_of(
 
 
 def panel_in(look: Look, number: int, least_in: float = 1.9) -> float:
-    """Inches of a panel of so many."""
+    """Width in inches of one of `number` panels."""
     return look.width_in / max(1, min(number, int(look.width_in / least_in)))
 
 

@@ -78,25 +78,27 @@ def _plot(
     figure, shared, data = stacked(bars, shown, "ms" if in_ms else "share of the step", look)
     figure.axes[0].set_xlim(0, None if in_ms else 1)
     what = "by the kernels that ran" if kernels else "or the one step that was timed, by its phases"
-    told = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
-    told += [CLIMBS] if rungs else []
+    sentences = [shared, f"{'One' if in_ms else 'Shares of one'} untimed step, {what}."]
+    sentences += [CLIMBS] if rungs else []
     if not kernels:
-        return Plot("steps", name, figure, " ".join(told), data.drop(columns="line"))
-    told += ["AdamW's time on the host is of the timed steps."] if shown.keys() > KERNELS.keys() else []
-    told += [PROFILED, LIMIT] if in_ms else [LIMIT]
-    return Plot("steps", name, figure, " ".join(told), data.rename(columns={"line": "limit_ms" if in_ms else LIMITED}))
+        return Plot("steps", name, figure, " ".join(sentences), data.drop(columns="line"))
+    sentences += ["AdamW's time on the host is of the timed steps."] if shown.keys() > KERNELS.keys() else []
+    sentences += [PROFILED, LIMIT] if in_ms else [LIMIT]
+    return Plot(
+        "steps", name, figure, " ".join(sentences), data.rename(columns={"line": "limit_ms" if in_ms else LIMITED})
+    )
 
 
 class Bar(NamedTuple):
     setting: Setting
     cell: Cell
     parts: Mapping[str, float]
-    line: float | None  # where a black line is drawn
-    marks: Mapping[str, float] = MappingProxyType({})  # words -> where a mark is drawn; the same words for each bar
+    line: float | None  # position of a black line
+    marks: Mapping[str, float] = MappingProxyType({})  # label -> position of a mark; all bars have the same labels
 
 
 def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: bool, with_limit: bool) -> Bar:
-    """Of parts in ms. In ms the bar is of the untimed step, and limit and mark are of the timed one."""
+    """A bar from parts in ms. In ms it shows the untimed step; its limit and mark are those of the timed step."""
     share, step_ms = cell.middle(LIMITED) if with_limit else None, cell.median_step_ms or 0
     if in_ms:
         return Bar(setting, cell, parts, share and share * step_ms, {TIMED: step_ms} if with_limit else {})
@@ -107,16 +109,18 @@ def _bar(setting: Setting, cell: Cell, parts: Mapping[str, float], *, in_ms: boo
 def stacked(
     bars: Sequence[Bar], shown: Mapping[str, tuple[str, str]], label: str, look: Look
 ) -> tuple[Figure, str, pd.DataFrame]:
-    """A stacked bar each, the first at the top. Returns the figure, what the bars share in words, and the data.
+    """Draw stacked bars, the first at the top. Returns the figure, the options that all bars share, and the data.
 
-    shown: part -> its words and its colour.
+    shown: part -> (label, colour).
     """
     settings = list({bar.setting.title: bar.setting for bar in bars}.values())
     wide = look.width_in > 5
     width, abreast = (60, 3) if wide else (28, 1)
     handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in shown.values()]
     marked = next((bar.marks for bar in bars if bar.marks), {})
-    handles += [Line2D([], [], label=told, **shape) for told, shape in zip(marked, MARKS, strict=False)]
+    handles += [
+        Line2D([], [], label=label_of_mark, **shape) for label_of_mark, shape in zip(marked, MARKS, strict=False)
+    ]
     around_in = (0.5 if wide else 0.6) + 0.15 * math.ceil(len(handles) / abreast)  # the axis, and the legend's lines
     kernels = {bar.cell.asked["kernel"] for bar in bars}
     names = [wrapped(_name(bar, settings, len(kernels) > 1), width) for bar in reversed(bars)]
@@ -145,15 +149,17 @@ def stacked(
 
 
 def _is_step(cell: Cell) -> bool:
-    """On GPUs: times of a CPU show that the path works, and nothing else."""
+    """Whether it is a training step on GPUs. CPU times show only that the path works."""
     return cell.ok and cell.asked["workload"] == "train_step" and cell.processor == "GPU"
 
 
 def part_ms(cell: Cell, column: str, parts: Sequence[str]) -> dict[str, float]:
-    """Of one step: mean over ranks, median over replicates. Empty: not known."""
+    """Milliseconds of each part of one step: mean over ranks, median over replicates. Empty if unknown."""
     known = [ranks for row in cell.measured if (ranks := listed(row[column]))]
     if column == "part_ms" and cell.options.get("workload.activation_checkpointing") not in (None, "none"):
-        known = [ranks for ranks in known if any(rank["recompute"] for rank in ranks)]  # 0 in old rows: not told apart
+        known = [
+            ranks for ranks in known if any(rank["recompute"] for rank in ranks)
+        ]  # old rows have 0: recomputation counted as backward
     complete = [ranks for ranks in known if all(rank[part] is not None for rank in ranks for part in parts)]
     if not complete:
         return {}

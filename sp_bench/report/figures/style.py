@@ -1,5 +1,5 @@
-"""How figures look and how they are saved. A colour is what travels (Ulysses, ring, all-gather, USP) and a marker is a
-method, in every figure; a library has the colour of its kind and a hollow marker of its own."""
+"""How figures look and are saved. In every figure a colour is a communication pattern (Ulysses, ring, all-gather, USP)
+and a marker is a method. A library has the colour of its pattern and its own hollow marker."""
 
 import io
 import math
@@ -34,7 +34,7 @@ MARKERS = {
 DPI, PNG_COLOURS = 150, 64
 TICK_IN = 0.36  # least distance of two labels of an axis
 WIDTHS = {1: 3.25, 2: 6.75}  # inches of one column and of two, in the format of ICML and MLSys
-VENUES = {  # one column, two columns; where the text has one column only, half of it and all of it
+VENUES = {  # one column, two columns; in a one-column format, half the text width and all of it
     "icml": (3.25, 6.75),
     "mlsys": (3.25, 6.75),
     "neurips": (2.7, 5.5),
@@ -69,10 +69,10 @@ RC: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class Look:
-    """How figures are to come out."""
+    """The look of figures."""
 
     column: int = 2
-    height_in: float | None = None  # of every figure; None: as its content asks
+    height_in: float | None = None  # of every figure; None: by its content
     venue: str | None = None
 
     @property
@@ -81,7 +81,7 @@ class Look:
 
     @property
     def rc(self) -> dict[Any, Any]:
-        """Venues set their text in Times or a relative of it."""
+        """matplotlib's settings. Venues set their text in Times or a similar font."""
         return dict(RC) | ({"font.family": ["STIXGeneral", "DejaVu Sans"]} if self.venue else {})
 
     def figure(self, height_in: float) -> Figure:
@@ -90,7 +90,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Plot:
-    """A figure and the data behind it, a line a mark. `name`: of the figure; `part` tells several of one name apart."""
+    """A figure and its data, one line per mark. `part` distinguishes several figures with one name."""
 
     name: str
     part: str
@@ -101,7 +101,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure of the page. `files`: png, pdf, csv -> content; the file's name is `stem` and that suffix."""
+    """A figure of the page. files: suffix (png, pdf, csv) -> content. A file is called `stem` plus suffix."""
 
     name: str
     stem: str
@@ -116,7 +116,7 @@ def colour(cell: Cell) -> str:
 
 
 def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
-    """The marker of its method; hollow for a library, and where no interval is known."""
+    """The marker of a cell's method; hollow for a library, and if no interval is known."""
     ink = colour(cell)
     empty = hollow or cell.is_library
     shape = MARKERS.get(str(cell.asked["method"]), "d")
@@ -124,7 +124,8 @@ def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
 
 
 def is_plain(cell: Cell) -> bool:
-    """Its method in one exchange or group, and in a layout that balances the mask: the others are drawn thinner."""
+    """Whether it is its method's plain variant: one exchange or group, and a layout that balances the mask. Other
+    variants are drawn thinner."""
     options = cell.options
     parts = options.get("method.head_chunks") not in (None, 1) or options.get("method.head_stride") not in (None, "all")
     unbalanced = cell.asked["method"] in ("ring", "double_ring", "all_gather") and cell.asked["layout"] == "contiguous"
@@ -137,7 +138,7 @@ def line(cell: Cell) -> dict[str, Any]:
 
 
 def legend(figure: Figure, handles: Mapping[str, Artist], look: Look) -> None:
-    """Below the panels, as many abreast as the width holds."""
+    """Draw the legend below the panels, with as many entries per line as fit."""
     if not handles:
         return
     longest = max(map(len, handles))
@@ -147,7 +148,7 @@ def legend(figure: Figure, handles: Mapping[str, Artist], look: Look) -> None:
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], width_in: float) -> None:
-    """Powers of two, the longest first and then as far as labels have room: 32K, 128K."""
+    """Label powers of two, such as 32K and 128K: the longest first, then those for which there is room."""
     known = sorted(set(lengths))
     kept = known[-1:]
     for length in reversed(known):
@@ -162,8 +163,8 @@ def length_axis(axes: Axes, lengths: Iterable[int], width_in: float) -> None:
 
 
 def tokens_axis(axes: Axes, most: int, width_in: float, *, room: float) -> None:
-    """Linear from zero to `most`, with multiples of a power of two as far as labels have room: 0, 128K, 256K. `room`:
-    that is left beyond, over `most`."""
+    """A linear axis from zero to `most`, labelled at multiples of a power of two: 0, 128K, 256K. room: free space
+    beyond `most`, as a share of it."""
     step = 1
     while most / step * TICK_IN > width_in:
         step *= 2
@@ -184,7 +185,7 @@ def rank_axis(axes: Axes, sizes: Sequence[int]) -> None:
 
 
 def plain_log(axes: Axes, values: Sequence[float]) -> None:
-    """A logarithmic y axis with a few numbers that a reader knows."""
+    """A logarithmic y axis with a few round numbers."""
     axes.set_yscale("log")
     low, high = min(values) * 0.85, max(values) * 1.18
     steps = [m * 10.0**e for e in range(-3, 7) for m in (1, 2, 3, 5, 7)]
@@ -197,7 +198,7 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
 
 
 def wrapped(text: str, width: int) -> str:
-    """Lines of at most `width` characters, broken behind commas, or at any blank where that takes fewer lines."""
+    """Wrap text to `width` characters, after commas, or at any blank if that needs fewer lines."""
     parts = [" ".join(part.split()) for part in text.split(", ")]
     at_commas = _filled([*(f"{part}," for part in parts[:-1]), parts[-1]], width)
     at_blanks = _filled(text.split(), width)
@@ -225,7 +226,7 @@ def trial_ids(cell: Cell) -> str:
 
 
 def finish(plot: Plot, stem: str, look: Look) -> Drawing:
-    """Saved in every format, equal for equal rows. Under the same rc as it was drawn with."""
+    """Save a figure in every format. Equal rows give equal bytes. Needs the rc that it was drawn with."""
     png = _png(plot.figure)
     files = {"png": png, "pdf": _pdf(plot.figure), "csv": plot.data.to_csv(index=False, lineterminator="\n").encode()}
     return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)

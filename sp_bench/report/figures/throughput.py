@@ -36,7 +36,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 
 def _tflops(cell: Cell) -> float | None:
-    """None on a CPU, whose FLOP/s say nothing."""
+    """TFLOP/s per GPU; None on a CPU."""
     return attention_tflops(cell) if cell.processor == "GPU" else None
 
 
@@ -46,7 +46,7 @@ def _thousand_tokens(cell: Cell) -> float | None:
 
 
 def _interval(cell: Cell, value: Callable[[Cell], float | None]) -> tuple[float, float] | None:
-    """Of a rate: from that of the longest to that of the shortest time."""
+    """The interval of a rate: from the rate at the longest time to that at the shortest."""
     middle = value(cell)
     if cell.interval_ms is None or middle is None or cell.median_step_ms is None:
         return None

@@ -1,5 +1,5 @@
-"""How many bytes: what a rank sends for attention over the number of ranks, by head shape. Lines are the closed form,
-marks are counted, crosses are NVLink's counters."""
+"""Bytes that a rank sends for attention, over the number of ranks, by head shape. Lines are the closed form, marks are
+counted, crosses are NVLink's counters."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -34,7 +34,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
             if cell.ok and cell.asked["workload"] == "attention" and sent_gib(cell):
                 key = tuple(cell.asked[name] for name in SHAPE)
                 found.setdefault(key, []).append(cell)
-    both = {key[:-1] for key in found if key[-1] != "forward"}  # a forward alone would say the same again
+    both = {key[:-1] for key in found if key[-1] != "forward"}  # a panel of the forward alone would repeat them
     shown = [each for each in found.items() if each[0][-1] != "forward" or each[0][:-1] not in both][:MOST_PANELS]
     if not shown:
         return []
@@ -91,7 +91,7 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
 
 
 def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
-    """Kernels and transports send as many bytes."""
+    """One cell per method: its bytes do not depend on kernel or transport."""
     return list(
         {
             (c.asked["method"], c.asked["variant"], c.asked["sp_size"], c.communication.counted_bytes): c for c in cells
@@ -100,7 +100,7 @@ def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _closed(pattern: patterns.Kind, cell: Cell, size: int) -> float | None:
-    """GiB; None where the heads do not allow it."""
+    """GiB by the closed form; None if the heads do not allow this size."""
     known = {field.name: cell.asked[field.name] for field in fields(AttentionShape) if field.name in cell.asked}
     shape = AttentionShape(**known)
     if pattern == "ulysses" and shape.num_heads % size:

@@ -1,5 +1,5 @@
-"""The page: cards, caveats, figures and tables into one self-contained HTML file, and all else in an appendix that is
-closed at first. Jinja escapes every value."""
+"""The page: one self-contained HTML file of cards, caveats, figures and tables, with an appendix that is folded at
+first. Jinja escapes every value."""
 
 import base64
 import hashlib
@@ -22,13 +22,13 @@ from sp_bench.report.page.appendix import Numbers, appendix, environment, left_o
 from sp_bench.report.setting_tables import CAPTION
 from sp_bench.report.table import Table
 
-OPEN_LINES = 60  # of tables on the page; what comes after is in the appendix
+OPEN_LINES = 60  # lines of tables on the page; the rest is in the appendix
 OPEN_CARDS = 9
 
 
 @dataclass(frozen=True)
 class Content:
-    """What a page says."""
+    """The contents of a page."""
 
     selection: Selection
     cells: Sequence[Cell]
@@ -36,7 +36,7 @@ class Content:
     caveats: Sequence[str]
     drawings: Sequence[Drawing]
     tables: Sequence[Table[Any]]
-    gates: Sequence[Table[Any]] = ()  # who computes packed documents right
+    gates: Sequence[Table[Any]] = ()  # which methods compute packed documents right
     notes: Sequence[tuple[str, str]] = ()  # (what, text) of each campaign's file
 
 
@@ -75,7 +75,7 @@ def render(content: Content) -> str:
 
 
 def _opened(tables: Sequence[Table[Any]]) -> tuple[list[Table[Any]], list[Table[Any]]]:
-    """The first tables, with so many lines in all; at least one."""
+    """The first tables that have OPEN_LINES lines in all; at least one."""
     opened: list[Table[Any]] = []
     for table in tables:
         if opened and sum(len(t.lines) for t in opened) + len(table.lines) > OPEN_LINES:
@@ -89,17 +89,17 @@ _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u
 
 
 def _finalize(value: Any) -> Any:
-    """No control character of a row reaches the page; markup of our own is passed as it is."""
+    """Remove control characters from a value; our own markup passes unchanged."""
     return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", without_escapes(value)) if type(value) is str else value
 
 
 def _inlined(name: str) -> Markup:
-    """A file of ours: the only text that is not escaped."""
+    """One of our own files, the only text that is not escaped."""
     return Markup(files("sp_bench.report.page").joinpath(name).read_text("utf-8"))
 
 
 def _policy(style: str, script: str) -> str:
-    """Nothing is loaded from anywhere, and nothing runs or styles but these very texts."""
+    """A content security policy: nothing is loaded, and only these two texts may run or style."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -38,7 +38,7 @@ class Numbers:
 
 
 def appendix(cells: Sequence[Cell], numbers: Numbers) -> list[Table[Any]]:
-    """Those that have lines."""
+    """The tables that have lines."""
     made: tuple[Table[Any], ...] = (
         _failures(cells),
         plain("Every cell", ABOUT_CELLS, (Column("cell", numbers), *CELL), cells),
@@ -71,7 +71,7 @@ def name(cell: Cell) -> str:
 
 @dataclass(frozen=True)
 class Failure:
-    """Attempts that ended for one reason."""
+    """Attempts with one reason for their failure."""
 
     status: str
     phase: str
@@ -167,7 +167,7 @@ BYTES: tuple[Column[tuple[Cell, PatternBytes]], ...] = (
 
 
 def _bytes(cells: Sequence[Cell]) -> list[tuple[Cell, PatternBytes]]:
-    """Of libraries: how their bytes differ from those of our method of their kind."""
+    """(library, how its bytes differ from those of our method of its kind)."""
     libraries = [cell for cell in cells if cell.ok and cell.is_library]
     return [(cell, found) for cell in libraries if (found := pattern_bytes(cell)) is not None]
 
@@ -212,7 +212,7 @@ class Checked:
     cells: tuple[Cell, ...] = ()
 
     def worst(self, column: str) -> Mapping[str, Any]:
-        """The largest error of the cells' rows, and whose it is; empty: not compared."""
+        """The largest error over the cells' rows, and its parameter; empty if nothing was compared."""
         found = [row[column] for cell in self.cells for row in cell.measured if row[column] is not None]
         return max(found, key=lambda each: each["error"], default={})
 
@@ -232,7 +232,7 @@ TRAINING: tuple[Column[Checked], ...] = (
 
 
 def training(cells: Sequence[Cell]) -> Table[Checked]:
-    """What was checked of training steps before they were timed, and where their tokens come from."""
+    """The checks before training steps were timed, and the sources of their tokens."""
     groups: dict[Checked, list[Cell]] = {}
     for cell in _of("train_step", cells):
         loaded = {LOADED.get(row["batch_loading"], "not recorded") for row in cell.measured}
@@ -266,7 +266,7 @@ def _states(cell: Cell) -> list[Mapping[str, Any]]:
 
 
 def _span(head: str, read: Callable[[Cell], Iterable[float | None]]) -> Column[Cell]:
-    """The least to the most of ranks and replicates."""
+    """A column: the smallest to the largest value over ranks and replicates."""
 
     def span(cell: Cell) -> str | None:
         known = sorted(value for value in read(cell) if value is not None)
@@ -297,7 +297,7 @@ def device(cells: Sequence[Cell]) -> Table[Cell]:
 
 @dataclass(frozen=True)
 class Row:
-    """One of a cell."""
+    """One row of a cell."""
 
     number: int
     cell: Cell
@@ -333,7 +333,7 @@ def left_out(selection: Selection) -> list[str]:
 
 
 def environment(selection: Selection) -> list[tuple[str, str]]:
-    """(what, its values over the rows). More than one value of a thing is shown as such."""
+    """(name, its distinct values over the rows)."""
     rows = selection.rows
     environments = [e for e in rows["environment"] if isinstance(e, dict)]
     statuses = ", ".join(f"{n:,} {status}" for status, n in Counter(map(str, rows["status"])).most_common())
