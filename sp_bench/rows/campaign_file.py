@@ -31,7 +31,6 @@ from sp_bench.rows.store import WORK
 
 NAME = "_campaign.yaml"  # readers of rows pass over names that begin so
 MAX_BYTES = 2**18  # the longest of ours has 5 kB
-MAX_DEPTH = 3  # a command is a mapping in a list in a mapping
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 HEADER = (
     "# What no row of this campaign says. Write machine, commit, differs, remarks and superseded_by above `commands`:\n"
@@ -183,24 +182,12 @@ def _last_part(path: re.Match[str]) -> str:
 
 def _parsed(content: str, folder: Path) -> CampaignFile:
     name = shown(folder / NAME)
-    found = read_yaml(content, name, _load_flat) or {}
+    found = read_yaml(content, name) or {}
     commands = found.pop("commands", None) if isinstance(found, dict) else None
     if not isinstance(commands, list | None):
         raise ConfigError(f"{name}: commands must be a list")
     listed = (_texts(each, Command, f"{name}: commands[{i}].") for i, each in enumerate(commands or ()))
     return CampaignFile(**_texts(found, CampaignFile, f"{name}: "), commands=tuple(Command(**each) for each in listed))
-
-
-def _load_flat(content: str) -> Any:
-    """Refuses what takes a reader of YAML long: aliases, which a short file can multiply, and deep nesting."""
-    depth = 0
-    for event in yaml.parse(content, yaml.SafeLoader):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"nested more than {MAX_DEPTH} deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(f"*{shown(event.anchor)}: an alias; write the text itself")
-    return yaml.safe_load(content)
 
 
 def _texts(found: Any, kind: Any, prefix: str) -> dict[str, str]:
