@@ -139,7 +139,7 @@ def gpus() -> Gpus | None:
     except _NO_DRIVER:
         return None
     except pynvml.NVMLError as error:
-        way_out = _WAYS_OUT.get(getattr(error, "value", None), "nvidia-smi may say more")
+        way_out = _WAYS_OUT.get(getattr(error, "value", 0), "nvidia-smi may say more")
         return Gpus("unknown", (), f"the NVIDIA driver does not answer (NVML: {error}); {way_out}")
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is not None and "MIG-" in wanted:

@@ -35,6 +35,8 @@ def submit(
     from sp_bench.cluster import file as clusters
     from sp_bench.cluster import submission
     from sp_bench.driver import overrides, sweep
+    from sp_bench.driver.progress import counts_text
+    from sp_bench.formats import counted
 
     failures = listed_statuses("--fail-on", fail_on)
     overrides.use_config_dirs(config_dir or [])
@@ -47,5 +49,7 @@ def submit(
     words += [word for folder in config_dir or [] for word in ("--config-dir", str(folder))]
     job_ids = submission.submit(configs, settings, target, words, dry_run=dry_run)
     if wait and not dry_run:
-        submission.wait(job_ids)
-        exit_if_failed(submission.statuses(configs, settings, target), failures)
+        submission.wait(job_ids, configs, settings, target)
+        ended = submission.statuses(configs, settings, target)
+        print(f"{counted(ended.total(), 'trial')}: {counts_text(ended)}; rows: {settings.folder}")
+        exit_if_failed(ended, failures)

@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from sp_bench.cluster.file import PLACE, ClusterConfig
+from sp_bench.cluster.file import DIRECTIVES, PLACE, ClusterConfig
 from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError, shown
 
@@ -26,15 +26,11 @@ def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder:
         )
     directives = {
         "job-name": job_name,
-        "account": cluster.account,
-        "partition": cluster.partition,
-        "qos": cluster.qos,
-        "constraint": cluster.constraint,
+        **{option: getattr(cluster, field) for field, option in DIRECTIVES.items()},
         "nodes": pack.num_nodes,
         "ntasks": pack.num_nodes,
         "gres": cluster.gres.replace(PLACE, str(pack.gpus_per_node)) if pack.gpus_per_node else None,
         "cpus-per-task": cluster.cpus_per_task,
-        "mem": cluster.memory,
         "time": pack.minutes,
         "signal": f"B:TERM@{NOTICE_S}",  # to the script alone, which has become the run: that ends its ranks itself
         "output": log,
@@ -42,6 +38,7 @@ def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder:
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in directives.items() if value is not None]
     lines += ["#SBATCH --exclusive"] * cluster.exclusive
+    lines += [f"#SBATCH {word}" for word in cluster.sbatch]
     lines += ["#SBATCH --requeue"]  # a preempted job waits again, and then goes on with what has no row
     lines += [f"cd {shlex.quote(str(folder))} || exit 1", *cluster.setup]
     words = [*cluster.container, *command]

@@ -13,6 +13,25 @@ GROUP = "cluster"
 PLACE = "{gpus}"  # in `gres`: how many GPUs a job asks for
 # no blank, no quote, no #, no leading dash
 _DIRECTIVE = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:;&|*()\[\]{}+=@/-]*")
+_OPTION = re.compile(r"--([a-z][a-z-]*)(?:=(.+))?")
+# What texts of the file become: field -> option of sbatch
+DIRECTIVES = {
+    "account": "account",
+    "partition": "partition",
+    "qos": "qos",
+    "constraint": "constraint",
+    "nodelist": "nodelist",
+    "exclude": "exclude",
+    "reservation": "reservation",
+    "gres": "gres",
+    "memory": "mem",
+}
+# Options of sbatch that a batch script sets, or that would change where and when its command runs
+OWN_OPTIONS = {
+    *(*DIRECTIVES.values(), "job-name", "nodes", "ntasks", "cpus-per-task", "time", "signal", "exclusive"),
+    *("output", "error", "open-mode", "requeue", "no-requeue"),
+    *("array", "wrap", "chdir", "export", "export-file", "uid", "gid"),
+}
 
 
 @dataclass(frozen=True)
@@ -24,18 +43,22 @@ class ClusterConfig:
     partition: str | None = None
     qos: str | None = None
     constraint: str | None = None
+    nodelist: str | None = None
+    exclude: str | None = None
+    reservation: str | None = None
     gpus_per_node: int = 8
     gres: str = f"gpu:{PLACE}"
     cpus_per_task: int | None = None
     memory: str | None = None
     exclusive: bool = False
     time_limit_minutes: int = 1440
+    sbatch: tuple[str, ...] = ()
     setup: tuple[str, ...] = ()
     container: tuple[str, ...] = ()
     sp_bench: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for field in ("account", "partition", "qos", "constraint", "gres", "memory"):
+        for field in DIRECTIVES:
             if (value := getattr(self, field)) is not None and not _DIRECTIVE.fullmatch(value):
                 raise ConfigError(
                     f"{field}: {shown(repr(value))} cannot stand in a batch script: use letters, digits and "
@@ -46,6 +69,15 @@ class ClusterConfig:
         for field, least in (("gpus_per_node", 0), ("cpus_per_task", 1), ("time_limit_minutes", 1)):
             if (value := getattr(self, field)) is not None and value < least:
                 raise ConfigError(f"{field}: {value} is less than {least}; use more")
+        for word in self.sbatch:
+            match = _OPTION.fullmatch(word)
+            if not match or not _DIRECTIVE.fullmatch(match[2] or "x"):
+                raise ConfigError(
+                    f"sbatch: {shown(repr(word))} is not --option or --option=value with letters, digits and "
+                    "_.,:;&|*()[]+=@/-"
+                )
+            if match[1] in OWN_OPTIONS:
+                raise ConfigError(f"sbatch: --{match[1]} is set by sp-bench; use the key of that meaning")
         for field in ("setup", "container", "sp_bench"):
             for text in getattr(self, field):
                 if not text.strip() or not text.isprintable():

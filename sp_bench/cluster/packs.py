@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
+from sp_bench.driver import device_time
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration
 from sp_bench.driver.settings import DeadlinesConfig
@@ -75,6 +76,29 @@ def packs(
 def gpu_hours(packs: Sequence[Pack]) -> float:
     """GPU-hours that the packs ask for; they may end earlier."""
     return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in packs)
+
+
+def likely_gpu_hours(packs: Sequence[Pack], slowest_s: Mapping[str, float]) -> float | None:
+    """GPU-hours that the packs may take: each trial as its slowest row, else as `device_time` estimates. None if a
+    trial has neither."""
+    seconds: dict[str, float | None] = {**slowest_s}  # cell_id -> of one trial
+    total = 0.0
+    for pack, trial in [(each, trial) for each in packs for trial in each.trials if each.gpus_per_node]:
+        if trial.unsupported_reason:
+            continue
+        if trial.cell_id not in seconds:
+            seconds[trial.cell_id] = device_time.trial_s(trial.config, None)
+        if (of_trial := seconds[trial.cell_id]) is None:
+            return None
+        total += pack.num_nodes * pack.gpus_per_node * of_trial / 3600
+    return total
+
+
+def hours_text(packs: Sequence[Pack], slowest_s: Mapping[str, float]) -> str:
+    """The GPU-hours of packs in words: an estimate, and what their jobs ask for."""
+    likely = likely_gpu_hours(packs, slowest_s)
+    about = "" if likely is None else f"{f'about {likely:,.1f}' if likely >= 0.1 else 'less than 0.1'} GPU-hours, "
+    return f"{about}at most {gpu_hours(packs):,.1f} GPU-hours"
 
 
 def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:

@@ -68,8 +68,8 @@ def submit(
         f"{counted(len(trials), 'trial')}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end=""
     )
     print(f", {new:,} in {counted(len(found), 'new job')}")
-    if hours := packs.gpu_hours(found):
-        print(f"at most {hours:,.1f} GPU-hours")
+    if packs.gpu_hours(found):
+        print(packs.hours_text(found, slowest_s))
     if dry_run:
         for text in _scripts(found, settings, cluster, words, submissions.new_file(settings.folder)):
             print(f"\n{text}", end="")
@@ -85,18 +85,20 @@ class Planned:
     trials: Sequence[Trial]
     statuses: Sequence[str | None]  # of each the status of the row that counts as done
     packs: Sequence[Pack]
+    slowest_s: Mapping[str, float]  # cell_id -> seconds of its slowest trial that was ok
 
     @property
     def words(self) -> list[str]:
         """A line for each pack, and their GPU-hours."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
-        return [*lines, f"{counted(len(self.packs), 'pack')}, at most {packs.gpu_hours(self.packs):,.1f} GPU-hours"]
+        return [*lines, f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s)}"]
 
     def as_json(self) -> dict[str, Any]:
         described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
         return plan_as_json(self.trials, self.statuses, []) | {
             "packs": described,
             "gpu_hours": packs.gpu_hours(self.packs),
+            "likely_gpu_hours": packs.likely_gpu_hours(self.packs, self.slowest_s),
         }
 
 
@@ -114,20 +116,30 @@ def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: C
     rows = _rows([trial for trial in trials if trial.trial_id not in keys], settings.folder, cluster)
     latest = {key: max(found, key=lambda row: row.attempt).status for key, found in rows.items()}
     found = packs.packs(left, settings.deadlines, slowest_s, cluster.time_limit_minutes)
-    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found)
+    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found, slowest_s)
 
 
-def wait(job_ids: Collection[int]) -> None:
-    """Return once none of the jobs waits or runs.
+def wait(
+    job_ids: Collection[int], configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig
+) -> None:
+    """Return once none of the jobs waits or runs. Prints a line when the number of jobs or of rows has changed.
 
     Raises:
         ConfigError: squeue does not answer.
     """
-    left, failures = set(job_ids), 0
+    trial_ids = {trial.trial_id for trial in _planned(configs, settings, cluster)}
+    left, failures, before = set(job_ids), 0, ""
     while left:
         try:
-            left &= slurm.queue().keys()
-            failures = 0
+            queued = slurm.queue()
+            left &= queued.keys()
+            running = sum(queued[each].state == "RUNNING" for each in left)
+            have_rows = {row.trial_id for row in store.committed(settings.folder)} & trial_ids
+            line = f"{counted(running, 'job')} running, {len(left) - running} waiting; {len(have_rows)} of "
+            line += f"{counted(len(trial_ids), 'trial')} have rows"
+            if line != before:
+                print(line, flush=True)
+            failures, before = 0, line
         except slurm.NoAnswer as error:
             failures += 1  # a controller that restarts is no end of its jobs
             if failures == 10:

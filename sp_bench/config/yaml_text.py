@@ -58,6 +58,6 @@ def _check(text: str, name: Prose) -> None:
         count += anchors.get(event.anchor, 1) if isinstance(event, yaml.AliasEvent) else 1
         if count > MAX_NODES or len(open_nodes) > MAX_DEPTH:
             raise ConfigError(
-                f"{name}, line {event.start_mark.line + 1}: more than {MAX_NODES:,} values with aliases written out, or "
-                f"nested deeper than {MAX_DEPTH}"
+                f"{name}, line {event.start_mark.line + 1}: more than {MAX_NODES:,} values with aliases written out, "
+                f"or nested deeper than {MAX_DEPTH}"
             )

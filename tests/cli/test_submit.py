@@ -68,7 +68,10 @@ def submissions(folder: Path) -> list[dict]:
 def test_a_dry_run_prints_the_scripts_that_would_be_submitted_and_leaves_nothing(cluster, capfd):
     printed = submit(capfd, *ON_GPUS, "dtype=bfloat16", "replicates=2", "--dry-run")
     heading, *texts = printed.split("\n\n")
-    assert heading.splitlines() == ["4 trials: 0 done, 0 in earlier jobs, 4 in 2 new jobs", "at most 5.5 GPU-hours"]
+    assert heading.splitlines() == [
+        "4 trials: 0 done, 0 in earlier jobs, 4 in 2 new jobs",
+        "less than 0.1 GPU-hours, at most 5.5 GPU-hours",
+    ]
     assert [re.findall("--gres=(.*)", text) for text in texts] == [["gpu:2"]] * 2
     assert not (cluster / "results").exists()
     assert scripts(cluster) == []
@@ -248,6 +251,7 @@ def test_no_second_submission_while_the_queue_does_not_answer(cluster, capfd):
 def test_wait_returns_when_the_jobs_have_left_the_queue_and_says_what_has_no_row(cluster, capfd):
     code, printed, err = console(capfd, "submit", *WORDS, "--cluster", "slurm", "--wait")
     assert (code, "job 1: " in printed) == (1, True)
+    assert printed.endswith("2 trials: 0 ok, 0 unsupported, 0 oom, 0 failed; rows: results/default\n")
     assert err == "sp-bench: 2 of 2 trials have no row\n"
 
 
@@ -258,7 +262,7 @@ def test_a_plan_for_a_cluster_has_the_packs_and_gpu_hours_of_its_submission(clus
     assert (code, err) == (0, "")
     packs, hours, counts = out.splitlines()[-3:]
     assert printed.splitlines()[1] in hours
-    assert hours.startswith("4 packs, at most ")
+    assert hours.startswith("4 packs, less than 0.1 GPU-hours, at most ")
     assert packs.startswith("pack 3: 2 trials of replicate 1 on 1 GPU of each of 2 nodes, ")
     assert counts == "8 trials: 8 to run; nothing was launched"
     code, out, _ = console(capfd, "plan", *words, "--cluster", "slurm", "--json")
@@ -292,7 +296,7 @@ def test_a_plan_with_packs_composes_once_and_looks_at_each_cell_and_each_trial_o
             code, out, err = console(capfd, "plan", *MANY, lengths, "replicates=3", "--cluster", "slurm")
         assert (code, err) == (0, "")
         cells = 2 * 2 * 2 * num_lengths
-        assert re.search(rf"\d+ packs, at most [\d,.]+ GPU-hours\n{3 * cells} trials: ", out)
+        assert re.search(rf"\d+ packs, about [\d,.]+ GPU-hours, at most [\d,.]+ GPU-hours\n{3 * cells} trials: ", out)
         assert once["compose"].call_count == 1
         reads.append(once["load"].call_count)
         assert {name: each.call_count for name, each in a_cell.items()} == dict.fromkeys(a_cell, cells)

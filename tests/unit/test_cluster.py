@@ -64,6 +64,11 @@ def test_a_file_of_ones_own_sets_what_it_names(read):
         ("name: mine\ngpus_per_node: -1\n", "gpus_per_node: -1 is less than 0"),
         ("name: mine\nsetup: module load cuda\n", "setup='module load cuda' must be a list of texts"),
         ('name: mine\nsetup: ["a\\nb"]\n', "must be one line of printable text"),
+        ("name: mine\nexclude: n1 n2\n", "exclude: 'n1 n2' cannot stand"),
+        ("name: mine\nsbatch: [-x]\n", "sbatch: '-x' is not --option or --option=value"),
+        ('name: mine\nsbatch: ["--comment=a b"]\n', "sbatch: '--comment=a b' is not --option"),
+        ('name: mine\nsbatch: ["--comment=a\\n#SBATCH --uid=0"]\n', "sbatch: "),
+        ("name: mine\nsbatch: [--time=9]\n", "sbatch: --time is set by sp-bench"),
         ("name: mine\ncontainer: [--nv, image]\n", "container: --nv begins with a dash"),
     ],
 )

@@ -79,5 +79,16 @@ def test_a_cell_that_was_measured_is_taken_to_need_twice_its_slowest_trial(on_gp
     assert slow.estimate_s == 300 + TRIAL_S
 
 
+def test_gpu_hours_are_an_estimate_and_a_bound(on_gpus):
+    trials, found = packed([on_gpus(method=m, sp_size=2, seq_len=131072) for m in ("ulysses", "ring")])
+    likely = packs.likely_gpu_hours(found, {})
+    assert likely is not None
+    assert 0 < likely < packs.gpu_hours(found)
+    measured = {trial.cell_id: 36.0 for trial in trials}
+    gpus = sum(trial.config.gpus_per_node for trial in trials if not trial.unsupported_reason)
+    assert packs.likely_gpu_hours(found, measured) == pytest.approx(gpus * 36 / 3600)
+    assert packs.hours_text(found, measured).startswith("less than 0.1 GPU-hours, at most ")
+
+
 def test_nothing_left_is_no_job():
     assert packs.packs([], DEADLINES, {}, 60) == []

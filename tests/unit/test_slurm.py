@@ -32,6 +32,8 @@ def test_a_script_asks_for_what_the_cluster_and_the_pack_say():
         gres="gpu:h200:{gpus}",
         cpus_per_task=32,
         memory="0",
+        exclude="n7",
+        sbatch=("--mail-type=END", "--no-kill"),
         exclusive=True,
         setup=("module load cuda/12.8",),
         container=("apptainer", "exec", "--nv", "my image.sif"),
@@ -39,8 +41,9 @@ def test_a_script_asks_for_what_the_cluster_and_the_pack_say():
     text = script(cluster, "sp_size=4")
     assert directives(text) == [
         *("job-name=sp_bench-c", "account=lab", "partition=gpu", "qos=high", "constraint=h200&ib"),
-        *("nodes=1", "ntasks=1", "gres=gpu:h200:4", "cpus-per-task=32", "mem=0", "time=15", "signal=B:TERM@120"),
-        *(f"output={LOG}", "open-mode=append", "exclusive", "requeue"),
+        *("exclude=n7", "gres=gpu:h200:4", "mem=0", "nodes=1", "ntasks=1", "cpus-per-task=32", "time=15"),
+        *("signal=B:TERM@120",),
+        *(f"output={LOG}", "open-mode=append", "exclusive", "mail-type=END", "no-kill", "requeue"),
     ]
     assert text.splitlines()[0] == "#!/bin/bash"
     assert text.splitlines()[-3:] == [
