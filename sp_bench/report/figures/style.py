@@ -1,5 +1,6 @@
 """How figures look and how they are saved. A colour is what travels (Ulysses, ring, all-gather, USP) and a marker is a
-method, in every figure; a library has the colour of its kind and a hollow marker of its own."""
+method, in every figure; a library has the colour of its kind and a hollow marker of its own. What one real rank of all
+says, with modelled messages, is hollow and dashed."""
 
 import io
 import math
@@ -116,11 +117,20 @@ def colour(cell: Cell) -> str:
 
 
 def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
-    """The marker of its method; hollow for a library, and where no interval is known."""
+    """The marker of its method; hollow for a library, for one real rank, and where no interval is known."""
     ink = colour(cell)
-    empty = hollow or cell.is_library
+    empty = hollow or is_hollow(cell)
     shape = MARKERS.get(str(cell.asked["method"]), "d")
     return {"marker": shape, "color": ink, "mfc": "white" if empty else ink, "mec": ink, "mew": 0.9, "ls": "none"}
+
+
+def is_hollow(cell: Cell) -> bool:
+    return cell.is_library or not cell.all_ranks_were_there
+
+
+def of_one_rank(cells: Iterable[Cell]) -> str:
+    """What a caption says where any cell is of one real rank."""
+    return "" if all(c.all_ranks_were_there for c in cells) else " Hollow and dashed: one real rank, modelled messages."
 
 
 def is_plain(cell: Cell) -> bool:
@@ -132,7 +142,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def line(cell: Cell) -> dict[str, Any]:
-    style = "-" if is_plain(cell) and not cell.is_library else "--"
+    style = "-" if is_plain(cell) and not is_hollow(cell) else "--"
     return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
 
 
@@ -216,7 +226,7 @@ def _filled(atoms: Sequence[str], width: int) -> list[str]:
 
 def about(cell: Cell) -> dict[str, Any]:
     """The leading columns of a figure's data."""
-    asked = {name: cell.asked[name] for name in ("kernel", "fabric", "sp_size", "seq_len")}
+    asked = {name: cell.asked[name] for name in ("evidence", "kernel", "fabric", "sp_size", "seq_len")}
     return {"method": words.method(cell), **asked}
 
 
