@@ -346,6 +346,7 @@ VALUES: tuple[Column[Line], ...] = (
     _value("name", lambda line: words.method(line.cell)),
     *map(_set, DISTINGUISHING),
     _value("world_size", lambda line: line.cell.asked["world_size"]),
+    _value("evidence", lambda line: line.cell.asked["evidence"]),
     _value("status", lambda line: " ".join(line.cell.statuses)),
     _value("replicates", lambda line: len(line.cell.step_ms)),
     MS,

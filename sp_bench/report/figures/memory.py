@@ -19,7 +19,18 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import ROW_IN, Panel, dots, over_length, panels, shared_title
 from sp_bench.report.figures.steps import MOST_BARS, Bar, stacked
-from sp_bench.report.figures.style import BLACK, GREY, Look, Plot, colour, legend, tokens_axis, trial_ids, wrapped
+from sp_bench.report.figures.style import (
+    BLACK,
+    GREY,
+    Look,
+    Plot,
+    colour,
+    is_hollow,
+    legend,
+    tokens_axis,
+    trial_ids,
+    wrapped,
+)
 
 
 def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
@@ -119,10 +130,11 @@ def _brackets(settings: Sequence[Setting], look: Look) -> list[Plot]:
     for place, (_, limit) in enumerate(named):
         fits, fails = _lengths(limit)
         if limit.largest_ok is not None:
-            ink, library = colour(limit.largest_ok), limit.largest_ok.is_library
-            axis.barh(place, fits, height=0.6, facecolor="white" if library else ink, edgecolor=ink)
-            fit = Patch(facecolor="white" if library else GREY, edgecolor=GREY)
-            handles.setdefault("fits, of a library" if library else "fits", fit)
+            ran = limit.largest_ok
+            ink, hollow, ls = colour(ran), is_hollow(ran), "-" if ran.all_ranks_were_there else "--"
+            axis.barh(place, fits, height=0.6, facecolor="white" if hollow else ink, edgecolor=ink, ls=ls)
+            of = ", of a library" if ran.is_library else "" if ran.all_ranks_were_there else ", by one real rank"
+            handles.setdefault(f"fits{of}", Patch(facecolor="white" if hollow else GREY, edgecolor=GREY, ls=ls))
         if limit.is_open:
             axis.annotate("", (1, place), (fits, place), xycoords=across, textcoords="data", arrowprops=OPEN)
             handles[f"the edge is {NOT_REACHED}"] = Line2D([], [], marker=">", color="#999999", ls=":", mfc="white")

@@ -22,6 +22,7 @@ from sp_bench.report.figures.style import (
     length_axis,
     line,
     mark,
+    of_one_rank,
     trial_ids,
     wrapped,
 )
@@ -137,7 +138,7 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
     if not long:
         return []
     shown = long[:MOST_PANELS]
-    caption += left_out(len(long) - MOST_PANELS)
+    caption += left_out(len(long) - MOST_PANELS) + of_one_rank(c for panel in shown for c in panel.cells)
     figure, axes = grid(look, len(shown), PANEL_IN)
     handles: dict[str, Line2D] = {}
     data = []
@@ -189,7 +190,7 @@ def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], 
     shown = [panel.at_longest for panel in few[:MOST_DOTTED]]
     if any(len(panel.lengths) > 1 for panel in few[:MOST_DOTTED]):
         caption += " Of two lengths the longer is drawn; the table has both."
-    caption += left_out(len(few) - MOST_DOTTED)
+    caption += left_out(len(few) - MOST_DOTTED) + of_one_rank(c for panel in shown for c in panel.cells)
     main = marks[0][1]
     heights = []
     chosen = []

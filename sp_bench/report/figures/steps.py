@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.artist import Artist
@@ -18,7 +18,7 @@ from sp_bench.analysis.ladder import chosen, each_adds_one, of_place
 from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.settings import Setting
 from sp_bench.report.figures.panels import ROW_IN
-from sp_bench.report.figures.style import BLACK, Look, Plot, trial_ids, wrapped
+from sp_bench.report.figures.style import BLACK, Look, Plot, of_one_rank, trial_ids, wrapped
 
 # Paul Tol's bright scheme and greys, 2021
 KERNELS = {
@@ -37,6 +37,7 @@ PHASES = {
     "optimizer": ("optimizer", "#AA3377"),
 }
 MARKS = tuple({"marker": m, "color": BLACK, "mfc": "white", "ms": 4, "ls": "none"} for m in (">", "<", "o"))
+HOLLOW: dict[str, Any] = {"facecolor": "white", "lw": 1.2, "ls": "--"}  # bars of one real rank
 MOST_BARS = 24  # of one figure: the longest sequences go first
 TIMED, LIMITED = "the timed step", "share_of_limit"
 PROFILED = (
@@ -131,13 +132,16 @@ def stacked(
     for place, (_, cell, parts, line, marks) in enumerate(reversed(bars)):
         left = 0.0
         for part, size in parts.items():
-            axis.barh(place, size, left=left, color=shown[part][1], height=0.7, lw=0)
+            ink = shown[part][1]
+            how: dict[str, Any] = {"color": ink, "lw": 0} if cell.all_ranks_were_there else {**HOLLOW, "edgecolor": ink}
+            axis.barh(place, size, left=left, height=0.7, **how)
             left += size
         if line is not None:
             axis.plot([line, line], [place - 0.42, place + 0.42], color=BLACK, lw=1.2)
         for at, shape in zip(marks.values(), MARKS, strict=False):
             axis.plot([at], [place], **shape)
         data.append({"method": words.method(cell), "seq_len": cell.asked["seq_len"], "step_ms": cell.median_step_ms,
+                     "evidence": cell.asked["evidence"],
                      **parts, **marks, "line": line, "trial_ids": trial_ids(cell)})  # fmt: skip
     axis.set_yticks(range(len(bars)), names, fontsize=6.5)
     axis.set_ylim(-0.7, len(bars) - 0.3)
@@ -145,7 +149,7 @@ def stacked(
     axis.set_xlabel(label)
     figure.legend(handles=handles, loc="outside lower center", ncols=abreast)
     shared = [part for part in settings[0].parts if all(part in setting.parts for setting in settings)]
-    return figure, f"{', '.join(shared)}.", pd.DataFrame(data[::-1])
+    return figure, f"{', '.join(shared)}.{of_one_rank(bar.cell for bar in bars)}", pd.DataFrame(data[::-1])
 
 
 def _is_step(cell: Cell) -> bool:

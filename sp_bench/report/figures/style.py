@@ -1,5 +1,6 @@
 """How figures look and are saved. In every figure a colour is a communication pattern (Ulysses, ring, all-gather, USP)
-and a marker is a method. A library has the colour of its pattern and its own hollow marker."""
+and a marker is a method. A library has the colour of its pattern and its own hollow marker. Cells of one real rank,
+whose messages are modelled, are hollow and dashed."""
 
 import io
 import math
@@ -116,11 +117,20 @@ def colour(cell: Cell) -> str:
 
 
 def mark(cell: Cell, *, hollow: bool = False) -> dict[str, Any]:
-    """The marker of a cell's method; hollow for a library, and if no interval is known."""
+    """The marker of a cell's method; hollow for a library, for one real rank, and if no interval is known."""
     ink = colour(cell)
-    empty = hollow or cell.is_library
+    empty = hollow or is_hollow(cell)
     shape = MARKERS.get(str(cell.asked["method"]), "d")
     return {"marker": shape, "color": ink, "mfc": "white" if empty else ink, "mec": ink, "mew": 0.9, "ls": "none"}
+
+
+def is_hollow(cell: Cell) -> bool:
+    return cell.is_library or not cell.all_ranks_were_there
+
+
+def of_one_rank(cells: Iterable[Cell]) -> str:
+    """What a caption says where any cell is of one real rank."""
+    return "" if all(c.all_ranks_were_there for c in cells) else " Hollow and dashed: one real rank, modelled messages."
 
 
 def is_plain(cell: Cell) -> bool:
@@ -133,7 +143,7 @@ def is_plain(cell: Cell) -> bool:
 
 
 def line(cell: Cell) -> dict[str, Any]:
-    style = "-" if is_plain(cell) and not cell.is_library else "--"
+    style = "-" if is_plain(cell) and not is_hollow(cell) else "--"
     return {**mark(cell), "ls": style, "lw": 1.2 if style == "-" else 0.9}
 
 
@@ -217,7 +227,7 @@ def _filled(atoms: Sequence[str], width: int) -> list[str]:
 
 def about(cell: Cell) -> dict[str, Any]:
     """The leading columns of a figure's data."""
-    asked = {name: cell.asked[name] for name in ("kernel", "fabric", "sp_size", "seq_len")}
+    asked = {name: cell.asked[name] for name in ("evidence", "kernel", "fabric", "sp_size", "seq_len")}
     return {"method": words.method(cell), **asked}
 
 

@@ -16,7 +16,18 @@ from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
 from sp_bench.formats import GIB
 from sp_bench.report.figures.panels import MOST_PANELS, grid, is_first, wrapped_title
-from sp_bench.report.figures.style import BLACK, COLOURS, Look, Plot, about, legend, mark, rank_axis, trial_ids
+from sp_bench.report.figures.style import (
+    BLACK,
+    COLOURS,
+    Look,
+    Plot,
+    about,
+    legend,
+    mark,
+    of_one_rank,
+    rank_axis,
+    trial_ids,
+)
 
 RANKS = (2, 4, 8, 16)
 SHAPE = ("batch_size", "num_heads", "num_kv_heads", "head_dim", "dtype", "pass_kind")  # of a panel
@@ -87,14 +98,16 @@ def draw(settings: Sequence[Setting], look: Look) -> list[Plot]:
         if is_first(axis):
             axis.set_ylabel(f"{unit} sent a rank")
     legend(figure, handles | {name: line for name, line in lines.items() if name not in handles}, look)
-    return [Plot("bytes", "", figure, CAPTION, pd.DataFrame(data))]
+    caption = CAPTION + of_one_rank(cell for _, cells in shown for cell in cells)
+    return [Plot("bytes", "", figure, caption, pd.DataFrame(data))]
 
 
 def _one_a_method(cells: Sequence[Cell]) -> list[Cell]:
     """One cell per method: its bytes do not depend on kernel or transport."""
     return list(
         {
-            (c.asked["method"], c.asked["variant"], c.asked["sp_size"], c.communication.counted_bytes): c for c in cells
+            (*(c.asked[n] for n in ("method", "variant", "sp_size", "evidence")), c.communication.counted_bytes): c
+            for c in cells
         }.values()
     )
 

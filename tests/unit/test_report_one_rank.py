@@ -1,0 +1,107 @@
+"""Rows of one real rank are shown as what they are, beside measured ones and never among them."""
+
+import csv
+import io
+import json
+
+import matplotlib.colors
+import pytest
+
+from sp_bench.analysis.cells import cells
+from sp_bench.analysis.limits import limits
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.settings import settings
+from sp_bench.analysis.signs import counts
+from sp_bench.report import EXPORTS
+from sp_bench.report.figures import memory, steps, throughput, traffic
+from sp_bench.report.figures.style import Look, line, mark
+from sp_bench.report.findings import findings
+from sp_bench.report.setting_tables import VALUES, lines, tables
+
+from .pages import page_of
+from .rows import cells_of, commit, row
+
+GPU = {"hardware": "h200", "fabric": "nvlink", "kernel": "cudnn", "sp_size": 4, "dtype": "bfloat16"}
+KIND = {"name": "h200", "device": "cuda"}
+WHITE = matplotlib.colors.to_rgba("white")
+SPLITS = ({"method": "ring", "layout": "zigzag"}, {"method": "ulysses", "ring_degree": 1, "ulysses_degree": 4})
+
+
+def measured(**columns):
+    return row(**GPU, config=json.dumps({"hardware": KIND, "seed": 0}), **columns)
+
+
+def one(**columns):
+    config = {"hardware": KIND, "seed": 0, "world": "one_rank", "link": {"name": "nvlink"}}
+    return row(**GPU, config=json.dumps(config), **columns) | {"evidence": "one_rank", "link": "nvlink"}
+
+
+def both(**columns):
+    return [make(**split, **columns) for make in (measured, one) for split in SPLITS]
+
+
+def test_marks_are_hollow_and_lines_dashed():
+    for cell in cells_of(both()):
+        there = cell.all_ranks_were_there
+        assert (mark(cell)["mfc"] == "white") == (not there)
+        assert (line(cell)["ls"] == "--") == (not there)
+
+
+@pytest.mark.parametrize("lengths", [(1024,), (1024, 2048, 4096)])
+def test_figures_of_throughput_and_bytes_say_what_is_hollow(lengths):
+    found = cells_of([each for n in lengths for each in both(seq_len=n)])
+    for plot in (*throughput.draw(settings(found), Look()), *traffic.draw(settings(found), Look())):
+        assert "Hollow and dashed: one real rank, modelled messages." in plot.caption
+        assert {"measured", "one_rank"} <= set(plot.data["evidence"])
+    of_ranks = [cell for cell in found if cell.all_ranks_were_there]
+    assert all("one real rank" not in plot.caption for plot in throughput.draw(settings(of_ranks), Look()))
+
+
+def test_bars_of_steps_are_hollow():
+    parts = {"attention": 4.0, "matmul": 3.0, "other": 1.0, "exposed_messages": 1.0, "exposed_host_copies": 0.0}
+    trace = {"messages": 1.0, "host_copies": 0.0, "idle": 0.0, **parts}
+    step = {"workload": "train_step", "pass_kind": "step", "num_layers": 2, "kernel_ms": [trace]}
+    (plot,) = steps.draw(settings(cells_of(both(**step))), Look())
+    faces = {bar.get_facecolor() for bar in plot.figure.axes[0].patches}
+    assert WHITE in faces
+    assert len(faces) > 1
+    assert "one real rank, modelled messages" in plot.caption
+
+
+def test_the_longest_sequence_of_one_real_rank_is_a_line_of_its_own():
+    step = {"workload": "train_step", "pass_kind": "step", "num_layers": 2}
+    failed = {"status": "oom", "oom_site": "torch", "reason": "out of memory"}
+    rows = [each for make in (measured, one) for each in (make(**step), make(**step, seq_len=2048, **failed))]
+    found = settings(cells_of(rows))
+    assert len({limit.setting for setting in found for limit in limits(setting.cells)}) == 2
+    (plot,) = [plot for plot in memory.draw(found, Look()) if plot.part == "longest"]
+    (axis,) = plot.figure.axes
+    assert sum("one real rank" in text.get_text() for text in axis.get_yticklabels()) == 1
+    assert any("by one real rank" in text.get_text() for text in plot.figure.legends[0].get_texts())
+
+
+def test_tables_exports_findings_and_page_name_it_and_no_ratio_is_of_both_kinds():
+    rows = both()
+    made = tables(settings(cells_of(rows)))
+    for table in made:
+        for group in table.groups:
+            assert len({line.cell.asked["evidence"] for line in group.lines}) == 1
+            assert ("one real rank of 4" in group.title) == (not group.lines[0].cell.all_ranks_were_there)
+    exported = list(csv.DictReader(io.StringIO(EXPORTS["csv"](VALUES, lines(made)))))
+    assert sorted(line["evidence"] for line in exported) == ["measured", "measured", "one_rank", "one_rank"]
+    assert {line["link"] for line in exported if line["evidence"] == "one_rank"} == {"nvlink"}
+    found = cells_of(rows)
+    assert "one real rank of all, messages modelled as nvlink" in findings(settings(found), found)
+    assert "one real rank of 4" in page_of(rows).text
+
+
+@pytest.mark.parametrize("mix", [False, True])
+def test_equal_options_are_never_pooled_with_measured_ones(tmp_path, mix):
+    for i, folder in enumerate(("monday", "tuesday")):
+        commit([*both(replicate=i), *both(replicate=i, seq_len=2048)], tmp_path / folder)
+    found = cells(select([tmp_path / "monday", tmp_path / "tuesday"], mix=mix).rows)
+    assert len(found) == 8
+    assert all(len({r["evidence"] for r in cell.rows}) == 1 for cell in found)
+    for place in (place for setting in settings(found) for place in setting.places):
+        assert len({cell.asked["evidence"] for cell in place.cells}) == 1
+    assert all("one real rank" in count.where or count.first.all_ranks_were_there for count in counts(settings(found)))
