@@ -58,6 +58,10 @@ class Side:
             for name, value in [*((n, known.get(n)) for n in _FACTS), *listed(known.get("packages")), *shaping]:
                 if value is not None:
                     found.setdefault(str(name), set()).add(str(value))
+        for name, unit in (("power_limit_w", "W"), ("application_clock_mhz", "MHz")):
+            recorded = [value for values in self.selection.rows[name] for value in listed(values)]
+            if values := {value for value in recorded if value is not None}:
+                found[name.rpartition("_")[0].replace("_", " ")] = {f"{value:,.0f} {unit}" for value in values}
         return {name: sorted(values) for name, values in found.items()}
 
 

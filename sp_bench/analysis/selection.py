@@ -5,6 +5,7 @@ environment. An environment is a core_id: libraries, device and shared measuring
 device models are never pooled, unless the reader asks for it; an edit of one method's file leaves its rows in the pool.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
@@ -15,6 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from sp_bench.analysis import device_sets
+from sp_bench.analysis.cells import listed
 from sp_bench.formats import counted
 from sp_bench.rows import plans, store
 from sp_bench.rows.frame import of_table
@@ -27,6 +29,7 @@ _RAW = (
     *("peak_allocated_bytes", "peak_host_bytes"),
 )
 COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
+MACHINES_DIFFER = 0.06  # equal cells of equal code on healthy machines, over all committed rows
 MIXED = ""  # the pool of every row where environments are mixed
 
 
@@ -69,7 +72,7 @@ def select(
     read = [_read(name, folder, executor, progress) for name, folder in _named(folders).items()]
     frame = pd.concat([each.rows for each in read], ignore_index=True) if read else pd.DataFrame(columns=[*COLUMNS])
     once, copies = _without_copies(frame)
-    problems = (*(problem for each in read for problem in each.problems), *copies)
+    problems = [*(problem for each in read for problem in each.problems), *copies]
     unread = tuple(file for each in read for file in each.unread)
     last = once.sort_values(["attempt", "file"]).drop_duplicates(["folder", "trial_id", "env_id"], keep="last")
     newest = pd.DataFrame(last[last["env_id"] == _newest(last, "folder")])
@@ -81,8 +84,9 @@ def select(
         for pool, evidence in zip(pools, chosen["evidence"], strict=True)
     ]
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
+    problems += _contradictions(chosen)
     others = Counter(map(str, last.drop(newest.index)["core_id"]))
-    return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), problems, unread)
+    return Selection(chosen, len(frame), len(once) - len(last), dict(sorted(others.items())), tuple(problems), unread)
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
@@ -121,6 +125,24 @@ def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     return pd.DataFrame(rows[~again]), lines
 
 
+def _contradictions(rows: pd.DataFrame) -> list[str]:
+    """A line for each two campaigns that are pooled although the times of their equal cells differ by more than
+    machines do."""
+    lines = []
+    for _, pooled in rows[rows["status"] == "ok"].groupby("pool"):
+        times = pooled.pivot_table("median_step_ms", "cell_id", "folder", aggfunc="median")
+        for a, b in itertools.combinations(times.columns, 2):
+            ratios = (times[b] / times[a]).dropna()
+            slower = max(middle := ratios.median(), 1 / middle) if len(ratios) else 1.0
+            if slower > 1 + MACHINES_DIFFER:
+                slow, fast = (b, a) if middle > 1 else (a, b)
+                lines.append(
+                    f"{slow} takes {slower:.2f}x as long as {fast} in {counted(len(ratios), 'equal cell')}, and equal "
+                    f"machines differ by {MACHINES_DIFFER:.0%}: a page of both pools them, `sp-bench compare` does not"
+                )
+    return lines
+
+
 def _newest(rows: pd.DataFrame, within: str) -> list[str]:
     """The env_id with which each row's cell last ran, among rows of equal `within`; of equal times the last by name.
     One with which it was only refused, say for want of a GPU, stands behind those with which it ran."""
@@ -132,14 +154,28 @@ def _newest(rows: pd.DataFrame, within: str) -> list[str]:
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:
-    """`env 36b06b82`; with the device model where one core_id ran on several, as its rows should not."""
-    models = [_device_model(environment) for environment in rows["environment"]]
+    """`env 36b06b82`; with the device model and its limits of power and clock where one core_id ran on several."""
+    models = [
+        _device_words(*each)
+        for each in zip(rows["environment"], rows["power_limit_w"], rows["application_clock_mhz"], strict=True)
+    ]
     known: dict[str, set[str]] = {}
     for core_id, model in zip(rows["core_id"], models, strict=True):
         known.setdefault(core_id, set()).update([model] if model else [])
     several = {core_id for core_id, each in known.items() if len(each) > 1}
     pairs = zip(rows["core_id"], models, strict=True)
     return [f"env {e} on {m or 'an unknown device'}" if e in several else f"env {e}" for e, m in pairs]
+
+
+def _device_words(environment: Any, power_limit_w: Any, application_clock_mhz: Any) -> str | None:
+    """`NVIDIA H200 at 500 W and 1,200 MHz`: the device model, and the lowest limits that the ranks recorded."""
+    limits = [
+        f"{min(values):,.0f} {unit}"
+        for recorded, unit in ((power_limit_w, "W"), (application_clock_mhz, "MHz"))
+        if (values := [value for value in listed(recorded) if value is not None])
+    ]
+    model = _device_model(environment)
+    return f"{model or 'a device'} at {' and '.join(limits)}" if limits else model
 
 
 def _device_model(environment: Any) -> str | None:

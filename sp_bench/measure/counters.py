@@ -58,6 +58,16 @@ class DeviceCounters:
         sent = int(field.value.ullVal) if field.nvmlReturn == pynvml.NVML_SUCCESS else None
         return Reading(_supported(lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)), sent)
 
+    def limits(self) -> tuple[float | None, int | None]:
+        """The enforced power limit in W, and the clock of the device's processors that was set for applications in
+        MHz. None: the driver does not say; newer ones call the second question obsolete."""
+        milliwatts = _supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
+        try:
+            clock_mhz = pynvml.nvmlDeviceGetApplicationsClock(self._handle, pynvml.NVML_CLOCK_SM)
+        except pynvml.NVMLError:
+            clock_mhz = None
+        return (None if milliwatts is None else milliwatts / 1e3), clock_mhz
+
     def state(self) -> dict[str, Any]:
         """Clocks (MHz), power (W), temperature (C) and throttle reasons right now: this rank's `device_state`."""
         handle = self._handle

@@ -54,6 +54,8 @@ class RankColumns:
     leftover_bytes: int | None = None  # see `allocated_bytes`
     energy_j: float | None = None  # a step
     device_state: dict[str, Any] | None = None  # sampled while the device worked on an untimed step
+    power_limit_w: float | None = None  # this and the next: what the driver allows the device
+    application_clock_mhz: int | None = None
     host_launch_us: float | None = None  # see `launch_us`
     host_step_ms: float | None = None  # time in which the host issues a step; None on a CPU, which computes it itself
     part_ms: Mapping[str, float] | None = None  # of the counted step: step_parts.PARTS
@@ -156,6 +158,7 @@ def _phases(
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
+        measurement.power_limit_w, measurement.application_clock_mhz = counters.limits()
         dist.barrier()  # until peers have taken the last of the window from this device
         after = counters.read()
         measurement.wire_bytes = before.sent_bytes_until(after, workload.timed_steps)

@@ -120,3 +120,34 @@ def test_a_comparison_claims_nothing_of_a_side_that_ran_on_separate_devices(
     (pair,) = compare(*folders).pairs
     assert (pair.paired is not None) == is_claimed
     assert pair.ratio == 1.0
+
+
+CAPPED = {"power_limit_w": [500.0, 500.0], "application_clock_mhz": [1200, 1200]}
+FREE = {"power_limit_w": [700.0, 700.0]}
+
+
+def test_rows_of_other_limits_of_power_are_no_replicates_and_compare_names_the_limits(tmp_path) -> None:
+    kinds = {"full": FREE, "cap": CAPPED}
+    folders = [
+        commit(
+            [row(median_ms=ms, replicate=r, environment=on("a", "b"), **kinds[name]) for r in range(3)], tmp_path / name
+        )
+        for name, ms in (("full", 10.0), ("cap", 11.8))
+    ]
+    found = cells(select(folders).rows)
+    assert sorted(len(cell.step_ms) for cell in found) == [3, 3]
+    assert any("NVIDIA H200 at 500 W and 1,200 MHz" in cell.pool for cell in found)
+    differences = compare(*folders).differences()
+    assert "power limit 700 W \N{RIGHTWARDS ARROW} 500 W" in differences
+
+
+@pytest.mark.parametrize(("ms", "said"), [(11.8, True), (10.5, False), (8.0, True)])
+def test_campaigns_whose_equal_cells_contradict_each_other_are_not_pooled_without_a_word(tmp_path, ms, said) -> None:
+    folders = [
+        commit([row(median_ms=ms, replicate=r, environment=on("a", "b")) for r in range(2)], tmp_path / name)
+        for name, ms in (("one", 10.0), ("two", ms))
+    ]
+    lines = [line for line in select(folders).problems if "as long as" in line]
+    assert bool(lines) == said
+    if said:
+        assert "1.18x as long as one in 1 equal cell" in lines[0] or "one takes 1.25x as long as two" in lines[0]
