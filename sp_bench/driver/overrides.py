@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, QuotedString, RangeSweep
+from hydra.core.override_parser.types import ChoiceSweep, Glob, IntervalSweep, Override, Quote, QuotedString, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -298,7 +298,7 @@ def read_arguments(arguments: Sequence[str]) -> Request:
                 "flags: -m, --multirun, --cfg job, --help"
             )
         else:
-            overrides.append(argument)
+            overrides.append(_as_typed(argument))
     only = [line.removeprefix(ONLY) for line in overrides if line.startswith(ONLY)]
     _check_only(only, show_config)
     parsed = parse_overrides(line for line in overrides if not line.startswith(ONLY))
@@ -312,6 +312,18 @@ def read_arguments(arguments: Sequence[str]) -> Request:
     campaign = [str(override.input_line) for override in parsed if override.key_or_group in CAMPAIGN_KEYS]
     cells = [str(override.input_line) for override in parsed if is_cell_key(override.key_or_group)]
     return Request(campaign, cells, show_config, tuple(only))
+
+
+def _as_typed(argument: str) -> str:
+    """The argument with the text of a name or path in quotes: Hydra's grammar would read 2024_11_29 as a number, and
+    refuse a folder with an equals sign."""
+    key, _, text = argument.partition("=")
+    is_plain = text and text.isprintable() and text[0] not in "'\"" and "${" not in text
+    if not is_plain or (key, text) == ("results_root", "null"):
+        return argument
+    if key == "results_root" or (key == "campaign" and not re.search("[,(]", text)):
+        return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
+    return argument
 
 
 def _check_only(lines: Sequence[str], show_config: bool) -> None:

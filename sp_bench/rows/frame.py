@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import pandas as pd
 import pyarrow as pa
@@ -10,9 +11,10 @@ import pyarrow as pa
 from sp_bench.rows import store
 
 
-def of_table(table: pa.Table) -> pd.DataFrame:
-    """A table of rows. Whole numbers stay whole where some are null."""
-    return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get)
+def of_table(table: pa.Table, *, maps_as: Literal["lossy", "strict"] | None = None) -> pd.DataFrame:
+    """A table of rows. Whole numbers stay whole where some are null. maps_as: as `maps_as_pydicts` of pyarrow; None:
+    lists of (key, value)."""
+    return table.to_pandas(types_mapper={pa.int64(): pd.Int64Dtype()}.get, maps_as_pydicts=maps_as)
 
 
 def load(folders: Sequence[str | Path]) -> pd.DataFrame:
@@ -28,4 +30,4 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
         as_run = table["campaign"]
         table = table.set_column(place, "campaign", pa.array([folder.resolve().name] * len(table), pa.string()))
         tables.append(table.add_column(place + 1, "campaign_as_run", as_run))
-    return of_table(pa.concat_tables(tables))
+    return of_table(pa.concat_tables(tables), maps_as="strict")  # lists of pairs cannot be written to a file again

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pynvml
 import pytest
 
@@ -75,3 +76,42 @@ def test_a_git_that_does_not_answer_is_one_warning_and_the_run_goes_on(script, t
         assert err.count("stays unknown: git ") == 1
     (row,) = sp_bench.load(["results/slow"]).itertuples()
     assert row.git_sha is None or row.git_sha.startswith("tree:")
+
+
+@pytest.mark.parametrize("name", ["2024_11_29", "1e5", "null"])
+def test_a_campaign_has_the_name_that_was_typed(name, tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert console(capfd, "run", *ON_CPU, f"campaign={name}")[0] == 0
+    assert [path.name for path in (tmp_path / "results").iterdir()] == [name]
+
+
+def test_results_may_lie_in_a_folder_with_any_printable_name(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    assert console(capfd, "run", *ON_CPU, "campaign=c", "results_root=a=b, (c) [d] {e}")[0] == 0
+    assert len(sp_bench.load([tmp_path / "a=b, (c) [d] {e}" / "c"])) == 1
+
+
+def test_what_load_gives_can_be_written_to_a_file_again(tmp_path):
+    root = Path(sp_bench.__file__).parents[1] / "results"
+    rows = sp_bench.load([root / "h200x4_headline_fresh"])
+    rows.to_parquet(tmp_path / "rows.parquet")
+    again = pd.read_parquet(tmp_path / "rows.parquet")
+    assert again["phase_s"].tolist() == rows["phase_s"].tolist()
+    assert again.shape == rows.shape
+
+
+RC = "font.family: monospace\npdf.fonttype: 3\naxes.facecolor: black\ntext.color: white\npath.sketch: 1, 10, 1\n"
+
+
+def test_a_matplotlibrc_of_the_readers_changes_no_figure(tmp_path):
+    campaign = str(Path(sp_bench.__file__).parents[1] / "results" / "h200x4_headline_fresh")
+    written = []
+    for rc in ("", RC):
+        folder = tmp_path / ("dark" if rc else "plain")
+        folder.mkdir()
+        (folder / "matplotlibrc").write_text(rc)
+        command = [sys.executable, "-m", "sp_bench", "report", campaign, "--only", "ratios", "--out", "out"]
+        path = os.pathsep.join([str(Path(sp_bench.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+        subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, check=True, capture_output=True)
+        written.append({each.name: each.read_bytes() for each in (folder / "out" / "figures").iterdir()})
+    assert written[0] == written[1]

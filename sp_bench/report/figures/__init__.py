@@ -3,7 +3,7 @@ pyplot."""
 
 from collections.abc import Callable, Mapping, Sequence
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcdefaults, rcParams
 
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.settings import Setting
@@ -28,6 +28,8 @@ def draw(
 ) -> list[Drawing]:
     """Draw the named figures. One for which the cells have no data is left out."""
     look = look or Look()
-    with rc_context(look.rc):
+    with rc_context():  # whatever matplotlibrc the reader has: equal rows give equal figures
+        rcdefaults()
+        rcParams.update(look.rc)
         plots = [plot for name, made in FIGURES.items() if name in only for plot in made(settings, cells, look)]
         return [finish(plot, "-".join(filter(None, (plot.name, plot.part))), look) for plot in plots]
