@@ -42,8 +42,8 @@ def plan(*words: str) -> "dict[str, Any]":
 
 
 def run(*words: str) -> "pandas.DataFrame":
-    """Run a sweep and return the rows of its campaign, as `load` does. Trials that have rows are skipped. No report is
-    made.
+    """Run a sweep and return the rows of its trials, as `load` does. Trials that have rows are not run again. No report
+    is made.
 
     Raises:
         ValueError: words that no trial can have, or a results folder that cannot be written.

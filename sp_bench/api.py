@@ -8,7 +8,7 @@ import pandas as pd
 from sp_bench.analysis import comparison
 from sp_bench.driver import campaign, overrides, sweep
 from sp_bench.driver.progress import plan_as_json
-from sp_bench.rows import campaign_file
+from sp_bench.rows import campaign_file, plans
 from sp_bench.rows.frame import load
 from sp_bench.rows.store import require_campaigns
 
@@ -24,7 +24,12 @@ def run(*words: str) -> pd.DataFrame:
     asked = sweep.read(overrides.read_arguments(words))
     command = campaign_file.command("run", words)
     campaign.run(asked.configs, asked.settings, None, asked.searches, words=command)
-    return load([asked.settings.folder])
+    trials, _, _ = campaign.planned(asked.configs, asked.settings)
+    found = {trial.trial_id for trial in trials}
+    if asked.searches:
+        found |= plans.read(asked.settings.folder)[-1].probes
+    rows = load([asked.settings.folder])
+    return rows[rows["trial_id"].isin(found)].reset_index(drop=True)
 
 
 def compare(a: str | Path, b: str | Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@
 import difflib
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -169,6 +170,9 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
     quote: Prose = (
         f"; in a file quote it; on a command line quote it twice: \"'{value}'\", all of a list" if kind is str else ""
     )
+    thousands = re.fullmatch(r"(\d{1,9})([kKmM])", str(value)) if kind is int else None
+    if thousands:
+        quote = f": {int(thousands[1]) * 1024 ** ('km'.index(thousands[2].lower()) + 1)}"
     raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
 
 

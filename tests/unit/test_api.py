@@ -20,7 +20,9 @@ def test_a_run_gives_its_rows_and_is_then_done(tmp_path, monkeypatch):
     assert list(rows["method"]) == ["single"]
     (trial,) = sp_bench.plan(*WORDS)["trials"]
     assert (trial["status"], trial["trial_id"]) == ("ok", rows["trial_id"][0])
-    assert len(sp_bench.run(*WORDS)) == 1
+    others = sp_bench.run(*WORDS[:2], "seq_len=128", *WORDS[3:])
+    assert list(others["seq_len"]) == [128]
+    assert list(sp_bench.run(*WORDS)["seq_len"]) == [96]
 
 
 def test_a_plan_says_why_a_trial_cannot_run():
@@ -38,5 +40,7 @@ def test_campaigns_are_compared_as_on_the_command_line():
 def test_refusals_are_value_errors_with_the_message_of_the_command_line(call):
     with pytest.raises(ValueError, match="ringg: did you mean ring"):
         call("method=ringg")
+    with pytest.raises(ValueError, match="must be a whole number in plain digits: 32768"):
+        call("seq_len=32k")
     with pytest.raises(ValueError, match="nowhere"):
         sp_bench.compare("nowhere", "nowhere")
