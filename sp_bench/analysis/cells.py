@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
@@ -194,15 +194,7 @@ class Cell:
     @cached_property  # each figure and table that shows the cell asks
     def flags(self) -> list[str]:
         """Doubts about the measured rows, by name."""
-        said = {str(flag) for row in self.measured for flag in listed(row["flags"])}
-        memory = ("device_memory_gib", "device_used_bytes", "allocator_retries")
-        for row in self.measured:
-            said.update(flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])))
-            if self.processor == "GPU":
-                said.update(flags_of_devices(row["device_state"], row["limit_ms"]))
-            said.update(flags_of_memory(*(row[name] for name in memory)))
-            said.update(flags_of_loss(listed(row["loss"])))
-        return sorted(said)
+        return sorted({flag for row in self.measured for flag in doubts_of(row, self.processor)})
 
     @property
     def num_unsampled(self) -> int:
@@ -297,6 +289,23 @@ def _known(value: Any) -> Any:
 def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     # A time of zero is no measurement: no rate can come from it.
     return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
+
+
+def doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
+    """The flags of a measured row, also those that it is too old to have. processor: as `Cell.processor`."""
+    return {
+        *map(str, listed(row["flags"])),
+        *flags_of_times(listed(row["step_ms"]), listed(row["window_ms"])),
+        *(flags_of_devices(row["device_state"], row["limit_ms"]) if processor == "GPU" else ()),
+        *flags_of_memory(row["device_memory_gib"], row["device_used_bytes"], row["allocator_retries"]),
+        *flags_of_loss(listed(row["loss"])),
+    }
+
+
+def narrowed(cell: Cell, keys: Collection[Launch]) -> Cell:
+    """The cell as these replicates alone would make it."""
+    rows = [row for key, row in cell.launches.items() if key in keys]
+    return cell if len(rows) == len(cell.measured) else _cell(cell.cell_id, cell.name, rows)
 
 
 def _launch(row: Mapping[str, Any]) -> Launch:

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import Any
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.fabric_model import bandwidths
+from sp_bench.analysis.grades import Grade, grade
 from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import (
@@ -29,7 +30,8 @@ from sp_bench.analysis.time_parts import kernel_alone
 from sp_bench.formats import MISSING
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
-AHEAD, BEHIND, TIE, UNPROVEN, APART = "ahead", "behind", "a tie", "no interval", "not compared: no replicates pair"
+AHEAD, BEHIND, TIE, UNDECIDED = "ahead", "behind", "a tie", "undecided"
+CLOSE, UNPROVEN, APART = "close, no interval", "no interval", "not compared: no replicates pair"
 QUESTION = ("ulysses", "ring")  # what this benchmark asks about
 NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a method
 
@@ -54,30 +56,61 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """A tie: the interval holds 1, or the ratio is within the smallest effect. Not proven: no interval."""
+        """What may be said of the two.
+
+        ahead, behind: the interval excludes 1, and the ratio is beyond the smallest effect. A tie: the whole interval
+        is within the smallest effect. Undecided: it is neither; or there are fewer than 6 pairs, and replicates of one
+        cell differ by more than the two cells do. Close: no interval, and ratio and replicates are within the smallest
+        effect. No interval: all others without one.
+        """
         if self.ratio is None:
             return APART
-        if abs(self.ratio - 1) < self.smallest:
-            return TIE
+        is_small = abs(self.ratio - 1) < self.smallest
         if self.paired is None:
-            return UNPROVEN
-        return AHEAD if self.paired.interval.low > 1 else BEHIND if self.paired.interval.high < 1 else TIE
+            if is_small and self.spread < 1 + self.smallest:
+                return CLOSE
+            return UNDECIDED if self.spread > max(self.ratio, 1 / self.ratio) else UNPROVEN
+        low, high = self.paired.interval.low, self.paired.interval.high
+        if 1 - self.smallest <= low and high <= 1 + self.smallest:
+            return TIE
+        if is_small or not self.paired.excludes_1:
+            return UNDECIDED
+        return AHEAD if low > 1 else BEHIND
 
     @property
-    def proof(self) -> str:
-        """What to say behind an outcome: nothing where it has an interval."""
-        return "" if self.paired or self.ratio is None else UNPROVEN
+    def doubt(self) -> str:
+        """What to put behind the ratio; empty where it stands for itself."""
+        return {AHEAD: "", BEHIND: "", CLOSE: f"within {self.smallest:.0%}, {UNPROVEN}"}.get(self.outcome, self.outcome)
+
+    @cached_property
+    def spread(self) -> float:
+        """The largest over the smallest time of the pairs' replicates, of the cell in which they differ more."""
+        times = [[cell.step_ms[key] for key in self.keys] for cell in (self.fast, self.slow)]
+        return max(max(each) / min(each) for each in times)
+
+    @cached_property
+    def keys(self) -> list[Launch]:
+        """The replicates that pair."""
+        return pairs(self.slow, self.fast)
+
+    @cached_property
+    def grade(self) -> Grade:
+        return grade((self.fast, self.slow), self.keys)
+
+    @property
+    def is_proven(self) -> bool:
+        """May be bold."""
+        return self.outcome == AHEAD and not self.grade.is_weak
 
     @property
     def overlaps(self) -> bool:
         """Whether a replicate of `slow` was no slower than one of `fast`, of those that pair."""
-        keys = pairs(self.slow, self.fast)
-        return min(self.slow.step_ms[key] for key in keys) <= max(self.fast.step_ms[key] for key in keys)
+        return min(self.slow.step_ms[key] for key in self.keys) <= max(self.fast.step_ms[key] for key in self.keys)
 
     @property
     def is_behind(self) -> bool:
         """Whether `slow` is the faster one, by more than a tie."""
-        return self.ratio is not None and self.ratio < 1 and self.outcome != TIE
+        return self.outcome == BEHIND or (self.outcome == UNPROVEN and (self.ratio or 1) < 1)
 
     @property
     def turned(self) -> "Difference":

@@ -7,14 +7,28 @@ from dataclasses import dataclass
 from statistics import median
 
 from sp_bench.analysis import metrics, words
-from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.cells import Cell, narrowed
 from sp_bench.analysis.device_sets import several
+from sp_bench.analysis.grades import Grade
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
-from sp_bench.analysis.ratios import ranked, ratio_of_pairs
+from sp_bench.analysis.ratios import pairs, ranked, ratio_of_pairs
 from sp_bench.analysis.rivals import SAME, counterparts
-from sp_bench.analysis.settings import AHEAD, APART, BEHIND, QUESTION, TIE, UNPROVEN, Difference, Place, Setting, leader
+from sp_bench.analysis.settings import (
+    AHEAD,
+    APART,
+    BEHIND,
+    CLOSE,
+    QUESTION,
+    TIE,
+    UNDECIDED,
+    UNPROVEN,
+    Difference,
+    Place,
+    Setting,
+    leader,
+)
 from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words, method, the_method
 from sp_bench.formats import MISSING, counted, gib, number, thousands, whole
@@ -27,7 +41,7 @@ MAX_ALSO = 5  # further lines of a card; the tables have the rest
 
 @dataclass(frozen=True)
 class Card:
-    """Texts for one setting. The page prints `verdict` in bold if it is `proven`."""
+    """Texts for one setting. The page prints `verdict` in bold if it is `proven`, and grey if `grade` is weak."""
 
     title: str
     where: str
@@ -37,6 +51,7 @@ class Card:
     memory: str
     also: tuple[str, ...]
     cells: tuple[Cell, ...]
+    grade: Grade | None = None  # None: the verdict compares nothing
 
 
 def cards(settings: Sequence[Setting]) -> list[Card]:
@@ -56,10 +71,7 @@ def _of_ladder(ladder: Ladder) -> Card:
     beside = [cell for cell in ran[1:] if ratio_of_pairs(cell, ran[0]) is not None]
     last = next(reversed(beside), ran[-1])
     difference = Difference(ran[0], last, setting.smallest)
-    sure = difference.outcome == AHEAD
-    doubts = {TIE: (TIE, difference.proof), UNPROVEN: (UNPROVEN,)}.get(difference.outcome, ())
-    doubt = f" ({', '.join(filter(None, doubts))})" if doubts else ""
-    answer = f"{names[0]}: {difference.words} as fast as {ladder.names[last.cell_id]}{doubt}."
+    answer = f"{names[0]}: {_with_doubt(f'{difference.words} as fast as {ladder.names[last.cell_id]}', difference)}."
     if difference.ratio is None:
         answer = f"{names[0]}: {APART}."
     between = [(Difference(ran[0], cell), ladder.names[cell.cell_id]) for cell in beside if cell is not last]
@@ -69,11 +81,12 @@ def _of_ladder(ladder: Ladder) -> Card:
         title,
         "",
         answer,
-        sure,
+        difference.is_proven,
         numbers(setting, [ran[0], last]),
         memory_words(setting),
         also[:MAX_ALSO] + more,
         setting.cells,
+        None if difference.ratio is None else difference.grade,
     )
 
 
@@ -109,18 +122,17 @@ def card(setting: Setting) -> Card:
             also,
             place.cells,
         )
-    proven = any(d.outcome == AHEAD for d in place.differences) and not any(d.is_behind for d in place.differences)
-    figures = compared(setting, place)
-    also = _also(setting, place)
+    proven = any(d.is_proven for d in place.differences) and not any(d.is_behind for d in place.differences)
     return Card(
         setting.title,
         ", ".join(filter(None, where)),
         verdict(place),
         proven,
-        figures,
+        compared(setting, place),
         memory_words(setting),
-        also,
+        _also(setting, place),
         place.cells,
+        None if place.difference is None or place.difference.ratio is None else place.difference.grade,
     )
 
 
@@ -165,9 +177,11 @@ def _of_kernels(setting: Setting) -> Card:
     others = [cell for cell in ranked(found) if cell is not first]
     differences = [Difference(first, cell, setting.smallest) for cell in others]
     answer = _verdict(first, differences, method) if others else f"Only {method(first)} was measured."
-    sure = bool(differences) and all(d.outcome == AHEAD for d in differences)
-    shown = numbers(setting, [first, *others[:1]])
-    return Card(setting.title, words.place(first), answer, sure, shown, memory_words(setting), (), setting.cells)
+    sure = bool(differences) and all(d.is_proven for d in differences)
+    figures = numbers(setting, [first, *others[:1]])
+    memory = memory_words(setting)
+    grade = differences[0].grade if differences and differences[0].ratio is not None else None
+    return Card(setting.title, words.place(first), answer, sure, figures, memory, (), setting.cells, grade)
 
 
 def verdict(place: Place) -> str:
@@ -176,36 +190,47 @@ def verdict(place: Place) -> str:
 
 
 def _verdict(first: Cell, differences: Sequence[Difference], called: Callable[[Cell], str]) -> str:
-    of: dict[str, list[Difference]] = {outcome: [] for outcome in (AHEAD, BEHIND, TIE, UNPROVEN, APART)}
+    """A sentence for each outcome that there is. Ties may share the first."""
+    of: dict[str, list[Difference]] = {}
     for difference in differences:
-        of[BEHIND if difference.is_behind else difference.outcome].append(difference)
+        of.setdefault(BEHIND if difference.is_behind else difference.outcome, []).append(difference)
+
+    def names(outcome: str) -> str:
+        return listed_words([called(d.slow) for d in of.get(outcome, ())])
+
     name = called(first)
-    apart = listed_words([called(d.slow) for d in of[APART]])
-    if len(of[APART]) == len(differences):
-        return f"Not compared, since no replicates pair: {name} and {apart}."
-    proven = any(d.paired for d in differences)
-    ties = listed_words([_with_proof(called(d.slow), d) if proven else called(d.slow) for d in of[TIE]])
-    ahead = listed_words([f"{d.words} as fast as {called(d.slow)}" for d in of[AHEAD]])
-    medians = listed_words([_by_medians(d, called) for d in of[UNPROVEN]])
+    if len(of.get(APART, ())) == len(differences):
+        return f"Not compared, since no replicates pair: {name} and {names(APART)}."
+    ahead = listed_words([f"{d.words} as fast as {called(d.slow)}" for d in of.get(AHEAD, ())])
     sentences = []
-    if ties and not (ahead or medians):
-        between = " and " if len(of[TIE]) == 1 else ", "
-        sentences.append(f"A tie{'' if proven else f' {WITHOUT}'}: {name}{between}{ties}")
-    elif not proven and medians:
-        sentences.append(f"{_capital(WITHOUT)}, {name} is {medians}{f' and ties with {ties}' if ties else ''}")
-    elif ahead or medians:
-        sure = " and ".join(filter(None, [ahead and f"is {ahead}", ties and f"ties with {ties}"]))
-        clauses = [sure and f"{name} {sure}", medians and f"{WITHOUT}, {'it' if sure else name} is {medians}"]
-        sentences.append(_capital("; ".join(filter(None, clauses))))
-    for each in (d.turned for d in of[BEHIND]):
-        sentences.append(f"{_capital(called(each.fast))} is {_with_proof(f'{each.words} as fast as {name}', each)}")
-    if apart:
-        sentences.append(f"Not compared with it, since no replicates pair: {apart}")
-    return " ".join(f"{each}." for each in sentences)
+    if ahead:
+        sentences.append(f"{name} is {ahead}{f' and ties with {names(TIE)}' if TIE in of else ''}")
+    elif TIE in of:
+        sentences.append(f"A tie: {name}{' and ' if len(of[TIE]) == 1 else ', '}{names(TIE)}")
+    if CLOSE in of:
+        between = " and " if len(of[CLOSE]) == 1 else ", "
+        sentences.append(f"Within {of[CLOSE][0].smallest:.0%} {WITHOUT}: {name}{between}{names(CLOSE)}")
+    if UNPROVEN in of:
+        medians = listed_words([_by_medians(d, called) for d in of[UNPROVEN]])
+        sentences.append(f"{WITHOUT}, {name} is {medians}")
+    sentences += [_undecided(d.turned, called) for d in of.get(UNDECIDED, ())]
+    for each in (d.turned for d in of.get(BEHIND, ())):
+        sentences.append(f"{called(each.fast)} is {_with_doubt(f'{each.words} as fast as {name}', each)}")
+    if APART in of:
+        sentences.append(f"Not compared with it, since no replicates pair: {names(APART)}")
+    return " ".join(f"{_capital(sentence)}." for sentence in sentences)
 
 
-def _with_proof(name: str, difference: Difference) -> str:
-    return f"{name} ({difference.proof})" if difference.proof else name
+def _undecided(difference: Difference, called: Callable[[Cell], str]) -> str:
+    """Undecided: Ulysses is 1.019x [1.013, 1.026] as fast as the zigzag ring."""
+    answer = f"Undecided: {called(difference.fast)} is {difference.words} as fast as {called(difference.slow)}"
+    if difference.paired:
+        return answer
+    return f"{answer} by medians, but replicates of one of them differ by {difference.spread:.2f}x"
+
+
+def _with_doubt(name: str, difference: Difference) -> str:
+    return f"{name} ({difference.doubt})" if difference.doubt else name
 
 
 def _by_medians(difference: Difference, called: Callable[[Cell], str]) -> str:
@@ -214,8 +239,8 @@ def _by_medians(difference: Difference, called: Callable[[Cell], str]) -> str:
 
 
 def _of_the_others(place: Place) -> str:
-    """Where Ulysses and the ring both tie with the leader, says which of the two is proven faster than the other."""
-    if any(d.outcome != TIE for d in place.differences):
+    """Of Ulysses and the ring, where no third method is proven faster or slower: that one is faster than the other."""
+    if any(d.outcome not in (TIE, CLOSE, UNDECIDED) for d in place.differences):
         return ""
     asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]
     if len(asked) < 2 or (difference := Difference(asked[0], asked[1], place.smallest).turned).outcome != AHEAD:
@@ -232,7 +257,11 @@ def compared(setting: Setting, place: Place) -> str:
 
 
 def numbers(setting: Setting, cells: Sequence[Cell]) -> str:
-    """160.7k against 155.6k tokens/s a GPU, 604 against 585 TFLOP/s (0.97 and 0.94 of the kernel alone), ..."""
+    """160.7k against 155.6k tokens/s a GPU, 604 against 585 TFLOP/s (0.97 and 0.94 of the kernel alone), ... Of two
+    cells by the replicates that pair; where none do, of the first alone."""
+    if len(cells) == 2:
+        keys = pairs(cells[0], cells[1])
+        cells = [narrowed(cell, keys) for cell in cells] if keys else cells[:1]
     ranks = cells[0].processor
     shares = [share.ratio if (share := setting.share(cell)) else None for cell in cells]
     known = [f"{value:.2f}" for value in shares if value is not None]
@@ -299,13 +328,13 @@ def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
 
 def _library(their: Cell, ours: Cell, smallest: float) -> str:
     difference = Difference(ours, their, smallest).turned
-    sure = f" ({difference.proof})" if difference.proof else ""
     where = f"on {words.kernel(their)}, {words.place(their)}"
     if difference.outcome == TIE:
-        return f"{the_method(their)} ties with our {method(ours)} {where}{sure}."
+        return f"{the_method(their)} ties with our {method(ours)} {where}."
+    doubt = f" ({difference.doubt})" if difference.doubt else ""
     if difference.fast is their:
-        return f"{method(their)} is {difference.words} as fast as our {method(ours)} {where}{sure}."
-    return f"Our {method(ours)} is {difference.words} as fast as {method(their)} {where}{sure}."
+        return f"{method(their)} is {difference.words} as fast as our {method(ours)} {where}{doubt}."
+    return f"Our {method(ours)} is {difference.words} as fast as {method(their)} {where}{doubt}."
 
 
 def _outcome(place: Place) -> str:
@@ -314,10 +343,12 @@ def _outcome(place: Place) -> str:
     names = _capital(listed_words([method(cell) for cell in (place.leader, place.rival) if cell]))
     if difference is None or difference.ratio is None:
         return f"{names}, never side by side"
-    sure = f", {difference.proof}" if difference.proof else ""
     if difference.outcome == TIE:
-        return f"{names} tie{sure}"
-    return f"{_capital(method(difference.fast))} ahead of {the_method(difference.slow)}{sure}"
+        return f"{names} tie"
+    if difference.outcome == CLOSE:
+        return f"{names} {difference.doubt}"
+    doubt = f", {difference.doubt}" if difference.doubt else ""
+    return f"{_capital(method(difference.fast))} ahead of {the_method(difference.slow)}{doubt}"
 
 
 def _apart(place: Place, main: Place) -> str:
@@ -335,7 +366,7 @@ def _apart(place: Place, main: Place) -> str:
     if place.first.name.pack != main.first.name.pack:
         parts.append(words.pack(place.first))
     difference = place.difference
-    ratio = f" {difference.words}" if difference and difference.outcome not in (TIE, APART) else ""
+    ratio = f" {difference.words}" if difference and difference.outcome not in (TIE, CLOSE, APART) else ""
     return f"{', '.join(parts)}{ratio}"
 
 

@@ -13,7 +13,7 @@ from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
 from sp_bench.analysis.metrics import memory_gib, sent_gib, tflops, wire_gib
 from sp_bench.analysis.rivals import SAME, counterparts
 from sp_bench.analysis.scaling import Scaling, Scalings, scalings
-from sp_bench.analysis.settings import APART, TIE, UNPROVEN, Difference, Place, Setting, is_baseline
+from sp_bench.analysis.settings import APART, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
 from sp_bench.formats import counted, gib, number
 from sp_bench.report.cards import compared, statuses, verdict
@@ -28,8 +28,10 @@ INTRODUCTION = """# Results
 
 `sp-bench report results/* --findings docs/RESULTS.md` wrote this page from the rows. [CAMPAIGNS.md](CAMPAIGNS.md) says
 where the rows come from, and which are of code before commit c1f674b. Methods are compared at one length, number of
-GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the interval holds 1, or the
-difference is below {smallest:.0%}. Brackets hold intervals, of 6 replicates or more; without them nothing is proven.
+GPUs, fabric and kernel, each by its fastest variant, by ratios of step times. A tie: the whole interval is within
+{smallest:.0%} of 1. Undecided: an interval that is neither a tie nor clear of 1, or replicates that differ by more than
+the methods do. Brackets hold intervals, of 6 replicates or more; without them nothing is proven. Grades: A, an interval
+and no doubt; B, 2 to 5 replicates; C, one replicate, a doubtful one or older code ([METRICS.md](METRICS.md#grades)).
 Each ratio of two step times is of replicates that pair: of one campaign, on one machine, with one code. Without such
 replicates two methods are not compared. Times and other numbers are medians over all replicates: compare them within
 one campaign, since machines and code differ. `code` is the commit that the rows name; where rows come from a copy of
@@ -99,6 +101,7 @@ def _places(setting: Setting) -> Table[Place]:
     columns: tuple[Column[Place], ...] = (
         Column("where", lambda place: _where(place.first)),
         Column("answer", _answer),
+        Column("grade", lambda place: _grade(place.difference)),
         Column("numbers", lambda place: compared(setting, place)),
         *_evidence_of(lambda place: place.cells),
     )
@@ -237,6 +240,7 @@ LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference]], ...] = (
     Column("library", lambda of: f"{words.method(of[0])} / {words.method(of[1])}"),
     Column("where", lambda of: _beside(of[0])),
     Column("its step time over ours", lambda of: _over(of[2])),
+    Column("grade", lambda of: _grade(of[2])),
     Column("evidence", lambda of: _evidence(of[:2])),
     Column("campaigns", lambda of: _among(of[:1])),
 )
@@ -256,13 +260,15 @@ def _beside(their: Cell) -> str:
     return ", ".join(filter(None, [words.place(their), words.kernel(their), words.unusual(their, words.LAUNCH)]))
 
 
+def _grade(found: Difference | None) -> str:
+    return found.grade.mark if found and found.ratio is not None else ""
+
+
 def _over(found: Difference) -> str:
     """The library's ratio, with slower, faster or a tie."""
     if found.ratio is None:
         return APART
-    outcome = "slower" if found.ratio > 1 else "faster"
-    outcome = {TIE: ", ".join(filter(None, (TIE, found.proof))), UNPROVEN: UNPROVEN}.get(found.outcome, outcome)
-    return f"{found.words} ({outcome})"
+    return f"{found.words} ({found.doubt or ('slower' if found.ratio > 1 else 'faster')})"
 
 
 def _evidence(cells: Sequence[Cell]) -> str:

@@ -285,7 +285,7 @@ def _group(setting: Setting, cells: Sequence[Cell]) -> Group[Line]:
     rivals = [
         line.ratio for line in lines if line.ratio and line.cell.asked["method"] != (first and first.asked["method"])
     ]
-    if rivals and all(r.paired is not None and r.outcome == "ahead" for r in rivals):
+    if rivals and all(rival.is_proven for rival in rivals):
         lines[0] = replace(lines[0], bold=True)
     lines += [_line(setting, cell, None) for cell in cells if not cell.ok]
     place = next(c for c in [*ranked, *cells])
@@ -356,6 +356,7 @@ VALUES: tuple[Column[Line], ...] = (
     *(PEAK, SENT),
     _value("ratio_to_first", lambda line: line.ratio and line.ratio.ratio),
     *_bounds("ratio_to_first", lambda line: _interval_of(line.ratio)),
+    _value("grade", lambda line: line.ratio.grade.mark if line.ratio and line.ratio.ratio is not None else None),
     _of_scaled("baseline", lambda line: line.scaling.baseline),
     _of_scaled("baseline_step_ms", lambda line: line.scaling.alone.median_step_ms),
     _of_scaled("scaling_efficiency", lambda line: line.scaling.efficiency),

@@ -27,7 +27,7 @@ from sp_bench.analysis.limits import limits
 from sp_bench.analysis.metrics import attention_tflops, memory_gib
 from sp_bench.analysis.ratios import ranked, ratio_of_medians, ratio_of_pairs, times
 from sp_bench.analysis.scaling import Scaling, scalings
-from sp_bench.analysis.settings import SMALLEST, TIE, Difference, Place, settings
+from sp_bench.analysis.settings import CLOSE, SMALLEST, TIE, UNDECIDED, Difference, Place, settings
 from sp_bench.analysis.signs import Count, counts
 from sp_bench.attention.layouts import SequenceLayout, causal_pairs_of_ranks
 from sp_bench.config.documents import documents
@@ -42,6 +42,7 @@ LONG, SHORT = {"seq_len": 131072}, {"seq_len": 32768}
 FA4, FA2, CUDNN = {"kernel": "flash_attn_4"}, {"kernel": "flash_attn"}, {"kernel": "cudnn"}
 KERNELS = (FA4, CUDNN, FA2)
 GPUS = ("h100", "h200")
+NEAR = (TIE, CLOSE, UNDECIDED)  # what lines by hand call a tie
 THEIRS, SEGMENTS = "deepspeed_ulysses_hf", "expandable_segments"
 PACKS, DRAWS = "h200x2_packed_2", "h200x2_packed_draws"
 AROUND_4096, FEW_LONG = ({"packing": "lognormal", "document_len": length} for length in (4096, 1024))
@@ -285,7 +286,7 @@ def of_rows(flag: str, *cells: Cell) -> str:
 @line("- Long shards on NVLink: it hardly matters.", every_number=True)
 def attention_alone() -> Iterator[str]:
     _, ulysses, ring, _ = cells_of_headline()
-    assert Difference(ulysses, ring).outcome == TIE
+    assert Difference(ulysses, ring).outcome in NEAR
     yield f"and {whole(LONG['seq_len'])} tokens, Ulysses and the ring tie on 2 GPUs on FlashAttention-4"
     yield f"on cuDNN the ring is {ring_on_cudnn()[0]} as fast"
     on_fa4, on_cudnn = (ring_over_ulysses(sp_size=4, **LONG, **kernel) for kernel in (FA4, CUDNN))
@@ -348,7 +349,7 @@ def whole_steps() -> Iterator[str]:
     of_each = f"({len(ours[0].step_ms)} of ours, {of_best} of theirs)"
     yield f"and {over_best} as fast as that on cuDNN with Liger's kernels and the loss in tiles {of_each}"
     (none, megatron_none), _, theirs = stacks_on_one_kernel()
-    assert Difference(none, megatron_none).outcome == TIE
+    assert Difference(none, megatron_none).outcome in NEAR
     yield f"step takes {times(time_over(megatron_none, none))} as long as ours and holds {gib(megatron_none)} against"
     yield f"{gib(none)} GiB a GPU ({replicates(none, megatron_none)})"
     _, alike, (megatron, *others) = best_of_stacks()
@@ -711,7 +712,7 @@ def stacks_on_one_kernel() -> tuple[tuple[Cell, Cell], tuple[Cell, Cell], list[C
 @line("Whole steps of four stacks on cuDNN, 2 H200s, 32,768 tokens")
 def stacks_at_32768() -> Iterator[str]:
     (none, megatron_none), (kept, megatron_kept), theirs = stacks_on_one_kernel()
-    assert Difference(none, megatron_none).outcome == Difference(kept, megatron_kept).outcome == TIE
+    assert Difference(none, megatron_none).outcome == Difference(kept, megatron_kept).outcome in NEAR
     yield f"where nothing is recomputed: {ms(megatron_none)} against {ms(none)} ms"
     yield f"It holds {gib(megatron_none)} GiB a GPU, ours {gib(none)}"
     yield f"Where its MLPs are recomputed, and ours recomputes all but attention, it takes {ms(megatron_kept)} ms and"
@@ -751,7 +752,7 @@ def stacks_at_65536() -> Iterator[str]:
     yield f"With whole layers recomputed Megatron takes {ms(full)} ms and {gib(full)} GiB"
     yield replicates(best, alike, full, *theirs)
     ring, beside = (cell("h200x2_engines_2", method) for method in ("transformer_engine", "ulysses"))
-    assert Difference(ring, beside).outcome == TIE
+    assert Difference(ring, beside).outcome in NEAR
     took = f"{ms(ring)} ms and {gib(ring)} GiB, and ours {ms(beside)} ms and {gib(beside)}"
     yield f"On another machine Megatron with TransformerEngine's ring takes {took}"
 
@@ -1321,7 +1322,7 @@ def published_ladder() -> Iterator[str]:
 @line("A million tokens, 2 GPUs")
 def million() -> Iterator[str]:
     ulysses, ring = (cell("h200x2_million", method) for method in ("ulysses", "ring"))
-    assert Difference(ulysses, ring).outcome == TIE
+    assert Difference(ulysses, ring).outcome in NEAR
     yield f"{whole(ulysses.asked['seq_len'])} tokens of Qwen3-0.6B take {seconds(ulysses)} with Ulysses"
     yield f"and {seconds(ring)} with the zigzag ring"
     yield f"at {ulysses.mfu:.2f} MFU"
@@ -1368,7 +1369,7 @@ def kernels() -> Iterator[str]:
         for kernel in ("flash_attn_3", "flash_attn_4", "cudnn")
     ]
     third, fourth, cudnn = (whole(attention_tflops(each)) for each in cells)
-    assert Difference(cells[1], cells[0]).outcome == TIE
+    assert Difference(cells[1], cells[0]).outcome in NEAR
     yield f"{third} and {fourth} TFLOP/s forward and backward, and cuDNN has {cudnn}"
     yield replicates(*cells)
 
@@ -1405,7 +1406,7 @@ def libraries_on_packs() -> Iterator[str]:
     methods = ("transformer_engine", "ring_flash_attn", "ring_flash_attn_llama3")
     theirs, *two = (cell(PACKS, method, **AROUND_4096) for method in methods)
     yield f"TransformerEngine's ring takes {ratio(theirs, ulysses)} as long"
-    assert Difference(theirs, cell(PACKS, "ring", **AROUND_4096, **FA2)).outcome == TIE
+    assert Difference(theirs, cell(PACKS, "ring", **AROUND_4096, **FA2)).outcome in NEAR
     yield "ties with our ring that cuts each document"
     assert "host_bound" in theirs.flags
     yield f"ring-flash-attn's ring takes {ratio(two[0], ulysses)}, its `llama3` {ratio(two[1], ulysses)}"
@@ -1735,7 +1736,7 @@ def ring_behind() -> str:
 
 def leads_within_a_tie(difference: Difference) -> bool:
     """Whether all of its interval is a lead, which is below what a report calls a difference."""
-    return difference.paired is not None and difference.paired.interval.low > 1 and difference.outcome == TIE
+    return difference.paired is not None and difference.paired.interval.low > 1 and difference.outcome in NEAR
 
 
 def tie_of_rings() -> str:
@@ -1908,7 +1909,7 @@ def test_methods_says_what_the_rows_give_of_stages_of_heads():
     assert f"They cost {longer[0]} at 131,072 tokens" in said
     short = [upipe_beside_ulysses(num_kv_heads=heads, **SHORT) for heads in (8, 32)]
     for ulysses, of_chunks, *_ in short:
-        assert Difference(ulysses, of_chunks).outcome == TIE
+        assert Difference(ulysses, of_chunks).outcome in NEAR
     grouped, full = (cells[-1] for cells in short)
     bound = [of_rows("host_bound", each) for each in (grouped, full)]
     assert f"in {bound[0]} rows with 32/8 heads and in {bound[1]} with 32/32 (`host_bound`)" in said

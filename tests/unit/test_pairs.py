@@ -12,7 +12,7 @@ from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.comparison import compare
 from sp_bench.analysis.ratios import of_one_machine, paired_ratio, shared_replicates
 from sp_bench.analysis.selection import select
-from sp_bench.analysis.settings import APART, TIE, Difference, Place, leader, settings
+from sp_bench.analysis.settings import APART, CLOSE, Difference, Place, leader, settings
 from sp_bench.analysis.signs import counts, signs
 from sp_bench.analysis.time_parts import attributions
 from sp_bench.formats import MISSING
@@ -184,7 +184,7 @@ def test_the_leader_is_whom_most_ran_beside_unless_another_is_faster_than_it(tmp
         found = cells_in(tmp_path / first, campaigns)
         assert leader(found, 0.02).asked["method"] == first
         assert Difference(*sorted(found, key=lambda c: c.asked["method"])[:2]).outcome == APART
-    assert Difference(found[0], found[0]).outcome == TIE
+    assert Difference(found[0], found[0]).outcome == CLOSE
 
 
 def test_what_computes_beyond_the_kernel_is_of_replicates_that_pair(tmp_path: Path) -> None:
