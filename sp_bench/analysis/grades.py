@@ -65,7 +65,7 @@ def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
         for change in code_changes()
         if any(change.concerns(cell) and row["started_at"] < change.at for cell, row in rows)
     ]
-    why = [f"flagged {flag}" for flag in flags] + [f"code before {commit}" for commit in aged]
+    why = [f"flagged {' '.join(flags)}"] * bool(flags) + [f"code before {commit}" for commit in aged]
     number = f"{len(launches)} replicate{'' if len(launches) == 1 else 's'}"
     if why or len(launches) < 2:
         return Grade(C, ", ".join([*why, number]))
