@@ -9,12 +9,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import yaml
-
 from sp_bench.analysis.cells import Cell, Launch, doubts_of
 from sp_bench.analysis.ratios import MIN_REPLICATES
+from sp_bench.config.yaml_text import read_yaml
+from sp_bench.formats import counted
 from sp_bench.rows.row import MEASURED
 
+FILE = "code_changes.yaml"
 A, B, C = "A", "B", "C"
 # Flags that doubt a time. The others are about memory, or about a step that has no time.
 DOUBTS = frozenset({
@@ -66,7 +67,7 @@ def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
         if any(change.concerns(cell) and row["started_at"] < change.at for cell, row in rows)
     ]
     why = [f"flagged {' '.join(flags)}"] * bool(flags) + [f"code before {commit}" for commit in aged]
-    number = f"{len(launches)} replicate{'' if len(launches) == 1 else 's'}"
+    number = counted(len(launches), "replicate")
     if why or len(launches) < 2:
         return Grade(C, ", ".join([*why, number]))
     return Grade(A if len(launches) >= MIN_REPLICATES else B, number)
@@ -75,5 +76,5 @@ def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
 @cache
 def code_changes() -> tuple[CodeChange, ...]:
     """The committed list of changes that move speed."""
-    text = files("sp_bench.analysis").joinpath("code_changes.yaml").read_text("utf-8")
-    return tuple(CodeChange(**each) for each in yaml.safe_load(text))
+    text = files("sp_bench.analysis").joinpath(FILE).read_text("utf-8")
+    return tuple(CodeChange(**each) for each in read_yaml(text, FILE))
