@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
+from sp_bench.analysis.grid import grid
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
 from sp_bench.analysis.settings import settings as settings
@@ -109,7 +110,9 @@ def build(
     named = [(folder.resolve().name, each) for folder, each in zip(folders, by_hand, strict=False)]
     ran += [f"{name} is superseded by {each.superseded_by}." for name, each in named if each.superseded_by]
     notes = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
-    content = Content(selection, measured, cards(found), caveats(measured, found, ran), drawings, made, gates, notes)
+    lines_of_page = cards(found), caveats(measured, found, ran)
+    answers = grid(found) if len(folders) > 1 else None
+    content = Content(selection, measured, *lines_of_page, drawings, made, gates, notes, answers)
     texts = {kind: as_text(VALUES, lines(made)) for kind, as_text in EXPORTS.items()}
     texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(made)]))
     texts["tex"] = table.latex([*made, *gates])

@@ -122,17 +122,19 @@ def card(setting: Setting) -> Card:
             also,
             place.cells,
         )
+    shown = place.difference
+    grade = None if shown is None or shown.ratio is None else shown.grade
     proven = any(d.is_proven for d in place.differences) and not any(d.is_behind for d in place.differences)
     return Card(
         setting.title,
         ", ".join(filter(None, where)),
         verdict(place),
-        proven,
+        proven and grade is not None and not grade.is_weak,
         compared(setting, place),
         memory_words(setting),
         _also(setting, place),
         place.cells,
-        None if place.difference is None or place.difference.ratio is None else place.difference.grade,
+        grade,
     )
 
 

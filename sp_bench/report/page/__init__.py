@@ -13,8 +13,10 @@ import jinja2
 from markupsafe import Markup
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.grid import Grid
 from sp_bench.analysis.selection import Selection
 from sp_bench.formats import without_escapes
+from sp_bench.report.answers import LEGEND as GRID_LEGEND
 from sp_bench.report.cards import Card
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.packed_gate import LEGEND
@@ -38,6 +40,7 @@ class Content:
     tables: Sequence[Table[Any]]
     gates: Sequence[Table[Any]] = ()  # which methods compute packed documents right
     notes: Sequence[tuple[str, str]] = ()  # (what, text) of each campaign's file
+    answers: Grid | None = None  # of several campaigns
 
 
 def render(content: Content) -> str:
@@ -64,6 +67,8 @@ def render(content: Content) -> str:
         caption=CAPTION,
         tables=opened,
         more_tables=closed,
+        answers=content.answers,
+        answers_legend=GRID_LEGEND,
         gates=content.gates,
         legend=LEGEND,
         numbers=numbers,

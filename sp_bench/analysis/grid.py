@@ -1,0 +1,171 @@
+"""Ulysses or the ring, on one screen: numbers of GPUs and lengths against what was measured there. Each answer is of
+the best-graded run; other runs of the same place stand behind it."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.grades import A, B, C
+from sp_bench.analysis.pattern_bytes import kind
+from sp_bench.analysis.settings import (
+    AHEAD,
+    CLOSE,
+    QUESTION,
+    TIE,
+    UNDECIDED,
+    UNPROVEN,
+    Difference,
+    Place,
+    Setting,
+)
+from sp_bench.config.trial import TRAINING
+from sp_bench.formats import whole
+
+COLUMNS = ATTENTION, STEP, LINKS, PACKED = "attention", "training step", "attention, slower links", "packed documents"
+OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "dtype", "hardware")
+OWN_ENGINE = "fsdp2"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One answer: on one kernel, model, link or pack."""
+
+    label: str
+    difference: Difference  # the faster one first
+    others: tuple[float, ...]  # of other runs and packs, the slower method's time over the faster one's, in order
+
+    @property
+    def is_decided(self) -> bool:
+        """An interval says who is faster, or that they tie, and nothing is in doubt."""
+        return self.difference.outcome in (AHEAD, TIE) and not self.difference.grade.is_weak
+
+    @property
+    def verdict(self) -> str:
+        """Ulysses 1.032x [1.029, 1.034]; tie, ring 1.004x [0.999, 1.006]."""
+        before = {TIE: "tie, ", CLOSE: "within 2%, ", UNDECIDED: "undecided, "}.get(self.difference.outcome, "")
+        return f"{before}{words.plain_method(self.difference.fast)} {self.difference.words}"
+
+    @property
+    def more(self) -> str:
+        """7 more: 1.028x to 1.047x."""
+        if not self.others:
+            return ""
+        low, high = (f"{bound(self.others):.3f}x" for bound in (min, max))
+        return f"{len(self.others)} more: {low if low == high else f'{low} to {high}'}"
+
+    @property
+    def where(self) -> str:
+        """What it is over: methods, kernel, campaign, evidence."""
+        found = self.difference
+        campaigns = ", ".join(sorted({key.campaign for key in found.keys}))
+        both = f"{words.the_method(found.fast)} against {words.the_method(found.slow)}"
+        return f"{both}, {words.kernel(found.fast)}, {campaigns}; {found.grade.why}"
+
+
+@dataclass(frozen=True)
+class Line:
+    head: str  # 131,072 tokens on 4 GPUs
+    entries: tuple[tuple[Entry, ...], ...]  # by column
+
+
+@dataclass(frozen=True)
+class Grid:
+    caption: str
+    columns: tuple[str, ...]
+    lines: tuple[Line, ...]
+
+
+def grid(settings: Sequence[Setting], at_least: int = 0) -> Grid | None:
+    """All places on GPUs where Ulysses and the ring met, of the most frequent heads, dtype and hardware. None: nowhere.
+
+    Rows of one real rank have lines of their own, for numbers of GPUs with which nothing was measured.
+
+    at_least: tokens of the shortest sequence shown.
+    """
+    places = [p for setting in settings for p in setting.contests if (p.first.asked["seq_len"] or 0) >= at_least]
+    met = [(place, found) for place in places if (found := _question(place))]
+    if not met:
+        return None
+    ((shape, _),) = Counter(_shape(place.first) for place, _ in met).most_common(1)
+    met = [(place, found) for place, found in met if _shape(place.first) == shape]
+    measured = {place.first.asked["sp_size"] for place, _ in met if place.first.all_ranks_were_there}
+    runs: dict[tuple[Any, ...], dict[tuple[str, str], list[Difference]]] = {}
+    for place, found in met:
+        first = place.first
+        if first.all_ranks_were_there or first.asked["sp_size"] not in measured:
+            key = (not first.all_ranks_were_there, first.asked["sp_size"], first.asked["seq_len"], _size(first))
+            runs.setdefault(key, {}).setdefault(_column(first), []).append(found)
+    columns = tuple(name for name in COLUMNS if any(of == name for each in runs.values() for of, _ in each))
+    lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
+    heads, kv_heads, head_dim, _, hardware = shape
+    caption = (
+        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal. "
+        "The faster of Ulysses and the ring, each by its fastest variant, and the other's step time over its own, with "
+        "an interval from 6 pairs on."
+    )
+    return Grid(caption, columns, tuple(lines))
+
+
+def _question(place: Place) -> Difference | None:
+    """The faster of Ulysses and the ring against the other; against a third method of ours that is ahead of both, that
+    one against the faster of them. None: they did not meet."""
+    ulysses, ring = (place.of_kind(name) for name in QUESTION)
+    if ulysses is None or ring is None or place.first.processor != "GPU" or words.unusual(ulysses, words.LAUNCH):
+        return None
+    found = Difference(ulysses, ring, place.smallest)
+    if found.ratio is None:
+        return None
+    if kind(place.leader) not in QUESTION:
+        third = Difference(place.leader, found.turned.fast, place.smallest)
+        if third.outcome == AHEAD or (third.outcome == UNPROVEN and not third.is_behind):
+            return third
+    return found.turned
+
+
+def _entries(runs: dict[tuple[str, str], list[Difference]], column: str) -> tuple[Entry, ...]:
+    """By label; that of the best grade first, then of the most pairs, then the newest."""
+    made = []
+    for (of, label), found in sorted(runs.items()):
+        if of == column:
+            best, *others = sorted(found, key=_by_evidence)
+            made.append(Entry(label, best, tuple(sorted(_alike(best, others)))))
+    return tuple(made)
+
+
+def _by_evidence(found: Difference) -> tuple[Any, ...]:
+    order = (A, B, C)
+    newest = max(row["started_at"] for cell in (found.fast, found.slow) for row in cell.measured)
+    mark = found.grade.mark
+    return (order.index(mark) if mark in order else len(order), -len(found.keys), -newest.timestamp())
+
+
+def _alike(best: Difference, others: Iterable[Difference]) -> Iterable[float]:
+    """Ratios of other runs of the same two methods, with the same one below."""
+    for other in others:
+        if kind(other.fast) == kind(best.fast) and other.ratio:
+            yield other.ratio
+        elif other.ratio:
+            yield 1 / other.ratio
+
+
+def _shape(cell: Cell) -> tuple[Hashable, ...]:
+    return tuple(cell.asked[name] for name in OF_SHAPE)
+
+
+def _size(cell: Cell) -> str:
+    return f"{words.processors(cell)}, {whole(cell.asked['seq_len'])}"
+
+
+def _column(cell: Cell) -> tuple[str, str]:
+    """Which column, and the label there."""
+    if cell.asked["workload"] in TRAINING:
+        packed = ", packed" if words.is_packed(cell) else ""
+        return STEP, f"{words.model(cell)}{packed}"
+    if words.is_packed(cell):
+        return PACKED, words.drawn(cell)
+    if cell.asked["fabric"] not in ("nvlink", None):
+        return LINKS, words.fabric(cell.asked["fabric"])
+    return ATTENTION, words.kernel(cell)

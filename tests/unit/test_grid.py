@@ -1,0 +1,61 @@
+"""The grid: Ulysses or the ring by GPUs, length and what was measured, each answer with its grade."""
+
+from typing import Any
+
+from sp_bench.analysis.grid import Grid, grid
+from sp_bench.analysis.settings import settings
+from sp_bench.report.answers import markdown
+
+from .rows import cells_of
+from .test_report import ULYSSES, on_gpus, replicated
+
+SIX = [1.0] * 6
+RING = {"layout": "zigzag"}
+
+
+def grid_of(*rows: list[dict[str, Any]], at_least: int = 0) -> Grid:
+    found = grid(settings(cells_of([row for each in rows for row in each])), at_least)
+    assert found is not None
+    return found
+
+
+def both(ulysses: float, ring: float, ratios: list[float], **columns: Any) -> list[dict[str, Any]]:
+    return [*replicated(ulysses, ratios, **ULYSSES, **columns), *replicated(ring, ratios, **RING, **columns)]
+
+
+def test_a_cell_names_the_faster_one_with_ratio_interval_and_grade_and_bold_is_for_what_is_decided() -> None:
+    found = grid_of(
+        both(10.0, 11.0, SIX),
+        both(10.0, 10.1, SIX, kernel="flash_attn_4"),
+        both(11.0, 10.0, [1.0], kernel="flash_attn"),
+        both(11.0, 10.0, [1.0, 1.0], fabric="channels_1"),
+    )
+    assert found.columns == ("attention", "attention, slower links")
+    (line,) = markdown(found).splitlines()[2:]
+    assert line == (
+        "| 2 GPUs, 1,024 | <sub>FlashAttention-2: ring 1.10x C</sub><br>"
+        "FlashAttention-4: **tie, Ulysses 1.010x [1.010, 1.010]** A<br>cuDNN: **Ulysses 1.10x [1.10, 1.10]** A "
+        "| 1 NCCL channel: ring 1.10x B |"
+    )
+    assert found.lines[0].entries[0][2].where == "Ulysses against the zigzag ring, cuDNN, made_up; 6 replicates"
+
+
+def test_runs_of_one_place_are_all_there_the_best_graded_one_first() -> None:
+    flagged = both(10.0, 12.0, [1.0], isolation="group", flags=["transient"])
+    ((entry,),) = grid_of(flagged, both(10.0, 11.0, SIX)).lines[0].entries
+    assert (entry.difference.words, entry.more) == ("1.10x [1.10, 1.10]", "1 more: 1.200x")
+
+
+def test_a_third_method_stands_there_where_it_is_ahead_of_both() -> None:
+    gather = {"method": "all_gather", "layout": "zigzag"}
+    ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(9.0, SIX, **gather)).lines[0].entries
+    assert entry.verdict == "all-gather 1.11x [1.11, 1.11]"
+    ((entry,),) = grid_of(both(10.0, 11.0, SIX), replicated(9.9, SIX, **gather)).lines[0].entries
+    assert entry.verdict == "Ulysses 1.10x [1.10, 1.10]"
+
+
+def test_lines_are_of_one_shape_from_a_length_on_and_of_gpus() -> None:
+    rows = [both(10.0, 11.0, SIX, seq_len=n) for n in (1024, 2048)] + [both(10.0, 20.0, SIX, num_kv_heads=32)]
+    assert [line.head for line in grid_of(*rows).lines] == ["2 GPUs, 1,024", "2 GPUs, 2,048"]
+    assert [line.head for line in grid_of(*rows, at_least=2048).lines] == ["2 GPUs, 2,048"]
+    assert grid(settings(cells_of([on_gpus(median_ms=1.0, **ULYSSES)]))) is None
