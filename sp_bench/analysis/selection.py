@@ -154,7 +154,7 @@ def _newest(rows: pd.DataFrame, within: str) -> list[str]:
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:
-    """Pools such as `env 36b06b82`, with the device model and its limits of power and clock if a core_id has several."""
+    """Pools such as `env 36b06b82`, with the device model and its limits of power and clock if one has several."""
     models = [
         _device_words(*each)
         for each in zip(rows["environment"], rows["power_limit_w"], rows["application_clock_mhz"], strict=True)
