@@ -1,4 +1,4 @@
-"""What programs and notebooks call; `import sp_bench` gives all of it. The words are those of the command line."""
+"""The functions for programs and notebooks, which `import sp_bench` provides. Words are command-line arguments."""
 
 from pathlib import Path
 from typing import Any

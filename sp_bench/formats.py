@@ -1,5 +1,4 @@
-"""Numbers as text: three significant digits, binary byte units, a dash for what is not known; text without escapes, and
-text for Markdown."""
+"""Numbers as text: three significant digits, binary byte units, a dash for unknown. Also escapes text for Markdown."""
 
 import re
 
@@ -57,10 +56,10 @@ def counted(quantity: int, noun: str) -> str:
 
 
 def without_escapes(text: str) -> str:
-    """Reasons of rows are what programs said to a terminal: they may hold its escapes."""
+    """Text without terminal escapes. Reasons in rows come from programs' output and may have them."""
     return _ESCAPES.sub("", text)
 
 
 def escape_markdown(text: str) -> str:
-    """On one line, with nothing in it that Markdown, its tables or HTML would read as marks of theirs."""
+    """Text on one line, with all marks of Markdown, its tables and HTML escaped."""
     return " ".join(text.split()).replace("\\", "\\\\").replace("|", r"\|").replace("*", r"\*").replace("<", "&lt;")

@@ -20,14 +20,14 @@ from sp_bench.rows.row import MEASURED
 
 GRADIENTS = ("dq", "dk", "dv")
 TENSORS = ("output", *GRADIENTS)
-# Of the ledger, as a step has them; `other` is none of them.
+# The ledger's phases of a step, without `other`.
 PHASES = ("forward", "recompute", "backward", "parameters", "gradients", "optimizer", "loss")
 OOM = "oom"
 NO_LENGTH = ("parity", EXCHANGE)  # workloads without a throughput, memory or limit of a length
 
 
 class Launch(NamedTuple):
-    """Of which campaign, code and replicate the processes were."""
+    """Identifies one launch of a cell's processes."""
 
     campaign: str  # folder
     core_id: str
@@ -40,34 +40,34 @@ class Communication:
 
     predicted_bytes: float | None
     counted_bytes: float | None
-    equal: bool | None  # in every row, in total and for each phase and op but `other`; None: one side is not known
+    equal: bool | None  # in every row, in total and per phase and op except `other`; None if one side is unknown
     phases: Mapping[str, tuple[float | None, float | None]]
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What was asked for and what its rows say. None: not known, never zero."""
+    """The options of a cell and the numbers of its rows. Unknown is None, never zero."""
 
-    cell_id: str  # one cell's on this page: where several environments have it, its own is in it
-    pool: str  # what it may be compared with: one environment; empty where the reader asked to mix them
+    cell_id: str  # unique on a page: has the environment if several environments have the cell
+    pool: str  # its environment: cells of one pool may be compared. Empty with --mix
     name: Name
-    asked: Mapping[str, Any]  # the columns that say what was asked for
+    asked: Mapping[str, Any]  # the columns that are options
     rows: tuple[Mapping[str, Any], ...]  # last attempts, every status
     step_ms: Mapping[Launch, float]  # median step time of each process launch
     median_step_ms: float | None
-    interval_ms: Interval | None  # None where replicates are of several campaigns or machines, too
+    interval_ms: Interval | None  # None also if replicates are of several campaigns or machines
     tokens_per_step: float | None
     attention_flops_per_step: float | None  # over all ranks
     mfu: float | None
     hfu: float | None
-    memory_column: str | None  # which column `memory_bytes` is
+    memory_column: str | None  # the column of `memory_bytes`
     memory_bytes: tuple[float, ...]  # per replicate, max over ranks
     communication: Communication
     errors: Mapping[str, tuple[float, float | None]]  # name -> (largest relative error, its budget)
 
     @property
     def setting(self) -> str:
-        """Cells of one setting share figures."""
+        """The identifier of the setting; its cells share figures."""
         return self.name.setting
 
     @property
@@ -76,16 +76,16 @@ class Cell:
 
     @property
     def series(self) -> str:
-        """Cells of one series share a line."""
+        """The identifier of the series; its cells share a line of a figure."""
         return self.name.series
 
     @cached_property
     def options(self) -> Mapping[str, Any]:
-        """The value of each option by its path, as it was asked for."""
+        """Path -> requested value of each option."""
         return option_values(self.asked)
 
     def but(self, *left_out: str) -> tuple[tuple[str, Any], ...]:
-        """Its options without these and without how it was measured, in one order. A name leaves out its group too:
+        """Its options, sorted, without `left_out` and without how it was measured. A group's name leaves out the group:
         `fabric` stands for fabric.name, fabric.env.NCCL_ALGO ..."""
         return tuple(
             (path, value)
@@ -95,7 +95,7 @@ class Cell:
 
     @property
     def device_sets(self) -> dict[Launch, int | None]:
-        """Of the replicates that `step_ms` has, by the same keys."""
+        """The set of devices of each replicate, by the keys of `step_ms`."""
         return {key: row["device_set"] for key, row in self.launches.items()}
 
     @property
@@ -122,17 +122,17 @@ class Cell:
 
     @property
     def out_of_memory(self) -> bool:
-        """At least one replicate was, so that nobody can count on it, although others may have run."""
+        """Whether any replicate ran out of memory. Others may have run, but the cell is not reliable."""
         return OOM in self.statuses
 
     @property
     def fits(self) -> bool:
-        """Each replicate that says something about memory ran. One of `workload.fit` has no time, and fits too."""
+        """Whether a replicate ran and none was out of memory. A cell of `workload.fit` has no time, and can fit too."""
         return "ok" in self.statuses and not self.out_of_memory
 
     @property
     def predicted_gib(self) -> float | None:
-        """What the memory model said of a device before the run; None on a CPU, whose memory holds the process too."""
+        """The memory model's prediction for a device. None on a CPU, whose peak includes the process itself."""
         if self.memory_column != "max_peak_allocated_bytes":
             return None
         known = [row["predicted_peak_bytes"] for row in self.rows if row["predicted_peak_bytes"] is not None]
@@ -140,17 +140,17 @@ class Cell:
 
     @property
     def is_of_a_length(self) -> bool:
-        """Whether throughput, memory and limits are questions about it."""
+        """Whether the cell has a throughput, memory and limits at some length."""
         return self.asked["workload"] not in NO_LENGTH
 
     @property
     def all_ranks_were_there(self) -> bool:
-        """Whether it was measured; no fit and no comparison with others' figures takes anything else for it."""
+        """Whether all ranks ran. Only such cells are used in fits and beside published figures."""
         return self.asked["evidence"] == MEASURED
 
     @property
     def is_library(self) -> bool:
-        """Whether the attention is code of others."""
+        """Whether the attention is a library's code."""
         return library(self.asked["implementation"]) is not None
 
     @property
@@ -178,27 +178,28 @@ class Cell:
         return {_launch(row): row for row in self.measured}
 
     def of_launches(self, column: str) -> dict[Launch, float]:
-        """What the launches have in a column, by the keys of `step_ms`; of a column of samples, their medians."""
+        """A column's value for each launch, by the keys of `step_ms`; the median if the column has samples."""
         known = {key: row[column] for key, row in self.launches.items() if row[column] is not None}
         return {key: float(median(v)) if isinstance(v, Iterable) else float(v) for key, v in known.items()}
 
     def middle(self, column: str) -> float | None:
-        """Median over the replicates of a column; of a column of samples, of the replicates' medians."""
+        """A column's median over the replicates, or over their medians if the column has samples."""
         found = self.of_launches(column)
         return median(found.values()) if found else None
 
     def largest(self, column: str) -> float | None:
-        """Over the replicates."""
+        """A column's largest value over the replicates."""
         return max((row[column] for row in self.measured if row[column] is not None), default=None)
 
-    @cached_property  # each figure and table that shows the cell asks
+    @cached_property  # every figure and table with this cell reads it
     def flags(self) -> list[str]:
         """Doubts about the measured rows, by name."""
         return sorted({flag for row in self.measured for flag in doubts_of(row, self.processor)})
 
     @property
     def num_unsampled(self) -> int:
-        """Measured rows from before gradients were checked at the timed length. One rank's are proven by other rows."""
+        """The number of rows from before gradients were checked at the timed length. Rows of one real rank do not
+        count: other rows prove them."""
         if not self.all_ranks_were_there:
             return 0
         with_gradients = {"attention": "forward_backward", "train_step": "step"}
@@ -208,7 +209,7 @@ class Cell:
 
     @property
     def throttled(self) -> list[str]:
-        """Throttle reasons that slow a device down, of any rank and replicate: power and temperature."""
+        """The reasons that throttled a device of any rank and replicate: power and temperature."""
         states = [state for row in self.measured for state in listed(row["device_state"])]
         reasons = {str(reason) for state in states for reason in listed(state["throttle_reasons"])}
         return sorted(r for r in reasons if any(word in r.lower() for word in ("power", "thermal")))
@@ -238,9 +239,10 @@ def cells(rows: pd.DataFrame) -> list[Cell]:
 
 
 def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
-    """The rows with one cell_id for all cells whose step is the same: how it is measured, say with `attribution` or how
-    many timed steps, makes no other cell; another pack of documents does. Those of one launch stay apart: they are no
-    replicates of each other. But what only asked whether the step fits has no time, and says so of the same cell."""
+    """The rows, with one cell_id for all cells that compute the same step. How a step is measured, such as
+    `attribution` or the number of timed steps, does not distinguish cells; its pack of documents does. Rows of one
+    launch stay apart, since they are no replicates of each other. A row that only tested the fit has no time, so it
+    joins the cell."""
     if rows.empty:
         return rows
     rows = rows.assign(cell_id=rows["cell_id"].fillna(rows["trial_id"]))
@@ -264,13 +266,13 @@ def of_equal_steps(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_step(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options without how a step is measured. A seed that documents are drawn from says what is computed."""
+    """The options without those of measuring. The seed stays if documents are drawn from it."""
     drawn = pack_seed(options) is not None
     return {path: value for path, value in options.items() if path not in PROTOCOL or (drawn and path == "seed")}
 
 
 def known_rows(rows: pd.DataFrame) -> list[dict[str, Any]]:
-    """Column -> value of each row; None for whatever stands for a missing value."""
+    """Each row as column -> value; None for any kind of missing value."""
     return [{str(name): _known(value) for name, value in row.items()} for row in rows.to_dict("records")]
 
 
@@ -280,7 +282,7 @@ def _order(cell: Cell) -> tuple[Any, ...]:
 
 
 def _known(value: Any) -> Any:
-    """None for whatever stands for a missing value; also for a number that is none."""
+    """The value; None for any kind of missing value and for NaN."""
     if value is None or value is pd.NA or (isinstance(value, float) and not math.isfinite(value)):
         return None
     return value
@@ -345,7 +347,7 @@ def _cell(cell_id: str, name: Name, rows: Sequence[Mapping[str, Any]]) -> Cell:
 
 
 def _per_step(measured: Sequence[Mapping[str, Any]], rate: str) -> float | None:
-    """A rate times its step time: the same work a step in every replicate, up to rounding."""
+    """A rate times its step time: the work of one step, equal in all replicates up to rounding."""
     work = [row[rate] * row["median_step_ms"] for row in measured if row[rate] is not None]
     return median(work) if work else None
 
@@ -367,7 +369,7 @@ def _communication(measured: Sequence[Mapping[str, Any]]) -> Communication:
 
 
 def listed(value: Any) -> list[Any]:
-    """A column that is a list; empty where it is not known."""
+    """A column's list; empty if unknown."""
     return [] if value is None else list(value)
 
 

@@ -1,7 +1,7 @@
-"""Two campaigns, cell by cell: what became slower, what fails now, and what only one of them has.
+"""Compares two campaigns cell by cell: what became slower, what fails now, and what only one of them has.
 
-A cell is the same in both when its whole semantic config is, options that go without saying aside; code and libraries
-may differ, as they do between a version and the next. Ratios are B over A of step times: above 1, B is slower.
+Two cells are the same if their configs are equal, apart from options at their default. Code and libraries may differ,
+as they do between versions. Ratios are B over A of step times: above 1, B is slower.
 """
 
 import re
@@ -25,31 +25,30 @@ from sp_bench.analysis.words import Name, name_cells
 from sp_bench.config.options import OPTIONS
 from sp_bench.formats import counted, whole
 from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY
-from sp_bench.rows.names import config_leaves, said
+from sp_bench.rows.names import as_asked, config_leaves
 
 SLOWER, FASTER, INDISTINCT, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
-MAX_OPTIONS = 5  # named where nothing is in common
+MAX_OPTIONS = 5  # options named when no cell is in common
 _BOUND = re.compile(r"median:(\d+(?:\.\d+)?)%")
 _FACTS = ("cpu", "driver", "cuda", "cudnn", "nccl", "process_group")  # of the environment, beside packages and devices
 
 
 class NotComparable(ValueError):
-    """Two folders without a common cell, or a bound that cannot be read; the message says the way out."""
+    """Two folders have no common cell, or a bound cannot be read. The message names a way out."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """One campaign: of each cell the rows of its newest environment."""
+    """One campaign, with the rows of each cell's newest environment."""
 
     folder: Path
     selection: Selection
-    cells: Mapping[str, Cell]  # by cell_id, that of A where both have it
+    cells: Mapping[str, Cell]  # by cell_id; cells that both sides have go by A's
 
     @property
     def facts(self) -> dict[str, list[str]]:
-        """What the rows ran on: `devices`, then driver, libraries, packages and variables by name; each value
-        that occurs."""
+        """What the rows ran on: `devices`, driver, libraries, packages and variables -> all values that occur."""
         found: dict[str, set[str]] = {"devices": set()}
         for environment in self.selection.rows["environment"]:
             known = environment if isinstance(environment, Mapping) else {}
@@ -67,14 +66,14 @@ class Side:
 
 @dataclass(frozen=True)
 class Pair:
-    """A cell that was measured in both."""
+    """A cell that both sides measured."""
 
     a: Cell
     b: Cell
-    points: tuple[float, ...]  # B over A of each replicate that both have, in the order of replicates
-    paired: PairedRatio | None  # from 6 points on, where each side ran on one set of devices
-    on_separate_devices: bool  # each side's are known, and none is in both: the ratio is also that of machines
-    ratio: float  # median of the points where they have an interval, else of the medians over the same replicates
+    points: tuple[float, ...]  # B over A for each replicate that both have, in order
+    paired: PairedRatio | None  # needs 6 points, and one set of devices per side
+    on_separate_devices: bool  # no device is in both: the ratio includes how the machines differ
+    ratio: float  # median of the points if they have an interval, else the ratio of medians over the same replicates
 
     @property
     def verdict(self) -> str:
@@ -86,7 +85,7 @@ class Pair:
 
     @property
     def words(self) -> str:
-        """1.25x [1.22, 1.27]; without an interval the points: 1.250x (1.220, 1.280)."""
+        """1.25x [1.22, 1.27]; without an interval, the points in parentheses: 1.250x (1.220, 1.280)."""
         if self.paired is not None:
             return self.paired.words
         points = f" ({', '.join(f'{point:.3f}' for point in self.points)})" if len(self.points) > 1 else ""
@@ -112,7 +111,7 @@ class Change:
 
     @property
     def reason(self) -> str:
-        """Why the side that fails more does, in the words of its first failed replicate."""
+        """The reason in the first failed row of the side that fails more."""
         failed = [row for row in (self.a if self.kind == BETTER else self.b).rows if row["status"] != "ok"]
         return str(failed[0]["reason"] or "") if failed else ""
 
@@ -125,12 +124,13 @@ class Comparison:
     changes: tuple[Change, ...]  # regressions first
     only_a: tuple[Cell, ...]
     only_b: tuple[Cell, ...]
-    num_unmeasured: int  # cells in both with equal statuses, and no step time on one side at least
+    num_unmeasured: int  # cells with equal statuses and no step time on at least one side
 
     def regressions(self, bound: float) -> list[str]:
-        """One line for each cell of B that is worse than `bound` (0.05: 5%) allows, worst first: its statuses, or its
-        ratio, which must exceed 1 + bound and, where it has an interval, be told apart from 1. Before them one for each
-        row of B that cannot be read: it may be such a cell's."""
+        """One line per row of B that cannot be read, since its cell may be worse, then one per worse cell, worst first.
+
+        A cell is worse if its statuses are, or if its ratio exceeds 1 + bound and its interval, if any, excludes 1.
+        bound: 0.05 allows 5%."""
         unread = [f"{file}: cannot be read" for file in self.b.selection.unread]
         failed = [f"{name(change.b)}: {change.words}" for change in self.changes if change.kind == REGRESSION]
         slower = [p for p in self.pairs if p.ratio > 1 + bound and p.verdict in (SLOWER, NO_INTERVAL)]
@@ -138,8 +138,8 @@ class Comparison:
         return unread + failed + lines
 
     def as_json(self) -> dict[str, Any]:
-        """What a terminal shows, for programs. Times in ms; `interval` is null below 6 pairs. p95: of all timed steps.
-        spread: of the replicates' medians, the largest over the smallest, less 1."""
+        """The comparison for programs. Times in ms; `interval` is null below 6 pairs. p95: over all timed steps.
+        spread: the largest of the replicates' medians over the smallest, minus 1."""
         return {
             "a": str(self.a.folder),
             "b": str(self.b.folder),
@@ -172,8 +172,8 @@ class Comparison:
         }
 
     def differences(self) -> list[str]:
-        """What the two sides did not run on alike: `torch 2.11.0 -> 2.13.0`. The code that measures, where nothing else
-        explains that core_ids differ; where they are equal, whose own code differs."""
+        """How the two sides' environments differ, such as `torch 2.11.0 -> 2.13.0`. If nothing else explains different
+        core_ids, names the measuring code; if core_ids are equal, the methods whose code differs."""
         before, after = self.a.facts, self.b.facts
         found = [
             f"{fact} {_values(before.get(fact))} \N{RIGHTWARDS ARROW} {_values(after.get(fact))}"
@@ -208,11 +208,13 @@ def fail_bound(text: str) -> float:
 def compare(
     folder_a: Path, folder_b: Path, executor: Executor | None = None, ignore: Collection[str] = ()
 ) -> Comparison:
-    """Compare two campaigns, of each cell the newest environment. `executor`: processes that share the reading.
-    ignore: options, by path or column, in which cells may differ; cells that are then several in a campaign stay apart.
+    """Compare two campaigns by each cell's newest environment.
+
+    executor: processes that share the reading. ignore: options, by path or column, in which cells may differ. If a
+    campaign then has several equal cells, they stay apart.
 
     Raises:
-        NotComparable: a folder without rows, no cell in common, or an option that there is not.
+        NotComparable: a folder without rows, no cell in common, or an unknown option.
         OSError: a folder cannot be read.
     """
     a, b = _sides(folder_a, folder_b, executor, [_path(name) for name in ignore])
@@ -234,7 +236,7 @@ def compare(
 
 
 def _path(name: str) -> str:
-    """An option's path by its path or its column."""
+    """The path of an option, given its path or column."""
     found = [option.path for option in OPTIONS if name in (option.path, option.column, option.name)]
     if len(found) != 1:
         number = "several options are" if found else "no option is"
@@ -244,19 +246,19 @@ def _path(name: str) -> str:
 
 
 def name(cell: Cell) -> str:
-    """A cell in one line, with nothing left out that tells it apart."""
+    """A cell's full name in one line."""
     sizes = [f"{column} {whole(cell.asked[column])}" for column in ("sp_size", "seq_len") if cell.asked[column]]
     return ", ".join([cell.series, *sizes, cell.setting])
 
 
 def p95_ms(cell: Cell) -> float | None:
-    """95th percentile over the timed steps of all replicates; None where the rows do not have them."""
+    """95th percentile over the timed steps of all replicates; None if rows lack them."""
     steps = [ms for row in cell.measured for ms in listed(row["step_ms"])]
     return float(np.percentile(steps, 95)) if steps else None
 
 
 def spread(cell: Cell) -> float | None:
-    """How far the medians of its replicates lie apart: the largest over the smallest, less 1; None of a single one."""
+    """The largest of the replicates' medians over the smallest, minus 1. None for a single replicate."""
     medians = [row["median_step_ms"] for row in cell.measured]
     return max(medians) / min(medians) - 1 if len(medians) > 1 else None
 
@@ -271,7 +273,7 @@ def _listed_one(value: Any) -> list[Any]:
 
 
 def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Collection[str]) -> tuple[Side, Side]:
-    """Both campaigns, their cells under the names that they have among the cells of both."""
+    """Both campaigns. Cells are named among those of both, so names are unique."""
     selections = [select([folder], executor=executor) for folder in (folder_a, folder_b)]
     for folder, selection in zip((folder_a, folder_b), selections, strict=True):
         if selection.rows.empty:
@@ -291,7 +293,7 @@ def _sides(folder_a: Path, folder_b: Path, executor: Executor | None, ignore: Co
 
 
 def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
-    """One number for one set of devices on both sides."""
+    """Number the sets of devices over both sides, so that one set has one number."""
     numbers = device_sets.numbered([each for s in selections for each in s.rows["environment"]])
     ends = list(accumulate((len(s.rows) for s in selections), initial=0))
     return [
@@ -301,15 +303,15 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 
 
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
-    """cell_id of B -> that of A, for cells that ask for the same, where one side's rows do not say an option."""
-    before, after = (rows.groupby(_evidence_and_said(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
+    """cell_id of B -> cell_id of A, for equal cells whose ids differ because old rows lack an option."""
+    before, after = (rows.groupby(_evidence_and_options(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
     both = [(before[known], after[known]) for known in after.keys() & before.keys() if known]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}
 
 
-def _evidence_and_said(rows: pd.DataFrame, ignore: Collection[str]) -> list[str]:
-    """Of each row its evidence, which no option ignores, and what its config says; empty without a readable config."""
-    known = zip(rows["evidence"], (said(config, ignore) for config in rows["config"]), strict=True)
+def _evidence_and_options(rows: pd.DataFrame, ignore: Collection[str]) -> list[str]:
+    """Each row's evidence, which `ignore` never covers, and its options. Empty without a readable config."""
+    known = zip(rows["evidence"], (as_asked(config, ignore) for config in rows["config"]), strict=True)
     return [f"{evidence} {options}" if options else "" for evidence, options in known]
 
 
@@ -327,7 +329,7 @@ def _pair(a: Cell, b: Cell) -> Pair:
     on_several = any(map(device_sets.are_several, sets))
     if (paired := None if on_several else median_ratio(points)) is not None:
         ratio = paired.ratio
-    elif both:  # over these alone, or it could lie outside its own points
+    elif both:  # only over shared replicates: else the ratio could lie outside its points
         ratio = median(after[key] for key in both) / median(before[key] for key in both)
     else:
         ratio = ratio_of_medians(b, a)
@@ -354,7 +356,7 @@ def _values(values: list[str] | None) -> str:
 
 
 def _nothing_in_common(a: Side, b: Side) -> str:
-    """What both have, and the options of which no value occurs in both."""
+    """An error text: what each side has, and the options that have no common value."""
     what = [f"{side.folder} has {_contents(side)}" for side in (a, b)]
     before, after = _option_values(a), _option_values(b)
     apart = [

@@ -1,5 +1,5 @@
-"""Which rows ran on the same devices. Equal machines are not equally fast, least where a step waits for the host, so
-that a page says where rows of separate devices are compared."""
+"""Which rows ran on the same devices. Machines of one type are not equally fast, above all if a step waits for the
+host. So a page names comparisons across separate devices."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -11,8 +11,8 @@ from sp_bench.formats import counted
 
 
 def numbered(environments: Iterable[Any]) -> ExtensionArray:
-    """Of each row's environment the number of its set of devices, from 1 in order of the UUIDs; missing where none is
-    known, as on CPUs. Rows that share a device are of one set, and so is whatever shares one with either."""
+    """The number of each row's set of devices, from 1 in order of the UUIDs; missing if unknown, as on CPUs. Rows that
+    share a device are in one set, directly or through other rows."""
     used = [_uuids(environment) for environment in environments]
     sets: list[frozenset[str]] = []
     for devices in dict.fromkeys(filter(None, used)):
@@ -23,12 +23,12 @@ def numbered(environments: Iterable[Any]) -> ExtensionArray:
 
 
 def are_several(numbers: Iterable[int | None]) -> bool:
-    """Samples of several sets hold what machines differ in: no interval is of them."""
+    """Whether there are several sets. Their samples differ by machine too, so they have no interval."""
     return len(set(numbers) - {None}) > 1
 
 
 def several(numbers: Iterable[int | None]) -> str:
-    """`2 separate sets of devices`; empty where there is one, or none is known."""
+    """`2 separate sets of devices`; empty if there is one or none is known."""
     sets = set(numbers) - {None}
     return f"{counted(len(sets), 'separate set')} of devices" if are_several(sets) else ""
 

@@ -1,6 +1,6 @@
-"""Packed documents: how fast each method is on each pack, beside the same tokens as one document.
+"""Packed documents: the speed of each method on each pack, beside the same tokens as one document.
 
-Distributions are settings of their own, since their times are no contest. This puts them side by side.
+Each distribution of lengths is a setting of its own, since times on different documents are not compared.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.settings import Setting, is_baseline
 from sp_bench.analysis.words import LENGTHS, PACKING, drawn, is_packed
 
-PACK = (PACKING, *LENGTHS, "seed")  # the options that say which documents
+PACK = (PACKING, *LENGTHS, "seed")  # the options that define the documents
 
 
 @dataclass(frozen=True)
@@ -21,22 +21,22 @@ class Packs:
     """All distributions of one campaign at one place."""
 
     setting: Setting
-    # words of a distribution, and of a kernel where there are several -> the fastest first, what failed last
+    # distribution, and the kernel if there are several -> cells, the fastest first, failed ones last
     distributions: Mapping[str, tuple[Cell, ...]]
     unpacked: Mapping[str, Cell]  # cell_id -> the same method and kernel on one document
 
     def time_ratio(self, cell: Cell) -> float | None:
-        """Step time over that of one document."""
+        """Step time over the time on one document."""
         return _ratio(cell, self.unpacked.get(cell.cell_id), "median_step_ms")
 
     def work_ratio(self, cell: Cell) -> float | None:
-        """Model FLOPs over those of one document, which are the same for each method and kernel."""
+        """Model FLOPs over those on one document. They do not depend on method or kernel."""
         of_one = next((each for each in self.setting.cells if not is_packed(each)), None)
         return _ratio(cell, of_one, "model_flops")
 
 
 def packs(settings: Sequence[Setting]) -> list[Packs]:
-    """The longest sequences first."""
+    """The packs of all campaigns and places, the longest sequences first."""
     grouped: dict[object, list[tuple[Setting, Cell]]] = {}
     for setting in settings:
         for cell in setting.cells:
@@ -47,7 +47,7 @@ def packs(settings: Sequence[Setting]) -> list[Packs]:
 
 
 def covered(setting: Setting, of: Sequence[Packs]) -> bool:
-    """Whether all of its cells stand in them."""
+    """Whether the packs have all cells of the setting."""
     shown = {cell.cell_id for each in of for cell in each.setting.cells}
     return all(cell.cell_id in shown for cell in setting.cells)
 
@@ -77,7 +77,7 @@ def _packs(group: Sequence[tuple[Setting, Cell]]) -> Packs:
 
 
 def _order(cell: Cell) -> tuple[Any, ...]:
-    """The fastest first, what failed last; of several packs a distribution by seeds."""
+    """A sort key: packs before one document, then by seed, the fastest first, failed cells last."""
     seed = cell.name.pack
     which = () if seed is None else (drawn(cell), seed)
     return (not is_packed(cell), which, not cell.ok, *by_speed(cell))

@@ -1,4 +1,4 @@
-"""How much of a campaign's wall time was measurement, from its rows."""
+"""The share of a campaign's wall time that was measurement, from its rows."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 from sp_bench.formats import number
 
-MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that give a row its numbers
+MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that produce a row's numbers
 PROOF = ("correctness",)
 
 
@@ -18,17 +18,17 @@ class Effort:
     wall_s: float
     measured_s: float  # MEASUREMENT phases of ok rows
     proof_s: float  # PROOF phases of ok rows
-    failed_s: float  # all of the rows that are not ok
+    failed_s: float  # all phases of rows that are not ok
     num_trials: int
-    num_unknown: int  # launched trials whose row does not say what its phases took; in none of the other figures
+    num_unknown: int  # launched trials whose row has no times of phases; the other fields leave them out
 
     @property
     def measured_share(self) -> float | None:
-        """None: nothing was launched, or it is not known."""
+        """The measured share of `wall_s`; None if nothing was launched or it is unknown."""
         return self.measured_s / self.wall_s if self.wall_s else None
 
     def summary(self) -> str:
-        """A few words for the line that a run ends with; empty when nothing is known."""
+        """A few words for the last line of a run; empty if nothing is known."""
         if self.measured_share is None:
             return ""
         spent = f"{number(self.measured_s)} of the campaign's {number(self.wall_s)} s"
@@ -36,7 +36,7 @@ class Effort:
 
     @property
     def shares(self) -> dict[str, float]:
-        """What took time -> its share of `wall_s`; empty when nothing is known."""
+        """Activity -> its share of `wall_s`; empty if nothing is known."""
         if not self.wall_s:
             return {}
         parts = {
@@ -49,7 +49,8 @@ class Effort:
 
 
 def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
-    """From rows with the columns status, duration_s and phase_s. Rows that were never launched have no duration."""
+    """Add up rows, which need the columns status, duration_s and phase_s. Trials that were never launched have no
+    duration."""
     wall_s = measured_s = proof_s = failed_s = 0.0
     num_trials = num_unknown = 0
     for row in rows:
@@ -70,7 +71,7 @@ def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
 
 
 def _phases(value: Any) -> dict[str, float]:
-    """A map column as pyarrow and pandas give it: pairs, or nothing."""
+    """A map column, which pyarrow and pandas give as pairs; empty if missing."""
     return dict(value) if isinstance(value, Iterable) else {}
 
 

@@ -1,11 +1,11 @@
-"""What bytes over measured bandwidth predict of a step, and which cells answer the same question on several fabrics.
+"""Predicts a step from bytes and measured bandwidth, for cells that ran on several fabrics.
 
-A step is predicted as its compute and what the method's schedule leaves exposed of its messages (overlap.py); the time
-of each is predicted bytes / the bandwidth measured for the primitive on the same fabric and number of ranks; latency is
-left out.
+The prediction is compute time plus the messages that the method's schedule leaves exposed (overlap.py). A message takes
+its predicted bytes over the bandwidth measured for the primitive on the same fabric and number of ranks. Latency is
+ignored.
 
-Measured bandwidth is that of the largest message, hundreds of MiB as those of attention are. That of the line through
-all sizes is higher: where the small ones wait for the host, it can be more than the links carry.
+Bandwidth is that of the largest message, hundreds of MiB as in attention. A line fitted through all sizes would be
+steeper: small messages wait for the host, so its slope can exceed what the links carry.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.overlap import Times, exposed_ms
 from sp_bench.costs.message_sizes import transport_name
 
-# op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather with its arrows turned round
+# op of the byte counts -> primitive of the bandwidths; a reduce-scatter is a gather in reverse
 PRIMITIVES = {
     "all_to_all": "all_to_all",
     "send": "send_recv",
@@ -30,7 +30,7 @@ BandwidthKey = tuple[Any, ...]  # pool, fabric, hardware, sp_size, primitive
 @dataclass(frozen=True)
 class Bandwidth:
     bytes_per_s: float  # of the largest message, median over the collective rows
-    cells: tuple[Cell, ...]  # whose rows they are
+    cells: tuple[Cell, ...]  # the collective cells
 
 
 @dataclass(frozen=True)
@@ -38,12 +38,12 @@ class Point:
     """One cell beside its prediction; times in ms."""
 
     cell: Cell
-    primitive: str  # the slowest of the method's primitives: its bandwidth is the place on the axis
+    primitive: str  # the slowest of the method's primitives; its bandwidth is the point's x
     bandwidth: Bandwidth
     times: Times  # bytes over bandwidth
     compute_ms: float = 0.0
-    calibrates: bool = False  # compute_ms was taken from this very step
-    calibrated_on: str | None = None  # the fabric whose step gave compute_ms; None: the compute-only arm did
+    calibrates: bool = False  # compute_ms comes from this step
+    calibrated_on: str | None = None  # the fabric of the step behind compute_ms; None: the compute-only arm
 
     @property
     def fabric(self) -> str:
@@ -60,7 +60,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Place:
-    """Cells of one shape, length and number of ranks, on two fabrics or more with two series or more."""
+    """Cells of one shape, length and number of ranks, in two or more series on two or more fabrics."""
 
     over_fabrics: str
     seq_len: int
@@ -102,13 +102,13 @@ def bandwidths(cells: Sequence[Cell]) -> dict[BandwidthKey, Bandwidth]:
 
 
 def compared(cells: Sequence[Cell]) -> list[Cell]:
-    """Measured attention cells on several ranks that predict bytes."""
+    """The measured attention cells on several ranks that have predicted bytes."""
     attention = [c for c in cells if c.ok and c.asked["workload"] == "attention"]
     return [c for c in attention if (c.asked["sp_size"] or 1) > 1 and c.communication.predicted_bytes]
 
 
 def places(cells: Sequence[Cell]) -> list[Place]:
-    """All places, ordered by name, the longest first. Cells without a measured bandwidth are in none."""
+    """All places, by name and the longest first. Cells without a measured bandwidth are left out."""
     known = bandwidths(cells)
     grouped: dict[tuple[str, int, int], list[Point]] = {}
     for cell in compared(cells):
@@ -120,7 +120,7 @@ def places(cells: Sequence[Cell]) -> list[Place]:
 
 
 def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
-    """None where the bandwidth of any of its primitives is not known."""
+    """A cell with its prediction; None if the bandwidth of one of its primitives is unknown."""
     where = (cell.pool, *(cell.asked[name] for name in ("fabric", "hardware", "sp_size")))
     exchange, sent = cell.options["method.exchange"], _predicted_bytes(cell)
     names = {op: transport_name(PRIMITIVES.get(op, op), exchange) for op in sorted({op for _, op in sent})}
@@ -133,7 +133,7 @@ def _point(cell: Cell, known: Mapping[BandwidthKey, Bandwidth]) -> Point | None:
 
 
 def _predicted_bytes(cell: Cell) -> dict[tuple[str, str], float]:
-    """By phase and op, of the last replicate, which are those of every one."""
+    """Bytes by phase and op. All replicates have the same, so the last one's."""
     sizes: dict[tuple[str, str], float] = {}
     for entry in listed(cell.measured[-1]["comm"]):
         if entry["phase"] != "other" and entry["predicted_bytes"]:
@@ -143,12 +143,12 @@ def _predicted_bytes(cell: Cell) -> dict[tuple[str, str], float]:
 
 
 def _with_compute(points: Sequence[Point]) -> list[Point]:
-    """Compute time of each series: its compute-only arm where there is one, on the fastest fabric; else what leaves the
-    step on the fastest fabric as the model has it. The model is then exact there by construction."""
+    """Adds each series' compute time: that of its compute-only arm on the fastest fabric. Without such an arm, the time
+    for which the model reproduces the step on the fastest fabric, so that it is exact there by construction."""
     by_series: dict[str, list[Point]] = {}
     for point in sorted(points, key=lambda p: (-p.bandwidth.bytes_per_s, p.fabric)):
         by_series.setdefault(point.cell.series, []).append(point)
-    known: dict[str, tuple[float, Point | None]] = {}  # compute time, and the step that it was taken from
+    known: dict[str, tuple[float, Point | None]] = {}  # compute time, and the step behind it
     for series, (fastest, *slower) in by_series.items():
         arms = [ms for p in (fastest, *slower) if (ms := p.cell.middle("compute_only_step_ms")) is not None]
         known[series] = (arms[0], None) if arms else (_compute_of(fastest), fastest)
@@ -161,9 +161,9 @@ def _with_compute(points: Sequence[Point]) -> list[Point]:
 
 
 def _compute_of(point: Point) -> float:
-    """The compute time with which the step is predicted as it was measured; 0 where its messages alone take longer."""
+    """The compute time for which the predicted step equals the measured one; 0 if its messages alone take longer."""
     low, high = 0.0, point.measured_ms
-    for _ in range(60):  # halves: the prediction never falls as compute grows
+    for _ in range(60):  # bisection: the prediction never falls as compute grows
         middle = (low + high) / 2
         if replace(point, compute_ms=middle).predicted_ms < point.measured_ms:
             low = middle

@@ -1,7 +1,7 @@
-"""Ladders: what each option brings to the training step of one of our methods, where several were measured at a place.
+"""Ladders: the effect of each option on the training step of one method, for steps measured at one place.
 
-A ladder has libraries that send the same, too; where engines are compared, all that ran at the place. It crosses
-settings, which differ in options: what is recomputed, what code runs the layers, kernel, engine, allocator.
+A ladder includes libraries that send the same messages, and everything at the place if it compares engines. It spans
+settings, since those differ in options: recomputation, model code, kernel, engine, allocator.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,20 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.words import LENGTHS, MASKED, OF_STEP, PACKING, PROTOCOL, SINGLE_STEP
 from sp_bench.rows.names import group_of
 
-FEWEST = 3  # settings that a ladder crosses: two are told apart by their titles
-_OF_RUNG = ("workload", "engine", "kernel", "method", "hardware.allocator")  # groups or options in which rungs differ
-_OF_WORK = (PACKING, *LENGTHS, MASKED)  # rungs do the same work
-_TRAINED_ALIKE = ("workload.learning_rate", "workload.max_grad_norm", "workload.optimizer")  # no option of speed
+FEWEST = 3  # settings of a ladder; the titles of two settings show their difference well enough
+_OF_RUNG = (
+    "workload",
+    "engine",
+    "kernel",
+    "method",
+    "hardware.allocator",
+)  # groups and options in which rungs may differ
+_OF_WORK = (PACKING, *LENGTHS, MASKED)  # equal on all rungs: they do the same work
+_TRAINED_ALIKE = (
+    "workload.learning_rate",
+    "workload.max_grad_norm",
+    "workload.optimizer",
+)  # options that do not change the speed
 _RECOMPUTED, _ENGINE = "workload.activation_checkpointing", "engine.name"
 
 
@@ -32,12 +42,12 @@ class Ladder:
 
     @property
     def measured(self) -> list[Cell]:
-        """The fastest first."""
+        """The measured cells, the fastest first."""
         return ranked([cell for cell in self.setting.cells if cell.ok])
 
 
 def ladders(settings: Sequence[Setting]) -> list[Ladder]:
-    """The longest sequences first."""
+    """All ladders, the longest sequences first."""
     places: dict[tuple[object, ...], list[Cell]] = {}
     for setting in settings:
         for cell in setting.cells:
@@ -55,7 +65,8 @@ def ladders(settings: Sequence[Setting]) -> list[Ladder]:
 
 
 def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
-    """All that ran at a place, where engines are compared: each has methods of its own. Elsewhere by what is sent."""
+    """Groups of cells that one ladder compares: by communication pattern. If the place has several engines it is one
+    group, since each engine has its own methods."""
     engines = {str(cell.options.get(_ENGINE)) for cell in cells}
     grouped: dict[object, list[Cell]] = {}
     for cell in cells:
@@ -64,7 +75,8 @@ def _of_one_question(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def each_adds_one(cells: Sequence[Cell]) -> bool:
-    """Of one method, kernel and engine; each but the plainest step has all options of another one and one more."""
+    """Whether the cells have one method, kernel and engine, and each except the plainest has all options of another
+    cell and one more."""
     sets = [chosen(cell) for cell in cells]
     plainest = min(sets, key=len)
     added = [other for other in sets if other != plainest]
@@ -74,19 +86,19 @@ def each_adds_one(cells: Sequence[Cell]) -> bool:
 
 
 def chosen(cell: Cell) -> set[tuple[str, str]]:
-    """The options of a step that a plain one does not have, each with its value."""
+    """(option, value) of a step's options that a plain step does not have."""
     values = {path: cell.options.get(path) for path in words.STEP_COLUMNS}
     return {(path, str(value)) for path, value in values.items() if value not in (None, "none", OF_STEP.get(path))}
 
 
 def covered(setting: Setting, of: Sequence[Ladder]) -> bool:
-    """All that a setting says stands in ladders: no two of its methods meet, and each cell is a rung."""
+    """Whether ladders show all of a setting: it compares no two methods, and each cell is a rung."""
     rungs = {cell_id for ladder in of for cell_id in ladder.names}
     return not setting.contests and all(cell.cell_id in rungs for cell in setting.cells)
 
 
 def of_place(cell: Cell) -> tuple[str, ...]:
-    """What steps have in common that do the same work on the same ranks: all but what rungs differ in."""
+    """The options that all rungs share: same work on the same ranks."""
     shared = (path for path in cell.options if path in _OF_WORK or not {path, group_of(path)} & {*_OF_RUNG})
     return str(cell.micro_batches), *(str(cell.options[path]) for path in shared)
 
@@ -119,8 +131,8 @@ def _ladder(campaign: str, cells: Sequence[Cell], like: Setting) -> Ladder:
 
 
 def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str, str]:
-    """Ulysses, FlashAttention-4, selective, compiled. What tells engines apart is in their names alone. `left_out`:
-    options that stand elsewhere."""
+    """Names such as `Ulysses, FlashAttention-4, selective, compiled`. Options that only engines differ in are left to
+    the engine's name. left_out: options that are shown elsewhere."""
     engines = {str(cell.options.get(_ENGINE)) for cell in cells}
     among = {engine: [c for c in cells if str(c.options.get(_ENGINE)) == engine] for engine in engines}
     of_all = _differing(cells, [_ENGINE, _RECOMPUTED])
@@ -128,10 +140,10 @@ def rung_names(cells: Sequence[Cell], left_out: Sequence[str] = ()) -> dict[str,
     for cell in cells:
         alike = among[str(cell.options.get(_ENGINE))]
         paths = [path for path in cell.options if group_of(path) not in ("method", "kernel")]
-        said = of_all + [p for p in _differing(alike, paths) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
+        named = of_all + [p for p in _differing(alike, paths) if p not in (*of_all, *PROTOCOL, *_TRAINED_ALIKE)]
         kernel = words.kernel(cell) if _differing(cells, ["kernel.name"]) else ""
-        options = [words.of_step(path, cell.options.get(path)) for path in said if path not in left_out]
-        # Whether or not it tells rungs apart
+        options = [words.of_step(path, cell.options.get(path)) for path in named if path not in left_out]
+        # Even if all rungs have it
         if cell.options.get(SINGLE_STEP) and SINGLE_STEP not in cell.name.series_values:
             options.append(words.option(SINGLE_STEP, True))
         names[cell.cell_id] = ", ".join(filter(None, [words.method(cell), kernel, *options]))

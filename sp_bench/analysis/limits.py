@@ -1,8 +1,8 @@
-"""The largest length that ran and the smallest above it that was out of memory, of each series on each number of ranks.
+"""Per series and number of ranks: the largest length that ran, and the smallest larger one that was out of memory.
 
-A cell of which any replicate was out of memory does not fit, although others ran: nobody can count on it. The search
-for the longest length takes it so too. So does a length at which one of several cells was out of memory: a
-step may only ask whether it fits, be one, or be timed several times. Failures of other kinds say nothing about memory.
+A length does not fit if any replicate of any cell ran out of memory there, even if others ran, because it is not
+reliable. The search for the longest length counts it the same way. Cells at one length may test the fit, take a single
+step or time several. Other failures are no evidence about memory.
 """
 
 from collections.abc import Sequence
@@ -16,16 +16,15 @@ from sp_bench.rows.names import option_values
 
 @dataclass(frozen=True)
 class Limit:
-    """Either cell is None where there is no such length; never both. Without an oom the limit lies beyond what was
-    tried. An oom may be shorter than the largest that ran, where memory was not monotone in the length and nothing
-    longer was out of memory."""
+    """A cell is None if there is no such length; never both. Without an oom, the limit lies beyond all tried lengths.
+    The oom is shorter than the largest that ran if memory was not monotone in the length and nothing longer ran out."""
 
     setting: str
     series: str
     sp_size: int
     largest_ok: Cell | None
     smallest_oom: Cell | None
-    tried: tuple[int, ...]  # of each of `cells`: how many rows say whether its length fits
+    tried: tuple[int, ...]  # for each of `cells`, the number of rows that ran or were out of memory
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -33,31 +32,31 @@ class Limit:
 
     @property
     def is_bracket(self) -> bool:
-        """A length fits, and a longer one does not."""
+        """Whether a length fits and a longer one does not."""
         ends = [cell.asked["seq_len"] for cell in self.cells]
         return len(ends) == 2 and ends[0] < ends[1]
 
     @property
     def is_open(self) -> bool:
-        """A length fits, and nothing longer was out of memory: the edge is not reached."""
+        """Whether a length fits and nothing longer was out of memory: the limit is not reached."""
         return self.largest_ok is not None and not self.is_bracket
 
     @property
     def exhausted_memory(self) -> str:
-        """Whose memory the shortest that does not fit was out of, where it was the host's; else nothing."""
+        """`host memory` if the shortest length that does not fit ran out of it; empty for a device's memory."""
         rows = () if self.smallest_oom is None else self.smallest_oom.rows
         sites = {row["oom_site"] for row in rows if row["status"] == "oom"}
         return "" if "host" not in sites else "host memory" if len(sites) == 1 else "at times host memory"
 
     @property
     def is_search(self) -> bool:
-        """The trials were to find out whether the length fits, not how fast it is."""
+        """Whether the trials only tested if the length fits, not its speed."""
         rows = [row for cell in self.cells for row in cell.rows]
         return any(option_values(row)["workload.fit"] or row.get("probe") for row in rows)
 
 
 def capacity_gib(cell: Cell) -> float | None:
-    """Of a device: the cap, or all that it has; None of a device that is not known."""
+    """The memory cap of a device, or else its capacity; None for an unknown device."""
     if (cap := cell.asked["device_memory_gib"]) is not None:
         return cap
     names = [str(n) for row in cell.rows for n in listed((row["environment"] or {}).get("device_names"))]
@@ -66,7 +65,7 @@ def capacity_gib(cell: Cell) -> float | None:
 
 
 def limits(cells: Sequence[Cell]) -> list[Limit]:
-    """In the order of `cells` (setting, sp_size); series by name."""
+    """All limits, by setting, sp_size and series."""
     grouped: dict[tuple[str, int, str], list[Cell]] = {}
     for cell in cells:
         known = None not in (cell.asked["sp_size"], cell.asked["seq_len"])
@@ -78,7 +77,7 @@ def limits(cells: Sequence[Cell]) -> list[Limit]:
 def _limit(group: Sequence[Cell]) -> Limit:
     first, failed = group[0], [c for c in group if c.out_of_memory]
     ran = [c for c in group if c.asked["seq_len"] not in {c.asked["seq_len"] for c in failed}]
-    largest = max(ran, key=lambda c: (c.asked["seq_len"], c.ok), default=None)  # one with a time, where there is one
+    largest = max(ran, key=lambda c: (c.asked["seq_len"], c.ok), default=None)  # prefer one with a time
     beyond = [c for c in failed if largest is None or c.asked["seq_len"] > largest.asked["seq_len"]]
     smallest = min(beyond or failed, key=lambda c: c.asked["seq_len"], default=None)
     ends = [cell.asked["seq_len"] for cell in (largest, smallest) if cell is not None]

@@ -1,5 +1,5 @@
-"""The longest sequence that fits, of each method and each set of options, where anything ran out of memory or trials
-asked whether it does."""
+"""The longest sequence that fits, per method and set of options, if anything ran out of memory or trials tested the
+fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.config.trial import TRAINING
 from sp_bench.formats import MISSING, whole
 
-# What moves the edge of memory, and may be missing in titles
+# Options that change memory and may be missing in titles
 UNTITLED = ("kernel.name", "workload.model_code", "hardware.allocator")
 
 
 def tries(limit: Limit) -> str:
-    """1 and 2: how often the longest that fits was tried, and the shortest that does not."""
+    """How often the longest that fits and the shortest that does not were tried: `1 and 2`."""
     return " and ".join(map(str, limit.tried))
 
 
-NOT_REACHED = "not reached"  # the edge: nothing longer has a row that says whether it fits
+NOT_REACHED = "not reached"  # no longer sequence was tried with a known result
 
 
 def ends(limit: Limit) -> tuple[str, str]:
-    """What fits, and what does not, in words: 374,784 and 387,072; at least 249,856 and not reached."""
+    """(what fits, what does not) as text: 374,784 and 387,072; or `at least 249,856` and `not reached`."""
     ran, failed = (cell and cell.asked["seq_len"] for cell in (limit.largest_ok, limit.smallest_oom))
     fits = f"at least {whole(ran)}" if limit.is_open else whole(ran)
     if failed is None:
@@ -34,15 +34,15 @@ def ends(limit: Limit) -> tuple[str, str]:
 
 
 def is_fit_only(limit: Limit) -> bool:
-    """No whole step of the longest that fits was taken."""
+    """Whether the longest that fits ran no complete step."""
     return limit.largest_ok is not None and not limit.largest_ok.ok
 
 
 @dataclass(frozen=True)
 class Longest:
-    setting: Setting  # of the ends of the brackets, and of the longest that fit, alone
+    setting: Setting  # only of the cells at the ends of brackets
     limits: tuple[Limit, ...]
-    names: tuple[str, ...]  # of each limit: method, kernel, number of ranks, and what tells it from the others
+    names: tuple[str, ...]  # method, kernel, number of ranks and distinguishing options of each limit
     short_names: tuple[str, ...]  # the same without `columns`
     columns: tuple[str, ...]  # options in which the limits differ, and for which a table has columns
 
@@ -52,7 +52,7 @@ class Longest:
 
 
 def longest(settings: Sequence[Setting]) -> Longest | None:
-    """None: nothing ran out of memory, and no trial asked whether a length fits."""
+    """All limits of the settings; None if nothing ran out of memory and no trial tested the fit."""
     found = [
         (setting, limit) for setting in settings for limit in setting.limits if setting.out_of_memory or limit.is_search
     ]
@@ -65,29 +65,29 @@ def longest(settings: Sequence[Setting]) -> Longest | None:
     ends = [limit.cells[0] for _, limit in found]
     moving = UNTITLED if ends[0].asked["workload"] in TRAINING else ()
     differing = [path for path in moving if len({str(cell.options.get(path)) for cell in ends}) > 1]
-    shared += tuple(_said(ends[0], [path for path in moving if path not in differing], shared))
+    shared += tuple(_in_words(ends[0], [path for path in moving if path not in differing], shared))
     setting = Setting(shared, cells, {}, like.fabrics, like.smallest)
     names = tuple(_name(setting_of, limit, shown, differing) for setting_of, limit in found)
     columns = words.step_columns(ends)
-    told = [path for path in differing if path not in columns]
-    short = tuple(_name(setting_of, limit, shown, told, columns) for setting_of, limit in found)
+    named = [path for path in differing if path not in columns]
+    short = tuple(_name(setting_of, limit, shown, named, columns) for setting_of, limit in found)
     return Longest(setting, tuple(limit for _, limit in found), names, short, tuple(columns))
 
 
 def _name(
     setting: Setting, limit: Limit, shown: Sequence[Setting], differing: Sequence[str], left_out: Sequence[str] = ()
 ) -> str:
-    """`left_out`: options that stand elsewhere."""
+    """A limit's name. left_out: options that are shown elsewhere."""
     cell = limit.cells[0]
     elsewhere = {words.option(path, cell.options.get(path)) for path in left_out}
     parts = [part for part in setting.apart(shown) if part not in elsewhere]
-    parts += _said(cell, differing, parts)
-    told = f"{words.method(cell, but=words.OF_LIMITS)}, {words.processors(cell)}"
-    return f"{told}: {', '.join(parts)}" if parts else told
+    parts += _in_words(cell, differing, parts)
+    name = f"{words.method(cell, but=words.OF_LIMITS)}, {words.processors(cell)}"
+    return f"{name}: {', '.join(parts)}" if parts else name
 
 
-def _said(cell: Cell, paths: Sequence[str], beside: Sequence[str]) -> list[str]:
-    """The values of these options, but for what stands there already."""
+def _in_words(cell: Cell, paths: Sequence[str], beside: Sequence[str]) -> list[str]:
+    """The options in words, without those that `beside` has already."""
     found = []
     for path in paths:
         value = cell.options.get(path)

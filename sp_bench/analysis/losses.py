@@ -1,4 +1,4 @@
-"""First losses of training steps: cells that differ only in the method train alike, or one of them is wrong."""
+"""First losses of training steps. Cells that differ only in the method must have equal losses, or one is wrong."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from sp_bench.analysis.cells import Cell, listed
 from sp_bench.formats import counted, whole
 from sp_bench.rows.names import config_leaves
 
-# Largest relative difference of the first timed step's loss. Those of half precision come from the rounding of the
-# steps before it; those of fp32 and fp64 are the budgets of the correctness check.
+# Largest relative difference of the first timed step's loss, by dtype. In half precision it covers the rounding of the
+# steps before; for fp32 and fp64 it is the budget of the correctness check.
 BUDGETS = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 0.02, "float16": 0.02}
 
 
@@ -24,7 +24,7 @@ class First(NamedTuple):
 
 @dataclass(frozen=True)
 class Compared:
-    """Cells that differ only in the method, and the two of their launches whose first losses are furthest apart."""
+    """Cells that differ only in the method, and the two of their launches whose first losses differ most."""
 
     cells: tuple[Cell, ...]
     low: First
@@ -32,7 +32,7 @@ class Compared:
 
     @property
     def difference(self) -> float:
-        """Relative."""
+        """The relative difference of the two losses."""
         return self.high.loss / self.low.loss - 1
 
     @property
@@ -45,13 +45,13 @@ class Compared:
 
 
 def compared(cells: Sequence[Cell]) -> list[Compared]:
-    """All training steps that ran with two methods or more, the furthest apart of their budget first."""
+    """The training steps that ran with two or more methods, those with the largest difference over budget first."""
     groups: dict[object, list[First]] = {}
     for cell in cells:
         if cell.asked["workload"] != "train_step":
             continue
         for row in cell.measured:
-            before = (row["warmup_steps"], config_leaves(row["config"]).get("seed"))  # part of no cell's name
+            before = (row["warmup_steps"], config_leaves(row["config"]).get("seed"))  # neither is part of a cell's name
             if losses := listed(row["loss"]):
                 groups.setdefault((cell.pool, cell.but("method"), *before), []).append(First(cell, losses[0]))
     found = []
@@ -66,7 +66,7 @@ def compared(cells: Sequence[Cell]) -> list[Compared]:
 
 
 def sentences(cells: Sequence[Cell]) -> list[str]:
-    """That they agree, or a sentence for each two that do not; nothing where no training step ran with two methods."""
+    """A sentence that losses agree, or one per pair that does not. Empty if no training step ran with two methods."""
     found = compared(cells)
     if wrong := [each for each in found if not each.agrees]:
         return [_disagreement(each) for each in wrong]

@@ -1,5 +1,5 @@
-"""The numbers of a cell, each computed here and nowhere else; figures, tables, cards and findings read them. None: not
-known, or nothing that the cell measures."""
+"""The numbers of a cell. Each is computed here and nowhere else, for figures, tables, cards and findings. None:
+unknown, or not measured by such a cell."""
 
 from statistics import median
 
@@ -8,7 +8,7 @@ from sp_bench.formats import GIB
 
 
 def tokens_per_s(cell: Cell) -> float | None:
-    """Of all ranks, at the median step time: rates come from median times, never from means of rates."""
+    """tokens/s of all ranks at the median step time. Rates come from median times, never from means of rates."""
     ms = cell.median_step_ms
     return 1e3 * cell.tokens_per_step / ms if ms and cell.tokens_per_step is not None else None
 
@@ -30,52 +30,53 @@ def model_tflops(cell: Cell) -> float | None:
 
 
 def tflops(cell: Cell) -> float | None:
-    """Of attention alone, or of the model in a training step on GPUs."""
+    """TFLOP/s of one device: the model's in a training step on GPUs, else those of attention."""
     trains = cell.asked["workload"] == "train_step" and cell.processor == "GPU"
     return found if (found := attention_tflops(cell)) is not None or not trains else model_tflops(cell)
 
 
 def work(cell: Cell) -> float | None:
-    """FLOPs that ran over those of the model; above 1, something is computed twice."""
+    """Executed FLOPs over the model's; above 1 if something is computed twice."""
     ran, of_model = cell.middle("hardware_flops"), cell.middle("model_flops")
     return ran / of_model if ran and of_model else None
 
 
 def memory_gib(cell: Cell) -> float | None:
-    """Peak of the rank that needs most, by `cell.memory_column`: allocated on a device, or the host's on a CPU."""
+    """Peak memory of the rank that needs most: allocated on a device, or host memory on a CPU
+    (`cell.memory_column`)."""
     return median(cell.memory_bytes) / GIB if cell.memory_bytes else None
 
 
 def reserved_gib(cell: Cell) -> float | None:
-    """What torch's allocator held at its peak, of the rank that needs most."""
+    """Peak memory reserved by torch's allocator, on the rank that needs most."""
     return _of_largest_rank(cell, "peak_reserved_bytes")
 
 
 def in_use_gib(cell: Cell) -> float | None:
-    """What was in use of the whole device after the timed steps."""
+    """Memory in use on the whole device after the timed steps."""
     return _of_largest_rank(cell, "device_used_bytes")
 
 
 def host_gib(cell: Cell) -> float | None:
-    """The largest process beside a device's memory; on a CPU that is `memory_gib`."""
+    """Host memory of the largest process of a cell on devices. On a CPU see `memory_gib`."""
     held = cell.largest("max_peak_host_bytes") if cell.memory_column != "max_peak_host_bytes" else None
     return None if held is None else held / GIB
 
 
 def sent_gib(cell: Cell) -> float | None:
-    """What one rank sends off-rank in a step, counted; None where it sends nothing."""
+    """Counted GiB that one rank sends off-rank in a step; None if it sends nothing."""
     sent = cell.communication.counted_bytes
     return sent / GIB if sent else None
 
 
 def wire_gib(cell: Cell) -> float | None:
-    """The same by NVLink's counters."""
+    """GiB that one rank sends in a step, by NVLink's counters."""
     sent = cell.middle("comm_wire_bytes")
     return None if sent is None else sent / GIB
 
 
 def nearest_error(cell: Cell) -> tuple[float, str] | None:
-    """The error that comes nearest to its budget, as a share of it, and its tensor."""
+    """(error over budget, tensor) of the error that is nearest to its budget."""
     shares = [(error / budget, name) for name, (error, budget) in cell.errors.items() if budget]
     return max(shares, key=lambda each: each[0], default=None)
 
@@ -90,6 +91,6 @@ def _tera(flops_per_ms: float | None) -> float | None:
 
 
 def _of_largest_rank(cell: Cell, column: str) -> float | None:
-    """GiB; the median over the replicates."""
+    """GiB on the rank that needs most; the median over the replicates."""
     known = [max(values) for row in cell.measured if (values := [v for v in listed(row[column]) if v is not None])]
     return median(known) / GIB if known else None

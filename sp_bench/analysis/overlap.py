@@ -1,5 +1,5 @@
-"""What a method's schedule leaves exposed of its messages, if each hides behind the kernel beside it as far as that is
-long. Which message is beside which kernel: attention/head_chunks.py, ring.py and gather.py.
+"""The message time that a method's schedule leaves exposed, if each message hides behind the kernel that runs beside
+it. The schedules are in attention/head_chunks.py, ring.py and gather.py.
 
 The model assumes kernels of equal length, and splits their time over forward and backward by FLOPs. Packing and merging
 take no time.
@@ -15,12 +15,12 @@ Times = Mapping[tuple[str, str], float]  # (phase, op) -> ms: bytes over bandwid
 
 
 def exposed_ms(asked: Mapping[str, Any], times: Times, compute_ms: float) -> float:
-    """Of a step of attention. asked: the config's columns; times: of all its messages."""
+    """Exposed milliseconds of one attention step. asked: the config's columns. times: of all its messages."""
     forward_ms = compute_ms * (FORWARD if asked["pass_kind"] == "forward_backward" else 1.0)
     passes = {"forward": forward_ms, "backward": compute_ms - forward_ms}
     around = _ring(asked["ring_degree"] or 1, times, passes)
     exposed = sum(around.values()) + _gather(asked, times, passes)
-    for phase, kernels_ms in passes.items():  # beside the ring of a chunk, what that leaves of its kernels
+    for phase, kernels_ms in passes.items():  # the exchange hides behind the kernel time that the ring leaves
         left_ms = kernels_ms - (times.get((phase, "send"), 0.0) - around[phase])
         exposed += _exchange(times.get((phase, "all_to_all"), 0.0), left_ms, asked["head_chunks"] or 1)
     return exposed
@@ -31,7 +31,7 @@ def _beyond(message_ms: float, kernel_ms: float) -> float:
 
 
 def _exchange(both_ways_ms: float, kernels_ms: float, chunks: int) -> float:
-    """The first chunk on its way there and the last on its way back are beside no kernel."""
+    """Exposed ms of an exchange. No kernel runs beside the first chunk's way there and the last one's way back."""
     if chunks == 1:
         return both_ways_ms
     message, kernel = both_ways_ms / chunks, kernels_ms / chunks
@@ -39,8 +39,8 @@ def _exchange(both_ways_ms: float, kernels_ms: float, chunks: int) -> float:
 
 
 def _ring(ranks: int, times: Times, passes: Mapping[str, float]) -> dict[str, float]:
-    """Of each pass: a hop is beside a block; in the backward KV and dK/dV are one message, but for the first and the
-    last, which are beside half of the own block each."""
+    """Exposed ms of each pass of a ring. A block runs beside each hop. In the backward KV and dK/dV travel as one
+    message, except the first and the last, beside each of which half of the own block runs."""
     hops = max(ranks - 1, 1)
     kv, both = times.get(("forward", "send"), 0.0) / hops, times.get(("backward", "send"), 0.0) / hops
     forward, backward = passes["forward"] / ranks, passes["backward"] / ranks
@@ -54,8 +54,8 @@ def _ring(ranks: int, times: Times, passes: Mapping[str, float]) -> dict[str, fl
 
 
 def _gather(asked: Mapping[str, Any], times: Times, passes: Mapping[str, float]) -> float:
-    """Of both passes: the first group's is beside what needs this rank's KV only, the next ones' are beside a group; in
-    the backward so is the last reduction."""
+    """Exposed ms of both passes of an all-gather. Beside the first group's gather runs what needs only this rank's KV,
+    beside each later one a group. In the backward a group also runs beside the last reduction."""
     groups = -(-asked["num_kv_heads"] // (asked["head_stride"] or asked["num_kv_heads"]))
     own = 1 / (2 * (asked["ring_degree"] or 1)) if asked["causal"] else 0.0
     forward, backward = (each / groups for each in passes.values())

@@ -1,6 +1,6 @@
-"""The attention bytes that a cell counted, beside what our method of its kind sends with its default options.
+"""Counted attention bytes of a cell, compared with what our method of its kind sends by default.
 
-A library's own prediction says what it sends; this says how that differs from its pattern, and why.
+A library's own prediction is of what it sends; this explains how that differs from its communication pattern.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from sp_bench.config.trial import AttentionShape
 from sp_bench.costs import patterns
 from sp_bench.costs.patterns import Degrees
 
-ATTENTION_PHASES = ("forward", "recompute", "backward")  # of the ledger: what else a step sends is its engine's
+ATTENTION_PHASES = ("forward", "recompute", "backward")  # phases of the ledger; the engine sends the rest of a step
 UNEVEN = "heads do not divide evenly: counted is the rank that sends most, the closed form the mean"
 UNEXPLAINED = "not explained"
 
@@ -24,7 +24,7 @@ class PatternBytes:
     pattern: str  # our method of the kind
     closed_form: float
     counted: float
-    reasons: Mapping[str, float]  # in words -> bytes more (less); they add up to counted - closed_form
+    reasons: Mapping[str, float]  # reason -> bytes more (or less); they add up to counted - closed_form
 
     @property
     def ratio(self) -> float:
@@ -41,13 +41,14 @@ def degrees(cell: Cell) -> Degrees | None:
 
 
 def kind(cell: Cell) -> patterns.Kind | None:
-    """Our method that does the same, as far as is known here."""
+    """Our method with the same pattern; None if unknown."""
     split = degrees(cell)
     return split and patterns.kind(str(cell.asked["method"]), cell.asked["variant"], split)
 
 
 def pattern_bytes(cell: Cell) -> PatternBytes | None:
-    """None where bytes were not counted, the shape is not known or nothing need be sent."""
+    """Compare a cell with its pattern. None if bytes were not counted, the shape is unknown or nothing has to be
+    sent."""
     split, pattern, shape, weights = degrees(cell), kind(cell), _shape(cell), _passes(cell)
     passes = ("forward", "backward") if _keeps_output(cell) else ATTENTION_PHASES
     counted = [size for phase, (_, size) in cell.communication.phases.items() if phase in passes]

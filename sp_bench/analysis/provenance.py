@@ -12,13 +12,13 @@ from sp_bench.formats import counted
 from sp_bench.rows import git
 from sp_bench.rows.names import OWN_CODE, library
 
-ALWAYS = ("torch",)  # libraries named whatever was asked for; others where a kernel, method or process group is theirs
+ALWAYS = ("torch",)  # libraries that are always named; others only if a kernel, method or process group is theirs
 
 
 def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
     """Campaigns, rows, replicates a cell, estimator, interval, git, hardware, libraries and core_id of these cells.
 
-    What no row knows is left out, the estimator where no times are shown. Empty without cells.
+    Unknown parts are left out. of_times: name the estimator too. Empty without cells.
     """
     if not cells:
         return ""
@@ -37,7 +37,7 @@ def words(cells: Sequence[Cell], *, of_times: bool = True) -> str:
 
 
 def mixing(cells: Sequence[Cell]) -> str:
-    """Says that rows of several environments are pooled, as --mix asks; empty where none are."""
+    """A warning that --mix pooled rows of several environments; empty if it did not."""
     core_ids = sorted({core_id for cell in cells if not cell.pool for core_id in cell.core_ids})
     if len(core_ids) < 2:
         return ""
@@ -47,10 +47,10 @@ def mixing(cells: Sequence[Cell]) -> str:
 
 def _rows(rows: Sequence[Mapping[str, Any]]) -> str:
     statuses = Counter(str(row["status"]) for row in rows)
-    told = counted(len(rows), "row")
+    total = counted(len(rows), "row")
     if set(statuses) == {"ok"}:
-        return told
-    return f"{told} ({', '.join(f'{n:,} {status}' for status, n in statuses.most_common())})"
+        return total
+    return f"{total} ({', '.join(f'{n:,} {status}' for status, n in statuses.most_common())})"
 
 
 def _replicates(cells: Sequence[Cell]) -> str:
@@ -62,7 +62,7 @@ def _replicates(cells: Sequence[Cell]) -> str:
 
 
 def _estimator(cells: Sequence[Cell]) -> str:
-    """Empty where nothing was measured."""
+    """The estimator of times and its interval; empty if nothing was measured."""
     measured = [cell for cell in cells if cell.ok]
     if not measured:
         return ""
@@ -85,15 +85,15 @@ def _none_where(without: Sequence[Cell]) -> str:
 
 
 def _flags(cells: Sequence[Cell]) -> str:
-    """Whose times are in doubt, by flag: `flagged short_window: 3 of 9 cells`."""
+    """The number of cells with doubtful times, by flag: `flagged short_window: 3 of 9 cells`."""
     measured = [cell for cell in cells if cell.ok]
     found = Counter(flag for cell in measured for flag in cell.flags)
-    told = [f"{flag}: {number} of {counted(len(measured), 'cell')}" for flag, number in sorted(found.items())]
-    return f"flagged {', '.join(told)}" if told else ""
+    parts = [f"{flag}: {number} of {counted(len(measured), 'cell')}" for flag, number in sorted(found.items())]
+    return f"flagged {', '.join(parts)}" if parts else ""
 
 
 def _unsampled(cells: Sequence[Cell]) -> str:
-    """How many rows are of before gradients were checked at the timed length."""
+    """The number of rows from before gradients were checked at the timed length."""
     number = sum(cell.num_unsampled for cell in cells)
     return f"gradients unchecked at the timed length: {counted(number, 'row')}" if number else ""
 
@@ -108,7 +108,7 @@ def _git(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _hardware(rows: Sequence[Mapping[str, Any]]) -> str:
-    """4 x NVIDIA H200; 1 to 4 where trials used more or fewer; without devices the CPU."""
+    """`4 x NVIDIA H200`, or `1 to 4 x` if trials differ; the CPU if there are no devices."""
     used: dict[str, set[int]] = {}
     processors: set[str] = set()
     for environment in _environments(rows):
@@ -117,8 +117,8 @@ def _hardware(rows: Sequence[Mapping[str, Any]]) -> str:
             used.setdefault(name, set()).add(number)
         if not devices and environment.get("cpu") is not None:
             processors.add(f"{environment['cpu']} ({counted(int(environment.get('cpu_cores') or 0), 'core')})")
-    told = [f"{_spread(numbers)} x {name}" for name, numbers in sorted(used.items())]
-    return ", ".join([*told, *sorted(processors), *filter(None, (several(row["device_set"] for row in rows),))])
+    parts = [f"{_spread(numbers)} x {name}" for name, numbers in sorted(used.items())]
+    return ", ".join([*parts, *sorted(processors), *filter(None, (several(row["device_set"] for row in rows),))])
 
 
 def _spread(numbers: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Two cells compared: the ratio of their step times, and what may be claimed of it."""
+"""Ratios of the step times of two cells, paired by replicate, with intervals."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ MIN_REPLICATES = 6  # below, no order-statistic interval of the median reaches 9
 
 @dataclass(frozen=True)
 class PairedRatio:
-    """Median of the step-time ratios of equal replicates, which ran in the same block, with its interval."""
+    """The median ratio of step times over pairs of equal replicates, with its interval. A pair ran in one block."""
 
     ratio: float
     interval: Interval
@@ -31,15 +31,15 @@ class PairedRatio:
         return "x ".join(self.rounded(3 if near else decimals(self.ratio)))
 
     def rounded(self, digits: int) -> tuple[str, str]:
-        """The ratio, and its interval in brackets, with so many decimals, or as many that no bound is printed as 1."""
+        """(ratio, interval in brackets) with `digits` decimals, or more if a bound would be printed as 1."""
         low, high = self.interval.low, self.interval.high
         while digits < MAX_DIGITS and any(bound != 1 and round(bound, digits) == 1 for bound in (low, high)):
-            digits += 1  # a bound printed as 1 could lie on either side of it
+            digits += 1  # a bound printed as 1 would not show on which side it lies
         return f"{self.ratio:.{digits}f}", f"[{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def decimals(ratio: float) -> int:
-    """A third near 1 and below, where two would leave little of a lead."""
+    """3 decimals below or near 1, else 2: two would hide a small lead."""
     return 3 if ratio < 1.05 else 2
 
 
@@ -48,16 +48,16 @@ def times(ratio: float) -> str:
 
 
 def shared_replicates(over: Cell, under: Cell, campaign: str | None = None) -> list[Launch]:
-    """Keys of those that both cells have, of one campaign or of any. Two that ran on separate devices are no pair: what
-    machines differ in would count as the methods' difference."""
+    """The keys of replicates that both cells have, in one campaign or any. Replicates on separate devices do not pair:
+    the machines' difference would count as the methods'."""
     both = sorted(over.step_ms.keys() & under.step_ms.keys())
     both = [key for key in both if campaign in (None, key.campaign)]
     return [key for key in both if len({cell.device_sets.get(key) for cell in (over, under)} - {None}) < 2]
 
 
 def of_one_machine(keys: Iterable[Launch], *cells: Cell) -> list[Launch]:
-    """Of these replicates those of one campaign on one machine, the most that there are: an interval is of no others.
-    Of equally many those of the first campaign by name. An unknown machine is the known one, if there is one."""
+    """The replicates of one campaign on one machine, since an interval needs those: the largest such group, or the
+    first campaign by name among equals. If one machine is known, unknown ones count as that one."""
     machines = {key: {cell.device_sets.get(key) for cell in cells} - {None} for key in keys}
     known: dict[str, set[int | None]] = {}
     for key, found in machines.items():
@@ -71,29 +71,29 @@ def of_one_machine(keys: Iterable[Launch], *cells: Cell) -> list[Launch]:
 
 
 def pairs(over: Cell, under: Cell, campaign: str | None = None) -> list[Launch]:
-    """Keys of the replicates by which the two are compared."""
+    """The keys of the replicates that two cells are compared by."""
     return of_one_machine(shared_replicates(over, under, campaign), over, under)
 
 
 def paired_ratio(over: Cell, under: Cell, campaign: str | None = None) -> PairedRatio | None:
-    """None with fewer than 6 replicates of one campaign and machine that pair."""
+    """The paired ratio; None with fewer than 6 pairs of one campaign and machine."""
     return median_ratio([over.step_ms[key] / under.step_ms[key] for key in pairs(over, under, campaign)])
 
 
 def median_ratio(ratios: Sequence[float]) -> PairedRatio | None:
-    """Of the ratios of equal replicates. None with fewer than 6."""
+    """The median of pairs' ratios with its interval; None with fewer than 6 pairs."""
     interval = median_interval(ratios)
     return None if interval is None else PairedRatio(median(ratios), interval, len(ratios))
 
 
 def ratio_of_medians(over: Cell, under: Cell) -> float:
-    """Of two cells that were measured, whether or not their replicates pair."""
+    """The ratio of two cells' median step times, whether or not replicates pair."""
     return (over.median_step_ms or 0.0) / (under.median_step_ms or 1.0)
 
 
 def ratio_of_pairs(over: Cell, under: Cell, campaign: str | None = None) -> float | None:
-    """The paired ratio; below 6 pairs the ratio of the medians over them. None: no replicates pair, so that campaigns,
-    machines or code would be compared as well."""
+    """The paired ratio; with fewer than 6 pairs, the ratio of their medians. None if no replicates pair: campaigns,
+    machines or code would be compared too."""
     if (paired := paired_ratio(over, under, campaign)) is not None:
         return paired.ratio
     if not (keys := pairs(over, under, campaign)):
@@ -102,7 +102,7 @@ def ratio_of_pairs(over: Cell, under: Cell, campaign: str | None = None) -> floa
 
 
 def rounded_ratio(over: Cell, under: Cell) -> tuple[str, str]:
-    """The ratio of pairs, and its interval in brackets or nothing."""
+    """(ratio of pairs, its interval in brackets, or empty)."""
     if (paired := paired_ratio(over, under)) is not None:
         return paired.rounded(3)
     ratio = ratio_of_pairs(over, under)
@@ -110,7 +110,7 @@ def rounded_ratio(over: Cell, under: Cell) -> tuple[str, str]:
 
 
 def by_speed(cell: Cell) -> tuple[float, str]:
-    """Sorts cells by median step time, the fastest first; equal ones by name. All were measured."""
+    """A sort key for measured cells: by median step time, then by name."""
     return cell.median_step_ms or 0.0, cell.series
 
 

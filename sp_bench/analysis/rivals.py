@@ -1,4 +1,4 @@
-"""Other libraries' cells, and ours that each is compared with: in the same setting, length and number of ranks."""
+"""Pairs each library's cell with our cells of the same setting, length and number of ranks."""
 
 from collections.abc import Sequence
 
@@ -26,7 +26,7 @@ def counterparts(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
 
 
 def _alike(their: Cell, our: Cell) -> bool:
-    """Ours is the method of their kind, and cuts the sequence as theirs does."""
+    """Whether our method has the library's pattern and splits the sequence in the same way."""
     if our.asked["method"] != (pattern := kind(their)):
         return False
     if pattern == "ulysses":
@@ -36,5 +36,5 @@ def _alike(their: Cell, our: Cell) -> bool:
 
 
 def _inner(cell: Cell) -> str:
-    """Which group holds adjacent ranks; unless told otherwise, the one that exchanges heads."""
+    """The group that holds adjacent ranks; by default the one that exchanges heads."""
     return cell.asked["placement"] or "ulysses_inner"

@@ -1,10 +1,10 @@
-"""What a stack keeps of one rank's speed: its step over P ranks of a sequence beside its own step with a sequence
-a rank, on one GPU or in data parallelism over as many GPUs.
+"""Scaling efficiency of a stack: its step with one sequence over P ranks, against its own step with a sequence per
+rank, on one GPU or in data parallelism over as many GPUs.
 
-A stack that is slow on one rank already, say by its layers or its optimizer, is compared net of that: efficiency is
-tokens/s of a rank at P over those at 1, T(1) / (P T(P)), and stacks are compared by their efficiencies. Both steps have
-the same length: a token of a longer sequence costs more attention whatever the stack does, so equal tokens a rank would
-mix that in. Where one rank cannot hold the sequence, there is no baseline, and none is extrapolated.
+Efficiency is tokens/s per rank at P over that at 1: T(1) / (P T(P)). Stacks are compared by efficiency, so a stack that
+is slow on one rank already, say in its layers or its optimizer, is compared net of that. Both steps have the same
+length: a token of a longer sequence costs more attention in any stack, which equal tokens per rank would mix in. If one
+rank cannot hold the sequence, there is no baseline, and none is extrapolated.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from sp_bench.analysis.settings import Setting
 from sp_bench.analysis.statistics import Interval
 from sp_bench.rows.names import group_of
 
-# in which a step over ranks may differ from that on one
+# options in which the step over ranks may differ from its baseline
 _SPLIT = ("method", "sp_size", "dp_shard_size", "fabric", "num_nodes")
 
 
@@ -37,7 +37,7 @@ _OF_ALL = ("hardware.name", "hardware.device")
 
 @dataclass(frozen=True)
 class Scaling:
-    """A step over several ranks of a sequence, and the same with a sequence a rank, of one campaign."""
+    """A step with one sequence over several ranks, and its baseline with a sequence per rank, from one campaign."""
 
     cell: Cell
     alone: Cell
@@ -45,30 +45,30 @@ class Scaling:
 
     @property
     def baseline(self) -> str:
-        """1 GPU; 4 GPUs, a sequence each."""
+        """The baseline in words: `1 GPU`, or `4 GPUs, a sequence each`."""
         gpus = self.alone.asked["dp_shard_size"]
         return "1 GPU" if gpus == 1 else f"{gpus} GPUs, a sequence each"
 
     @property
     def times(self) -> PairedRatio | None:
-        """T(P) / T(1), by replicates; None: no interval."""
+        """T(P) / T(1), paired by replicates; None if there is no interval."""
         return paired_ratio(self.cell, self.alone, self.campaign)
 
     @cached_property
     def time_ratio(self) -> float:
-        """T(P) / T(1). Some of their replicates pair."""
+        """T(P) / T(1). At least one pair of replicates exists."""
         ratio = ratio_of_pairs(self.cell, self.alone, self.campaign)
         assert ratio is not None
         return ratio
 
     @property
     def efficiency(self) -> float:
-        """1: P ranks are P times as fast as one."""
+        """T(1) / (P T(P)); 1 if P ranks are P times as fast as one."""
         return 1 / (self.cell.asked["sp_size"] * self.time_ratio)
 
     @property
     def interval(self) -> Interval | None:
-        """Of the efficiency."""
+        """The interval of the efficiency; None without a paired ratio."""
         if (found := self.times) is None:
             return None
         ranks, of_times = self.cell.asked["sp_size"], found.interval
@@ -83,11 +83,11 @@ class Scaling:
 
 @dataclass(frozen=True)
 class NetRatio:
-    """Efficiency of the first of some stacks over that of another."""
+    """The efficiency of the first stack over that of another one."""
 
     ratio: float
     paired: PairedRatio | None
-    is_first: bool  # the stack is the first itself
+    is_first: bool  # the other stack is the first itself
 
     @property
     def words(self) -> str:
@@ -96,17 +96,17 @@ class NetRatio:
 
 @dataclass(frozen=True)
 class Scalings:
-    """Of one campaign, length, number of ranks, fabric and kernel; the best efficiency first."""
+    """The stacks of one campaign, length, number of ranks, fabric and kernel; the best efficiency first."""
 
     setting: Setting  # of the steps over several ranks
-    where: str  # what the steps have in common
-    place: str  # of that the length, the devices, the fabric and the kernel
+    where: str  # the options that the steps share
+    place: str  # the part of `where` with length, devices, fabric and kernel
     lines: tuple[Scaling, ...]
     names: Mapping[str, str]  # cell_id -> method, engine and the options in which the lines differ
 
     def net_ratio(self, line: Scaling) -> NetRatio:
-        """How much slower this stack would be than the first, were both equally fast on one rank. With its interval
-        where replicates allow one."""
+        """How much slower this stack would be than the first if both were equally fast on one rank, with an interval if
+        replicates pair."""
         first = self.lines[0]
         pairs = ((first.cell, first.alone), (line.cell, line.alone), (line.cell, first.cell))
         keys = set.intersection(*(set(shared_replicates(*pair, line.campaign)) for pair in pairs))
@@ -120,7 +120,7 @@ def _time_ratio(line: Scaling, key: Launch) -> float:
 
 
 def scalings(settings: Sequence[Setting]) -> list[Scalings]:
-    """Of training steps on GPUs; the longest sequences first."""
+    """Scalings of training steps on GPUs, the longest sequences first."""
     steps = [c for s in settings for c in s.cells if c.ok and c.asked["workload"] == "train_step"]
     steps = [c for c in steps if c.processor == "GPU" and c.asked["sp_size"]]
     alone: dict[tuple[object, ...], list[Cell]] = {}
@@ -144,8 +144,8 @@ def scalings(settings: Sequence[Setting]) -> list[Scalings]:
 
 
 def _baseline(cell: Cell, alone: Sequence[Cell], folder: str) -> Cell | None:
-    """Of the steps with a sequence a rank that ran beside it, that over as many GPUs, which share parameters and
-    optimizer alike, or else that of one GPU."""
+    """The step's baseline: the step with a sequence per rank on as many GPUs, which shards parameters and optimizer in
+    the same way, or else the step on one GPU. None if the campaign has neither."""
     gpus = cell.asked["sp_size"] * cell.asked["dp_shard_size"]
     beside = [each for each in alone if shared_replicates(cell, each, folder)]
     found = [each for each in beside if each.asked["dp_shard_size"] in (1, gpus)]

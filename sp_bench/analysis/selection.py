@@ -1,8 +1,8 @@
-"""Rows of some campaign folders -> the rows that one page is about, and which of them may be pooled.
+"""Selects the rows of campaign folders that a page shows, and which of them may be pooled.
 
-Of a trial its last attempt counts, and of a cell the rows of its newest env_id, in each campaign and in each
-environment. An environment is a core_id: libraries, device and shared measuring code. Rows of different environments or
-device models are never pooled, unless the reader asks for it; an edit of one method's file leaves its rows in the pool.
+The last attempt of a trial counts. In each campaign and environment, the rows of a cell's newest env_id count. An
+environment is a core_id: libraries, device and shared measuring code. Rows of different environments or device models
+are never pooled without --mix. An edit of one method's file leaves its rows in the pool.
 """
 
 import itertools
@@ -23,28 +23,30 @@ from sp_bench.rows.frame import of_table
 from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
-# Samples of every rank and step, which no page shows: reading them too would take twice as long.
+# Samples of every rank and step. No page shows them, and reading them would double the time.
 _RAW = (
     *("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm"),
     *("peak_allocated_bytes", "peak_host_bytes"),
 )
 COLUMNS = tuple(name for name in SCHEMA.names if name not in _RAW)
 MACHINES_DIFFER = 0.06  # equal cells of equal code on healthy machines, over all committed rows
-MIXED = ""  # the pool of every row where environments are mixed
+MIXED = ""  # the pool of all rows with --mix
 
 
 @dataclass(frozen=True)
 class Selection:
-    """`rows` has the columns COLUMNS, `folder` (name of the row's campaign folder), `file` (folder/file name), `pool`
-    (rows of equal cell and pool are replicates of each other), `probe` (a search for the longest sequence tried it, or
-    began with it) and `device_set` (see device_sets.py)."""
+    """The selected rows, with the columns COLUMNS, `folder` (name of the campaign's folder), `file` (folder/file name),
+    `pool` (rows of equal cell and pool are replicates), `probe` (tried by a search for the longest sequence) and
+    `device_set` (device_sets.py)."""
 
     rows: pd.DataFrame
     num_read: int
-    num_superseded: int  # earlier attempts of trials whose last attempt counts
-    left_out: Mapping[str, int]  # core_id -> last attempts in it at cells that have newer rows, of another env_id
+    num_superseded: int  # earlier attempts of selected trials
+    left_out: Mapping[
+        str, int
+    ]  # core_id -> number of rows left out because their cells have newer rows with another env_id
     problems: tuple[str, ...]
-    unread: tuple[str, ...]  # folder/file name of rows, by their names, that cannot be read; `problems` says why
+    unread: tuple[str, ...]  # folder/file name of unreadable rows; `problems` has the reasons
 
     @property
     def core_ids(self) -> tuple[str, ...]:
@@ -52,7 +54,7 @@ class Selection:
 
     @property
     def core_id(self) -> str | None:
-        """All of them in words; None without rows."""
+        """All core_ids in one text; None without rows."""
         return ", ".join(self.core_ids) or None
 
 
@@ -63,8 +65,7 @@ def select(
     executor: Executor | None = None,
     progress: Callable[[int], None] = lambda num_files: None,
 ) -> Selection:
-    """Read campaigns and choose. `mix` pools rows of all environments; `executor` and `progress`: as in
-    `store.read`.
+    """Read campaigns and select rows. mix: pool rows of all environments. executor, progress: as in `store.read`.
 
     Raises:
         OSError: a folder is missing or cannot be read.
@@ -80,7 +81,7 @@ def select(
     chosen = newest.sort_values("file", ignore_index=True)
     pools = [MIXED] * len(chosen) if mix else _pools(chosen)
     chosen["pool"] = [
-        pool if evidence == MEASURED else f"{pool}; {evidence}"  # what is of another kind is never pooled
+        pool if evidence == MEASURED else f"{pool}; {evidence}"  # other kinds of evidence are never pooled
         for pool, evidence in zip(pools, chosen["evidence"], strict=True)
     ]
     chosen["device_set"] = device_sets.numbered(chosen["environment"])
@@ -90,7 +91,7 @@ def select(
 
 
 def _named(folders: Sequence[Path]) -> dict[str, Path]:
-    """Each folder once, under its name, or under parent/name where two names are equal."""
+    """Name -> folder, each folder once. Equal names become parent/name."""
     resolved = list(dict.fromkeys(folder.resolve() for folder in folders))
     clashes = Counter(folder.name for folder in resolved)
     return {f.name if clashes[f.name] == 1 else f"{f.parent.name}/{f.name}": f for f in resolved}
@@ -116,8 +117,7 @@ def _read(name: str, folder: Path, executor: Executor | None, progress: Callable
 
 
 def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Each attempt once, whichever folders hold its row, and a line for each folder that holds it again: a copy of a
-    campaign is no further evidence."""
+    """Each attempt once, and a line per folder that repeats rows: a copy of a campaign is no further evidence."""
     attempt = ["trial_id", "env_id", "attempt", "started_at", "median_step_ms"]
     again = rows.duplicated(attempt) & rows["started_at"].notna()
     copies = Counter(rows.loc[again, "folder"])
@@ -126,8 +126,8 @@ def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def _contradictions(rows: pd.DataFrame) -> list[str]:
-    """A line for each two campaigns that are pooled although the times of their equal cells differ by more than
-    machines do."""
+    """A line per pair of campaigns that are pooled although the times of their equal cells differ by more than those of
+    equal machines do."""
     lines = []
     for _, pooled in rows[rows["status"] == "ok"].groupby("pool"):
         times = pooled.pivot_table("median_step_ms", "cell_id", "folder", aggfunc="median")
@@ -144,8 +144,8 @@ def _contradictions(rows: pd.DataFrame) -> list[str]:
 
 
 def _newest(rows: pd.DataFrame, within: str) -> list[str]:
-    """The env_id with which each row's cell last ran, among rows of equal `within`; of equal times the last by name.
-    One with which it was only refused, say for want of a GPU, stands behind those with which it ran."""
+    """The newest env_id of each row's cell, among rows with equal `within`; the last by name if times are equal. An
+    env_id with which the cell was only refused, say without a GPU, counts as older than any with which it ran."""
     cells = list(zip(rows[within], rows["cell_id"].fillna(rows["trial_id"]), strict=True))
     dated = rows.assign(cell=cells, ran=rows["status"] != "unsupported")
     dated = dated.sort_values(["ran", "started_at", "env_id"], na_position="first")
@@ -154,7 +154,7 @@ def _newest(rows: pd.DataFrame, within: str) -> list[str]:
 
 
 def _pools(rows: pd.DataFrame) -> list[str]:
-    """`env 36b06b82`; with the device model and its limits of power and clock where one core_id ran on several."""
+    """Pools such as `env 36b06b82`, with the device model and its limits of power and clock if one has several."""
     models = [
         _device_words(*each)
         for each in zip(rows["environment"], rows["power_limit_w"], rows["application_clock_mhz"], strict=True)
@@ -179,7 +179,7 @@ def _device_words(environment: Any, power_limit_w: Any, application_clock_mhz: A
 
 
 def _device_model(environment: Any) -> str | None:
-    """Names of the devices, or of the processor where there are none; None where neither is recorded."""
+    """The names of the devices, or of the CPU if there are none; None if neither is recorded."""
     recorded = environment if isinstance(environment, Mapping) else {}
     devices = recorded.get("device_names")
     names = sorted({str(name) for name in devices}) if devices is not None else []

@@ -1,8 +1,8 @@
-"""Cells by setting, and what each setting answers: which method is faster, by how much, and whether that is proven.
+"""Groups cells by setting and answers, per place: which method is faster, by how much, and is it proven?
 
-A setting is all that figures and tables have in common but fabric and kernel. Methods are compared at one length,
-number of ranks, pack of documents, fabric and kernel: a place. Whatever the interval, a difference below the smallest
-effect of interest is none.
+The cells of a setting share all options except fabric, kernel, length and ranks. A place is one length, number of
+ranks, pack of documents, fabric and kernel; methods are compared there. A difference below the smallest effect of
+interest is a tie, whatever its interval.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,8 +38,8 @@ NO_METHOD = ("parity", "collective")  # workloads that ask for no time of a meth
 
 @dataclass(frozen=True)
 class Difference:
-    """Step time of `slow` over that of `fast`, by replicates of one campaign and machine. Which one is named the faster
-    follows from other replicates as well, so that the ratio may be below 1."""
+    """Step time of `slow` over that of `fast`, by replicates of one campaign and machine. Other replicates count too
+    when the faster cell is chosen, so the ratio may be below 1."""
 
     fast: Cell
     slow: Cell
@@ -51,7 +51,7 @@ class Difference:
 
     @cached_property
     def ratio(self) -> float | None:
-        """None: no replicate of one pairs with one of the other."""
+        """The ratio; None if no replicates pair."""
         return ratio_of_pairs(self.slow, self.fast)
 
     @property
@@ -114,7 +114,7 @@ class Difference:
 
     @property
     def turned(self) -> "Difference":
-        """With the faster one as `fast`, by the replicates that pair."""
+        """The difference with the cell that is faster by pairs as `fast`."""
         is_slower = self.ratio is not None and self.ratio < 1
         return Difference(self.slow, self.fast, self.smallest) if is_slower else self
 
@@ -126,7 +126,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Place:
-    """Cells of one setting, fabric, length, number of ranks, pack and kernel that ran on several ranks."""
+    """Cells on several ranks with one setting, fabric, length, number of ranks, pack and kernel."""
 
     cells: tuple[Cell, ...]
     smallest: float
@@ -149,7 +149,7 @@ class Place:
 
     @cached_property
     def own(self) -> tuple[Cell, ...]:
-        """Of `best` our methods; libraries are compared with the own method of their kind."""
+        """Our methods in `best`. Libraries are compared with our method of their kind instead."""
         return tuple(cell for cell in self.best if not cell.is_library)
 
     @cached_property
@@ -162,25 +162,25 @@ class Place:
 
     @property
     def others(self) -> tuple[Cell, ...]:
-        """The contenders but the leader, the fastest first."""
+        """The contenders without the leader, the fastest first."""
         return tuple(cell for cell in self.contenders if cell is not self.leader)
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """Of the leader to each other contender."""
+        """The difference between the leader and each other contender."""
         return tuple(Difference(self.leader, other, self.smallest) for other in self.others)
 
     @property
     def rival(self) -> Cell | None:
-        """Whom the leader's numbers stand beside: the other side of the question, else the next by time; of these one
-        that ran beside it."""
+        """The contender shown beside the leader: Ulysses or the ring if possible, else the next by time. Cells whose
+        replicates pair with the leader's come first."""
         beside = [d.slow for d in self.differences if d.ratio is not None] or self.others
         asked = [c for c in beside if kind(c) in QUESTION and kind(c) != kind(self.leader)]
         return next(iter(asked or beside), None)
 
     @property
     def difference(self) -> Difference | None:
-        """Of these two, the faster one first."""
+        """The difference between leader and rival, the faster one first; None without a rival."""
         return None if self.rival is None else Difference(self.leader, self.rival, self.smallest).turned
 
     def of_kind(self, name: str) -> Cell | None:
@@ -189,7 +189,7 @@ class Place:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The largest place last, of packs that of the lowest seed, the fastest kernel after the others."""
+        """A sort key: the largest place last, then the lowest seed of a pack, then the fastest kernel."""
         asked = self.first.asked
         return (
             asked["world_size"] or 0,
@@ -202,7 +202,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Setting:
-    parts: tuple[str, ...]  # of its title; no two settings of a page have the same
+    parts: tuple[str, ...]  # the parts of its title, which is unique on a page
     cells: tuple[Cell, ...]
     alone: Mapping[str, Cell]  # cell_id -> the kernel alone on a share of the heads
     fabrics: tuple[str, ...]  # the fastest first
@@ -213,12 +213,12 @@ class Setting:
         return ", ".join(self.parts)
 
     def apart(self, others: Sequence["Setting"]) -> list[str]:
-        """The parts of its title that not all others have."""
+        """The parts of its title that some of the others lack."""
         return [part for part in self.parts if not all(part in other.parts for other in others)]
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """Where something ran, the largest and fastest last, those of slower fabrics first."""
+        """The places where something ran: slower fabrics first, the largest and fastest last."""
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
             if cell.ok and cell.is_of_a_length and not is_baseline(cell):
@@ -232,7 +232,8 @@ class Setting:
 
     @property
     def main(self) -> Place | None:
-        """The place that the setting is about: the largest on the fastest fabric and kernel where methods meet."""
+        """The main place: the largest on the fastest fabric and kernel, among places with several methods if there are
+        any. None if nothing ran on several ranks."""
         return next(reversed(self.contests or self.places), None)
 
     @cached_property
@@ -248,13 +249,13 @@ class Setting:
         return list(_folders(self.cells))
 
     def share(self, cell: Cell) -> Difference | None:
-        """Of the kernel alone: its step time over the cell's is the share of its speed that is left."""
+        """The kernel alone's step time over the cell's: the share of the kernel's speed that the method reaches."""
         alone = self.alone.get(cell.cell_id)
         return None if alone is None else Difference(cell, alone, self.smallest)
 
 
 def leader(cells: Sequence[Cell], smallest: float) -> Cell:
-    """Whom no other is ahead of by more than a tie, or the fewest; of several the one beside which most others ran, and
+    """The cell that the fewest others beat by more than a tie. Among equals, the one that pairs with most others, and
     then the fastest by its median over all replicates."""
     found = {
         cell.cell_id: [Difference(cell, other, smallest) for other in cells if other is not cell] for cell in cells
@@ -274,13 +275,13 @@ def place_key(cell: Cell) -> tuple[Any, ...]:
 
 
 def is_baseline(cell: Cell) -> bool:
-    """One device that computes attention by itself."""
+    """Whether one device computes attention alone."""
     return cell.asked["method"] == "single" and cell.asked["workload"] == "attention"
 
 
 def settings(cells: Sequence[Cell], smallest: float = SMALLEST) -> list[Setting]:
-    """Training steps first, then the settings with intervals, more devices and longer sequences. Cells of the kernel
-    alone belong to the setting that they are the baseline of."""
+    """All settings: training steps first, then those with intervals, more devices and longer sequences. A kernel alone
+    belongs to the setting whose baseline it is."""
     singles = [cell for cell in cells if is_baseline(cell) and cell.ok]
     alone: dict[str, Cell] = {}
     for cell in cells:
@@ -312,7 +313,7 @@ def _order(setting: Setting) -> tuple[Any, ...]:
 
 
 def _bandwidth_by_fabric(cells: Sequence[Cell]) -> dict[str, float]:
-    """The largest that any primitive reached."""
+    """Fabric -> the largest bandwidth of any primitive, bytes/s."""
     found: dict[str, float] = {}
     for (_, name, *_), bandwidth in bandwidths(cells).items():
         found[str(name)] = max(found.get(str(name), 0.0), bandwidth.bytes_per_s)
@@ -320,7 +321,7 @@ def _bandwidth_by_fabric(cells: Sequence[Cell]) -> dict[str, float]:
 
 
 def _fabrics(cells: Sequence[Cell], speeds: Mapping[str, float]) -> tuple[str, ...]:
-    """The fastest first; of unknown speed NVLink, then by name."""
+    """Fabrics, the fastest first. Those of unknown speed: NVLink, then by name."""
     names = {str(cell.asked["fabric"]) for cell in cells}
     return tuple(sorted(names, key=lambda name: (-speeds.get(name, 0.0), name != "nvlink", name)))
 
@@ -330,8 +331,8 @@ def _folders(cells: Sequence[Cell]) -> tuple[str, ...]:
 
 
 def _titles(groups: Sequence[Sequence[Cell]]) -> list[tuple[str, ...]]:
-    """No two equal: those that would be say the options that they differ in, and their campaigns. Beside packs of the
-    same campaign, what is not packed says so."""
+    """The parts of each setting's title. Equal titles get the options in which they differ, and their campaigns. A
+    setting without packing is marked if its campaign has packs."""
     plain = [words.setting(group[0]) for group in groups]
     of_packs = {
         (tuple(part for part in title if part != words.packed(group[0])), _folders(group))

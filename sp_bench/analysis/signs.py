@@ -1,5 +1,5 @@
-"""Ulysses against the other methods over campaigns and machines: the count of signs, which no interval of one machine
-can stand for."""
+"""Counts in how many campaigns Ulysses is faster than each other method. An interval from one machine cannot show how
+a result holds over machines."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ RIVALS = ("ring", "all_gather", "usp")
 
 @dataclass(frozen=True)
 class Sign:
-    """Step time of a method over that of Ulysses at one place, fastest variants: above 1, Ulysses is faster."""
+    """A method against Ulysses at one place, both in their fastest variants."""
 
     setting: Setting
     place: Place
@@ -29,12 +29,12 @@ class Sign:
 
     @property
     def ratio(self) -> float | None:
-        """None: they never ran in one campaign on one machine."""
+        """Step time over that of Ulysses; None if they never ran in one campaign on one machine."""
         return ratio_of_pairs(self.rival, self.ulysses)
 
     @property
     def by_campaign(self) -> dict[str, float]:
-        """Of each campaign that has both on one machine, by its own fastest variants."""
+        """Campaign -> ratio of its own fastest variants, for campaigns that ran both on one machine."""
         over, under = (_fastest(self.place, str(cell.asked["method"])) for cell in (self.rival, self.ulysses))
         both = {name: ratio_of_pairs(over[name], under[name], name) for name in sorted(over.keys() & under.keys())}
         return {name: ratio for name, ratio in both.items() if ratio is not None}
@@ -42,11 +42,10 @@ class Sign:
 
 @dataclass(frozen=True)
 class Count:
-    """Of one place that several campaigns measured: in how many Ulysses was ahead, by ratios without regard to their
-    intervals."""
+    """In how many of the campaigns that measured a place Ulysses was ahead. Intervals of ratios do not count."""
 
     rival: str
-    of: Hashable  # the place, the same for each rival
+    of: Hashable  # identifies the place; equal for all rivals
     first: Cell
     ratios: dict[str, float]  # by campaign
     machines: int
@@ -73,7 +72,7 @@ class Count:
 
 
 def signs(settings: Sequence[Setting], rival: str) -> list[Sign]:
-    """One a place where both ran, on GPUs; the largest places of a setting first."""
+    """One sign per place on GPUs where both ran; the largest places of a setting first."""
     found = []
     for setting in settings:
         for place in reversed(setting.places):
@@ -84,8 +83,10 @@ def signs(settings: Sequence[Setting], rival: str) -> list[Sign]:
 
 
 def counts(settings: Sequence[Setting]) -> list[Count]:
-    """Those of two campaigns or more, of most campaigns first. Isolation and code may differ, and so may variables of a
-    fabric of one name. Packed documents are left out: they are other work at the same length.
+    """The counts over two or more campaigns, those with most campaigns first.
+
+    Campaigns may differ in isolation, code and a fabric's variables. Packed documents are left out: they are different
+    work at the same length.
     """
     found: dict[tuple[str, Hashable], list[Sign]] = {}
     for rival in RIVALS:
@@ -95,7 +96,7 @@ def counts(settings: Sequence[Setting]) -> list[Count]:
     made = []
     for (rival, place), each in found.items():
         ratios: dict[str, float] = {}
-        for sign in sorted(each, key=lambda s: len(s.ulysses.step_ms)):  # of several, that of most replicates
+        for sign in sorted(each, key=lambda s: len(s.ulysses.step_ms)):  # the last wins: the one with most replicates
             ratios |= sign.by_campaign
         if len(ratios) > 1:
             rows = [row for sign in each for cell in (sign.ulysses, sign.rival) for row in cell.measured]
@@ -105,15 +106,15 @@ def counts(settings: Sequence[Setting]) -> list[Count]:
 
 
 def _place(cell: Cell) -> Hashable:
-    """Equal for cells that do the same work with the same options on devices of one name, whatever their method.
-    Attention knows nothing of a model but its heads."""
+    """Equal for cells of any method with the same work, options and device name. Of a model, attention depends on the
+    heads only."""
     model = () if cell.asked["workload"] == "train_step" else ("model",)
     heads = [cell.asked[name] for name in ("num_heads", "num_kv_heads", "head_dim", "fabric")]
     return (*heads, *cell.but("method", "isolation", "fabric", *model))
 
 
 def _fastest(place: Place, method: str) -> dict[str, Cell]:
-    """Campaign -> the cell of this method that has the smallest median there."""
+    """Campaign -> the method's cell with the smallest median there."""
     found: dict[str, tuple[float, Cell]] = {}
     for cell in place.cells:
         if cell.asked["method"] == method:

@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Interval:
-    """`coverage` is what the two order statistics achieve, at least CONFIDENCE: 6 samples give 0.969."""
+    """An interval and its coverage, which is at least CONFIDENCE: 0.969 for 6 samples."""
 
     low: float
     high: float
@@ -21,7 +21,7 @@ class Interval:
 
 def median_interval(samples: Sequence[float]) -> Interval | None:
     """Order-statistic interval of the median: the k-th smallest and k-th largest of n samples, with the largest k whose
-    coverage 1 - 2 P(Binomial(n, 1/2) < k) reaches CONFIDENCE. None where no k does: n < 6."""
+    coverage 1 - 2 P(Binomial(n, 1/2) < k) reaches CONFIDENCE. None if no k does, which is for n < 6."""
     n = len(samples)
     k, coverage = _order(n)
     if k == 0:
@@ -32,7 +32,9 @@ def median_interval(samples: Sequence[float]) -> Interval | None:
 
 @cache
 def _order(n: int) -> tuple[int, float]:
-    """(k, its coverage); k is 0 where there is none."""
-    coverages = 1 - 2 * bdtr(np.arange(n + 1), n, 0.5)  # of the interval from the (i + 1)-th smallest, falling with i
+    """(k, its coverage); k is 0 if there is no interval."""
+    coverages = 1 - 2 * bdtr(
+        np.arange(n + 1), n, 0.5
+    )  # coverage of the interval from the (i + 1)-th smallest; falls with i
     k = int(np.count_nonzero(coverages >= CONFIDENCE))
     return k, float(coverages[k - 1]) if k else 0.0

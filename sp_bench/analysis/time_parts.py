@@ -1,7 +1,7 @@
-"""What the time of an attention step is made of: the kernel alone, computing beyond it, exposed communication.
+"""The parts of an attention step's time: the kernel alone, computing beyond it, and exposed communication.
 
-The kernel alone is the method `single` on one device with the whole sequence and 1/P of the heads: the same work as one
-of P ranks has, without exchange, blocks, merges or waiting.
+The kernel alone is method `single` on one device, with the whole sequence and 1/P of the heads: the work of one of P
+ranks without exchange, blocks, merges or waiting.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from sp_bench.analysis.statistics import Interval, median_interval
 from sp_bench.costs.flags import is_unsettled
 from sp_bench.formats import MISSING, number
 
-# The options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.
+# Options that the kernel alone need not share: how attention is split, and shapes, which are compared by heads.
 _OWN = ("method", "model", "fabric", "sp_size", "hardware.device_memory_gib")
 
 
 @dataclass(frozen=True)
 class Part:
-    """Median ms of a part of the step, with the interval of its replicates from 6 on."""
+    """Median ms of a part of the step, with an interval from 6 replicates on."""
 
     ms: float
     interval: Interval | None
@@ -33,17 +33,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Attribution:
-    """Median times of a cell, ms; None: not measured."""
+    """The parts of a cell's step time, median ms; None if not measured."""
 
     cell: Cell
     alone: Cell | None
     compute_only_ms: float | None
     comm_only_ms: float | None
     exposed: Part | None
-    beyond_kernel: Part | None  # compute only - kernel alone, of replicates that pair
-    imbalance: Part | None  # of that, what the slowest rank computes longer than the mean rank
+    beyond_kernel: Part | None  # compute only - kernel alone, over pairs of replicates
+    imbalance: Part | None  # part of beyond_kernel: the slowest rank's compute minus the mean rank's
     overlap_efficiency: float | None
-    unsettled_arms: tuple[str, ...]  # whose steps became shorter or longer while they were timed
+    unsettled_arms: tuple[str, ...]  # arms whose step time drifted while they were timed
 
     @property
     def alone_ms(self) -> float | None:
@@ -51,7 +51,7 @@ class Attribution:
 
     @property
     def fraction(self) -> tuple[str, str]:
-        """Of the kernel alone, and the interval of the paired ratio where there is one."""
+        """(share of the kernel alone's speed, interval of the paired ratio or empty)."""
         return (MISSING, "") if self.alone is None else rounded_ratio(self.alone, self.cell)
 
     @property
@@ -60,7 +60,7 @@ class Attribution:
 
 
 def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
-    """The cell of the same kernel alone with 1/P of the heads, of several that with the most replicates."""
+    """The same kernel alone with 1/P of the heads; the cell with most replicates if there are several."""
     size = cell.asked["sp_size"]
     heads, kv_heads = cell.asked["num_heads"], cell.asked["num_kv_heads"]
     found = [
@@ -77,7 +77,7 @@ def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
 
 
 def attributions(cells: Sequence[Cell]) -> list[Attribution]:
-    """One for each measured attention cell on several ranks of which any part of the time is known."""
+    """The parts of each measured attention cell on several ranks that has any known part."""
     singles = [c for c in cells if c.asked["method"] == "single"]
     made = [
         _attribution(cell, kernel_alone(cell, singles))
@@ -106,7 +106,7 @@ def _attribution(cell: Cell, alone: Cell | None) -> Attribution:
 
 
 def _part(of_launches: Mapping[Launch, float], cell: Cell) -> Part | None:
-    """No interval where the launches are of several campaigns or machines."""
+    """A part's median and interval. None as the interval if the launches are of several campaigns or machines."""
     if not of_launches:
         return None
     values, are_of_one = [*of_launches.values()], len(of_one_machine(of_launches, cell)) == len(of_launches)
@@ -114,13 +114,13 @@ def _part(of_launches: Mapping[Launch, float], cell: Cell) -> Part | None:
 
 
 def _beyond_kernel(cell: Cell, alone: Cell) -> Part | None:
-    """The median of the differences, so that medians of parts need not add up to that of the step."""
+    """The median of the differences. So the medians of parts need not add up to that of the step."""
     compute_ms = cell.of_launches("compute_only_step_ms")
     pairs = [key for key in shared_replicates(cell, alone) if key in compute_ms]
     return _part({key: compute_ms[key] - alone.step_ms[key] for key in pairs}, cell)
 
 
 def largest(group: Sequence[Attribution]) -> list[Attribution]:
-    """Those on the most ranks, and of them with the most tokens."""
+    """The attributions on most ranks, and among those with most tokens."""
     place = max((a.cell.asked["sp_size"], a.cell.asked["seq_len"]) for a in group)
     return [a for a in group if (a.cell.asked["sp_size"], a.cell.asked["seq_len"]) == place]

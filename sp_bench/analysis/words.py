@@ -1,12 +1,12 @@
-"""What methods, options, places, cells and settings are called: by words on a page, in a figure and in a paper; by
-identifiers in the appendix and the CSV. Both are made here and nowhere else. The words of an option and of its values
-stand at its declaration, in config/trial.py.
+"""Names of methods, options, places, cells and settings, made here and nowhere else: words for pages, figures and
+papers; identifiers for the appendix and the CSV. The words of an option and of its values stand at its declaration, in
+config/trial.py.
 
 Cells of one setting may share a figure, and cells of one series a line of it. A figure never mixes models, shapes,
 dtypes, data-parallel sizes, numbers of micro-batches, fabrics, devices, memory caps, isolations, ways of launching a
-step, engines, what they recompute and tile, places of the optimizer or pools of rows (environments); a line never mixes
-kernels, implementations or options of a method. An identifier always has copy engines, and the kernel wherever our
-methods ran with several; whatever else two cells differ in becomes part of it only where identifiers would be equal.
+step, engines, recomputation, tiling, places of the optimizer or pools of rows (environments). A line never mixes
+kernels, implementations or options of a method. An identifier always has copy engines, and the kernel if our methods
+ran with several. Other differences become part of it only if identifiers would be equal.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 WITH_ARTICLE = ("ring", "double_ring", "all_gather")  # methods whose name is a noun of the field: the zigzag ring
 EXCHANGE = "collective"  # the workload without attention: neither heads, mask nor seq_len
 PACKING = "workload.packing"
-DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options that `drawn` puts in words
-LENGTHS = (*DRAWN[1:], "workload.document_lens")  # what a distribution has beside its name
+DRAWN = (PACKING, "workload.document_len", "workload.document_sigma")  # the options in the words of `drawn`
+LENGTHS = (*DRAWN[1:], "workload.document_lens")  # the parameters of a distribution
 SINGLE_STEP = "workload.single_step"
-OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to ask for a step that move no edge of memory
+OF_LIMITS = ("workload.fit", SINGLE_STEP)  # ways to request a step that do not change its memory
 MASKED = "workload.masked_label_share"
 LAUNCH, MICRO_BATCHES, _RECOMPUTED = "workload.launch", "workload.micro_batches", "workload.activation_checkpointing"
 _ENGINE, _TRANSPORT, _INNER_RING = "engine.name", "method.exchange", "method.inner_ring_degree"
 
-# In this order names and tables have them; others follow, as they are declared.
+# The order in names and tables. Other options follow in the order of their declarations.
 _ORDER = (
     *("method.head_chunks", "method.head_stages", _INNER_RING, "method.head_stride", _TRANSPORT, _RECOMPUTED),
     *("workload.model_code", "workload.loss_tile_tokens", "workload.mlp_tile_tokens", "workload.checkpoint_offload"),
@@ -42,12 +42,12 @@ _ORDER = (
 )
 _ORDERED = sorted(OPTIONS, key=lambda option: _ORDER.index(option.path) if option.path in _ORDER else len(_ORDER))
 _OF_METHOD = tuple(option.path for option in _ORDERED if option.named and option.group == "method")
-# What a training step has beside its engine -> the value that goes without saying
+# Options of a training step besides its engine -> the default, which names leave out
 OF_STEP = {option.path: option.none_means for option in _ORDERED if option.named and option.group != "method"}
-# Options that have a column of their own in a table whose lines differ in them -> its head
+# Options -> the head of their column, in tables whose lines differ in them
 STEP_COLUMNS = {option.path: option.head for option in _ORDERED if option.head}
 
-# Options that the identifier of a setting always has, if they are set. Of others it has what tells settings apart.
+# Options that a setting's identifier always has if they are set. It has others only to distinguish settings.
 _OF_SHAPE = (
     *("workload.name", "workload.pass_kind", "model.name", "model.num_layers", "model.num_heads", "model.num_kv_heads"),
     *("model.head_dim", "workload.causal", "dtype", "batch_size"),
@@ -58,13 +58,13 @@ _OF_DEVICES = ("hardware.device_memory_gib", "hardware.ranks_per_gpu", "engine.o
 _OF_MACHINE = (*_OF_DEVICES, "isolation", LAUNCH)
 _OF_WORLD = ("fabric.name", "hardware.name", "num_nodes", "world", "link.name")
 _ALWAYS = (*_OF_SHAPE, *_OF_TRAINING, *_DATA_PARALLEL, *_OF_WORLD, *_OF_MACHINE)
-_OF_PLACES = ("seq_len", "sp_size")  # cells of one setting differ in them
-_OF_SERIES = ("method", "kernel")  # groups of options that are a matter of series
-_CODE = ("kernel.name", "implementation")  # no line mixes them, on whatever number of ranks
+_OF_PLACES = ("seq_len", "sp_size")  # a setting's cells may differ in them
+_OF_SERIES = ("method", "kernel")  # groups of options that belong to series
+_CODE = ("kernel.name", "implementation")  # no line mixes them, on any number of ranks
 
-# How a cell is measured is neither in a setting nor, unless identifiers would be equal, in a series.
+# Options of measuring are in no setting, and in a series only if identifiers would be equal.
 PROTOCOL = tuple(option.path for option in OPTIONS if option.protocol)
-# The order in which it tells cells apart: a single step is one, whatever its warm-up
+# Their order in identifiers: a single step comes first, since its warm-up does not matter
 _TELLING = (SINGLE_STEP, *(path for path in PROTOCOL if path != SINGLE_STEP))
 
 FLAGS = {
@@ -91,7 +91,7 @@ FLAGS = {
 
 
 def _declared(path: str) -> str | Mapping[Any, str]:
-    """The words of an option's values; empty where it has none, as an own option of a method from outside."""
+    """The declared words of an option's values; empty without any, such as for a method from outside."""
     return BY_PATH[path].words if path in BY_PATH else ""
 
 
@@ -103,19 +103,19 @@ METHODS = cast(Mapping[str, str], _declared("method.name"))
 
 @dataclass(frozen=True)
 class Name:
-    """What a cell is called among others."""
+    """The identifiers of a cell among others."""
 
-    setting: str  # one string a figure
-    values: Values  # what the setting was made from
+    setting: str  # one per figure
+    values: Values  # the options in the setting
     over_fabrics: str  # the setting without its fabric
-    series: str  # one string a line, the same on every fabric
-    series_of_limits: str  # the same for what only asks whether a step fits, for a single step and for timed ones
-    series_values: Values = field(default_factory=dict)  # what the series was made from
-    pack: int | None = None  # the seed of its documents, where cells of its setting have packs of several seeds
+    series: str  # one per line of a figure, the same on every fabric
+    series_of_limits: str  # the series, but equal for tests of the fit, single steps and timed steps
+    series_values: Values = field(default_factory=dict)  # the options in the series
+    pack: int | None = None  # the seed of its documents if the setting has packs of several seeds
 
 
 def name_cells(rows: Sequence[Values]) -> list[Name]:
-    """The names of cells that are shown together. `rows`: one of each cell, with its `pool`."""
+    """The names of cells that are shown together. rows: one row per cell, with its `pool`."""
     beside = ("implementation", "primitive", "ring_degree", "cell_id", "pool")
     cells = [option_values(row) | {name: row[name] for name in beside} for row in rows]
     others = dict.fromkeys(name for cell in cells for name in cell if name not in BY_PATH and name not in beside)
@@ -126,7 +126,7 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
     over_fabrics = [name for name, _ in _settings(cells, [p for p in extra if group_of(p) != "fabric"], fabric=False)]
     series = _Series(cells, over_fabrics)
     series.add_kernels()
-    # Over both transports at once, so that two cells that differ in their options too are told apart by these.
+    # Over both transports at once: cells that differ in options too are distinguished by the options.
     series.separate(over_fabrics, _CODE)
     series.separate([(name, cell["sp_size"]) for name, cell in zip(over_fabrics, cells, strict=True)], of_series)
     series.add_transport()
@@ -147,25 +147,25 @@ def name_cells(rows: Sequence[Values]) -> list[Name]:
 
 
 def shared_values(cells: Sequence[Values]) -> Values:
-    """The options of which all have one value."""
+    """The options that have the same value in all cells."""
     first, *others = cells
     return {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
 
 
 def option_identifier(path: str, value: Any) -> str:
-    """micro_batches=8; an environment variable of a fabric goes by its own name."""
+    """`micro_batches=8`. An environment variable of a fabric has its own name."""
     shown = path.removeprefix("fabric.env.")
     return f"{shown} not set" if value is None else f"{short_name(shown)}={_text(value)}"
 
 
 def setting_identifier(path: str, value: Any) -> str:
-    """An option in the identifier of a setting: 8 micro-batches a step, loss_tile_tokens=2048."""
+    """An option in a setting's identifier: `8 micro-batches a step`, `loss_tile_tokens=2048`."""
     declared = BY_PATH[path].identifier
     return _filled(declared, value) if declared else option_identifier(path, value)
 
 
 def one_rank(values: Values) -> str:
-    """What every name of a world of one rank has; empty where all ranks are there."""
+    """The part of names that marks a world of one real rank; empty if all ranks are real."""
     name = link(values)
     if not name:
         return ""
@@ -174,12 +174,12 @@ def one_rank(values: Values) -> str:
 
 
 def link(values: Values) -> str:
-    """The model of one real rank's messages; empty where all ranks are there."""
+    """The link model of one real rank's messages; empty if all ranks are real."""
     return values["link.name"] if values.get("world") == "one_rank" else ""
 
 
 def _settings(cells: Sequence[Values], extra: Sequence[str], *, fabric: bool) -> list[tuple[str, Values]]:
-    """The identifier of each cell's setting, and the values that it was made from."""
+    """The identifier of each cell's setting, and the options in it."""
     names = [_setting_identifier(cell, fabric=fabric) for cell in cells]
     values = [{path: cell[path] for path in _ALWAYS} for cell in cells]
     for path in (*extra, "pool"):
@@ -213,12 +213,11 @@ def _setting_identifier(cell: Values, *, fabric: bool) -> str:
 
 
 class _Series:
-    """The series of some cells while they are being named: the parts of each name so far, with what they are made
-    from."""
+    """Builds the series of some cells: the parts of each name so far, and the options in them."""
 
     def __init__(self, cells: Sequence[Values], over_fabrics: Sequence[str]) -> None:
-        """At first method, variant, layout, placement, and whose code it is unless it is ours. A layout says nothing
-        where no KV travels around a ring: it is left out there. The exchange alone is named by its primitive."""
+        """Begin with method, variant, layout, placement and, if it is not ours, the code's library. The layout is left
+        out if no KV travels around a ring, since it has no effect then. A bare exchange is named by its primitive."""
         self.cells, self.over_fabrics = cells, over_fabrics
         with_ring = {
             cell["method.name"]
@@ -245,7 +244,7 @@ class _Series:
         return {path: self.cells[i].get(path) for path, _ in self.parts[i]}
 
     def add_kernels(self) -> None:
-        """The kernel in our names if one setting has several kernels of ours; libraries choose their own."""
+        """Add the kernel to our methods' names if a setting has several. Libraries choose their own kernels."""
         own = [cell["kernel.name"] if library(cell["implementation"]) is None else None for cell in self.cells]
         known = [(setting, kernel) for setting, kernel in zip(self.over_fabrics, own, strict=True) if kernel]
         if mixed([setting for setting, _ in known], [kernel for _, kernel in known]):
@@ -253,20 +252,20 @@ class _Series:
                 parts += [] if kernel is None else [("kernel.name", kernel)]
 
     def add_transport(self) -> None:
-        """Copy engines after method and layout, before the options; the exchange alone has them in its primitive."""
+        """Add copy engines after method and layout, before the options. A bare exchange has them in its primitive."""
         for cell, parts in zip(self.cells, self.parts, strict=True):
             if cell[_TRANSPORT] == "copy_engines" and cell["workload.name"] != EXCHANGE:
                 parts.insert(1, (_TRANSPORT, "by copy engines"))
 
     def add_packs(self, packs: Sequence[int | None]) -> None:
-        """The seeds of those that have one. Others of the same name need none: they stand elsewhere."""
+        """Add the seeds of packs. Cells of the same name without a pack need none: they are in another setting."""
         for parts, seed in zip(self.parts, packs, strict=True):
             parts += [] if seed is None else [("seed", f"seed={seed}")]
 
     def separate(self, within: Sequence[Hashable], paths: Sequence[str]) -> None:
-        """Append the value of each option where it tells cells apart that are equal in `within` and in their names.
+        """Append an option's value where it distinguishes cells that are equal in `within` and in name.
 
-        What a method does without the option is left out: beside another value, its name is the plain one."""
+        The method's default is left out: beside another value, the plain name means the default."""
         names = [self.name(i) for i in range(len(self.cells))]
         for parts, values in zip(self.parts, tell_apart(names, self.cells, paths, within), strict=True):
             for path, value in values:
@@ -277,7 +276,7 @@ class _Series:
 
 
 def _unusual(values: Values, paths: Sequence[str], write: Callable[[str, Any], str]) -> list[str]:
-    """What `write` makes of each option with a value that does not go without saying; of an engine it never does."""
+    """The text that `write` makes of each option that is not at its default. Engines have no default."""
     known = [(path, values.get(path)) for path in paths]
     return [
         write(path, value)
@@ -287,7 +286,7 @@ def _unusual(values: Values, paths: Sequence[str], write: Callable[[str, Any], s
 
 
 def _filled(declared: str | Mapping[Any, str], value: Any) -> str:
-    """A value in the words that a declaration has for it, or the value itself."""
+    """The declared words of a value, or the value itself."""
     text = declared if isinstance(declared, str) else declared.get(value, declared.get("", "{}"))
     return text.format(value)
 
@@ -302,33 +301,34 @@ def _text(value: Any) -> str:
 
 
 def _in_words(path: str, value: Any) -> str:
-    """4 chunks; without declared words, name=value."""
+    """`4 chunks`, or name=value if no words are declared."""
     declared = _declared(path)
     return _filled(declared, value) if declared and value is not None else option_identifier(path, value)
 
 
 def option(path: str, value: Any) -> str:
-    """What tells two settings or steps apart: warm processes, loss_tile_tokens=2048, allocator not set."""
+    """An option that distinguishes settings or steps: `warm processes`, `loss_tile_tokens=2048`, `allocator not
+    set`."""
     declared = _declared(path)
     if path == "model.name":
-        return option_identifier(path, value)  # beside heads and layers that are equal
+        return option_identifier(path, value)  # the setting's heads and layers are equal, so only the name differs
     if isinstance(declared, Mapping) and [*declared.values()].count(declared.get(value, "")) > 1:
-        return option_identifier(path, value)  # these words are of other values too
+        return option_identifier(path, value)  # other values have the same words
     return _in_words(path, value)
 
 
 def of_step(path: str, value: Any) -> str:
-    """An option of a training step beside others of it; empty where it is not set."""
+    """An option of a training step in words; empty if it is not set."""
     return "" if value is None else option(path, value)
 
 
 def unusual(cell: "Cell", path: str) -> str:
-    """An option of a cell in words; empty where its value goes without saying."""
+    """An option of a cell in words; empty if it is at its default."""
     return "".join(_unusual(cell.options, [path], _in_words))
 
 
 def in_column(path: str, value: Any) -> str:
-    """Under a head of STEP_COLUMNS; empty where the option is not set."""
+    """An option's text in its column of STEP_COLUMNS; empty if it is not set."""
     if value is None:
         return ""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -352,25 +352,25 @@ def fabric(name: Any) -> str:
 
 
 def method(cell: "Cell", but: Sequence[str] = ()) -> str:
-    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. Two
-    cells of one place and kernel have different ones, but for the options `but`."""
+    """`Ulysses, 4 chunks, copy engines`; `zigzag ring`; `zigzag double ring, 4x2`, whose inner rings have 4 ranks. It
+    is unique within a place and kernel. but: options that are left out."""
     return ", ".join(_method_parts(cell, but))
 
 
 def the_method(cell: "Cell") -> str:
-    """In a sentence: `the zigzag ring`, `Ulysses (4 chunks)`."""
+    """The method within a sentence: `the zigzag ring`, `Ulysses (4 chunks)`."""
     name, *options = _method_parts(cell)
     name = f"the {name}" if cell.asked["method"] in WITH_ARTICLE else name
     return f"{name} ({', '.join(options)})" if options else name
 
 
 def plain_method(cell: "Cell") -> str:
-    """Without layout and options."""
+    """The method without layout and options."""
     return ", ".join(filter(None, [_in_words("method.name", cell.asked["method"]), _variant(cell)]))
 
 
 def _variant(cell: "Cell") -> str:
-    """Which of a library's own patterns it is."""
+    """The variant of a library's method: which of its communication patterns."""
     variant = cell.asked["variant"] if cell.is_library else None
     return _in_words("method.variant", variant) if variant else ""
 
@@ -395,7 +395,7 @@ def _method_parts(cell: "Cell", but: Sequence[str] = ()) -> list[str]:
 
 
 def _rings(inner: int, sp_size: int) -> str:
-    """4x2: inner rings of 4 ranks, and 2 of them."""
+    """`4x2`: 2 inner rings of 4 ranks."""
     outer = sp_size // inner
     return f"{inner}x{outer}{'' if min(inner, outer) > 1 else ' is one ring'}"
 
@@ -406,7 +406,7 @@ def listed_words(words: Sequence[str]) -> str:
 
 
 def processors(cell: "Cell") -> str:
-    """4 GPUs, 2 CPU ranks; of the ranks that share a sequence and, where there are more, of all. One real rank of 8."""
+    """`4 GPUs`, `2 CPU ranks`, `one real rank of 8`: the ranks of a sequence, and all ranks if there are more."""
     asked = cell.asked
     size, world = asked["sp_size"], asked["world_size"] or asked["sp_size"]
     if not cell.all_ranks_were_there:
@@ -417,7 +417,7 @@ def processors(cell: "Cell") -> str:
 
 
 def place(cell: "Cell") -> str:
-    """131,072 tokens on 4 GPUs; of several packs beside each other which one."""
+    """`131,072 tokens on 4 GPUs`, with the pack if a setting has several."""
     return ", ".join(filter(None, [size(cell), pack(cell)]))
 
 
@@ -428,7 +428,7 @@ def size(cell: "Cell") -> str:
 
 
 def pack(cell: "Cell") -> str:
-    """pack of seed 3; nothing where no other pack of the same distribution stands beside it."""
+    """`pack of seed 3`; empty if its setting has no other pack of the same distribution."""
     return "" if cell.name.pack is None else f"pack of seed {cell.name.pack}"
 
 
@@ -456,12 +456,13 @@ def is_packed(cell: "Cell") -> bool:
 
 
 def packed(cell: "Cell") -> str:
-    """packed documents: lognormal, median 4,096, sigma 1; or nothing."""
+    """`packed documents: lognormal, median 4,096, sigma 1`; empty without packing."""
     return f"packed documents: {drawn(cell)}" if is_packed(cell) else ""
 
 
 def distribution(cell: "Cell") -> str:
-    """lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens; of several packs its seed too."""
+    """`lognormal, median 4,096, sigma 1: 24 documents, the longest has 21,968 tokens`, with the seed if a setting has
+    several packs."""
     which = ", ".join(filter(None, [drawn(cell), pack(cell)]))
     known = next((row for row in cell.rows if row["num_documents"] is not None), None)
     if known is None or not is_packed(cell):
@@ -475,12 +476,12 @@ def drawn(cell: "Cell") -> str:
     if not is_packed(cell):
         return "one document"
     length, sigma, _ = (cell.options.get(path) for path in LENGTHS)
-    told = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
-    return told or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
+    known = {"fixed": f"all of {whole(length)} tokens", "file": "a given list"}.get(str(cell.asked["packing"]))
+    return known or f"{cell.asked['packing']}, median {whole(length)}, sigma {sigma or 0:g}"
 
 
 def setting(cell: "Cell") -> tuple[str, ...]:
-    """What all cells of its setting share, without the fabric, a piece each."""
+    """The options that all cells of a setting share, without the fabric, one text each."""
     asked, values = cell.asked, cell.name.values
     parts = [workload(cell)]
     if asked["workload"] in TRAINING:

@@ -16,8 +16,10 @@ from sp_bench.cli.output import Output
 from sp_bench.config.parsing import ConfigError, shown
 
 LONGEST = 4000  # characters of an error message
-BAD_INPUT = 2  # exit code of what the user can put right
-OVERRIDES = {"context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}}  # for Hydra, as they are
+BAD_INPUT = 2  # exit code of errors that the user can correct
+OVERRIDES = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True}
+}  # passed to Hydra unchanged
 SWEEP = {**OVERRIDES, "cls": WithKeys}
 VERBS: dict[Callable[..., None], dict[str, Any]] = {  # in the order of `sp-bench --help`
     run.run: SWEEP,
@@ -65,8 +67,7 @@ def describe(
 
 
 def _reflowed(text: str) -> str:
-    """Joins the lines of each paragraph, so that help is as wide as the terminal. Examples, which are indented,
-    stay."""
+    """Join the lines of each paragraph, so that help fills the terminal. Indented examples stay."""
     return "\n\n".join(p if p.startswith(" ") else " ".join(p.split("\n")) for p in text.split("\n\n"))
 
 
@@ -75,7 +76,7 @@ for _verb, _settings in VERBS.items():
 
 
 def main() -> None:
-    """The console's entry point. Bad input ends in one line and exit code 2; a traceback is a bug of ours."""
+    """The console's entry point. Bad input ends in one line and exit code 2; a traceback is a bug."""
     output: Any = Output(sys.stdout)
     before, sys.stdout = sys.stdout, output
     try:

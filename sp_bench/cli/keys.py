@@ -1,4 +1,4 @@
-"""The keys that the verbs of a sweep take, listed at the end of their help."""
+"""Lists the keys of a sweep at the end of the help of its verbs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ from typer.core import TyperCommand
 
 
 class WithKeys(TyperCommand):
-    """A command whose help ends with the keys that it takes, from their declarations."""
+    """A command whose help ends with its keys, from their declarations."""
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         super().format_help(ctx, formatter)

@@ -61,7 +61,7 @@ def methods(
 
     sp-bench methods
 
-    Which of them compute packed documents right, after `sp-bench run sweep=cpu_packed_gate`:
+    Show which of them compute packed documents right, after `sp-bench run sweep=cpu_packed_gate`:
 
         sp-bench methods --packed results/cpu_packed_gate
     """

@@ -30,7 +30,7 @@ ConfigDir = Annotated[
 
 
 def named_campaigns(named: Sequence[Path]) -> list[Path]:
-    """The campaign folders. Passes over a plain file among several, since results/* may name some, and says so."""
+    """The campaign folders. A plain file among several, as results/* may have, is skipped with a note."""
     from sp_bench.rows.store import require_campaigns
 
     files = [path for path in named if path.is_file()] if len(named) > 1 else []
@@ -41,7 +41,7 @@ def named_campaigns(named: Sequence[Path]) -> list[Path]:
 
 
 def listed_statuses(option: str, given: str) -> Collection[str]:
-    """`error,timeout` -> both; `none` -> nothing."""
+    """The statuses in a list such as `error,timeout`; empty for `none`."""
     from sp_bench.rows import store
 
     named = [] if given == "none" else given.split(",")
@@ -54,8 +54,8 @@ def listed_statuses(option: str, given: str) -> Collection[str]:
 
 
 def exit_if_failed(statuses: Mapping[str, int], failures: Collection[str]) -> None:
-    """Exit with 1 if trials ended as one of `failures`. Unless there are none of these: also if trials have no row, or
-    if no trial can run here."""
+    """Exit with 1 if a trial ended as one of `failures`. If there are `failures`, also exit with 1 if trials have no
+    row, or if no trial can run here."""
     failed = [f"{statuses[name]} {name}" for name in failures if statuses.get(name)]
     if failed:
         print(f"sp-bench: the latest rows of trials are {', '.join(failed)}", file=sys.stderr)

@@ -1,16 +1,16 @@
-"""A stdout that may fail without ending the run."""
+"""A stdout whose failure does not end the run."""
 
 import os
 from typing import Any, TextIO
 
 
 class Output:
-    """Writes to a stream until that fails, as when a reader went away (`sp-bench run | head -1`) or a disk is full;
-    then drops what follows, so that the run goes on."""
+    """Writes to a stream until that fails, because the reader went away (`sp-bench run | head -1`) or the disk is full.
+    Then it drops all text, so that the run goes on."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self.lost: OSError | None = None  # why nothing is written any more
+        self.lost: OSError | None = None  # why writing stopped
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -31,5 +31,5 @@ class Output:
     def _lose(self, error: OSError) -> None:
         self.lost = self.lost or error
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())  # what is still in the buffer, and what follows, goes there
+        os.dup2(nowhere, self._stream.fileno())  # drops what is buffered and what follows
         os.close(nowhere)

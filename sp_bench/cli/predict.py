@@ -1,4 +1,4 @@
-"""project, advise: training steps that nobody measured."""
+"""project, advise: predictions for training steps without measurements."""
 
 import json
 import sys
@@ -43,7 +43,7 @@ def project(
     decisions: Annotated[bool, typer.Option("--map", help="The fastest attention by heads, ranks and network")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict training steps that nobody has measured, and say how wrong such predictions were.
+    """Predict training steps without measurements, and show how wrong such predictions were.
 
     sp-bench project --model qwen3_8b --gpus 8,64,512 --seq-len 131072,1048576
 
@@ -51,10 +51,9 @@ def project(
 
         sp-bench project --map
 
-    Rates are fitted to the rows of campaigns. Then rows are left out - the largest number of GPUs, the longest length,
-    each slower fabric - and predicted: these errors are printed below each answer. Only options that training steps
-    were measured with are offered, and each answer says on which cells it rests. Exit codes: 0 predicted, 2 bad input,
-    or rows that are missing.
+    Rates are fitted to the rows of campaigns. Then rows are left out (the largest number of GPUs, the longest length,
+    each slower fabric) and predicted; the errors are printed below each answer. Only options of measured training steps
+    are offered, and each answer names the cells behind it. Exit codes: 0 predicted, 2 bad input or missing rows.
     """
     from sp_bench.predict import advice, projection
 
@@ -100,13 +99,12 @@ def advise(
     memory: MemoryGib = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say in five lines how to train a model on so many GPUs: method, memory, step time, runner-up, how to measure it.
+    """Advise in five lines how to train a model: method, memory, step time, runner-up, how to measure it.
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
-    Speeds are those of the rows of --hardware, whatever --memory a GPU has.
-    `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
-    fits, or rows that are missing.
+    Speeds are those of the rows of --hardware, whatever --memory a GPU has. `project` explains the prediction and its
+    errors. Exit codes: 0 answered, 2 bad input, missing rows or nothing that fits.
     """
     from sp_bench.predict import advice, projection
 
@@ -156,7 +154,7 @@ def _memory_gib(fit: Any, given: float | None) -> float:
 
 
 def _numbers(option: str, given: str) -> list[int]:
-    """`8,64` -> both; powers of two, since ranks of a sequence are halves of halves of all GPUs."""
+    """The numbers in `8,64`. They must be powers of two, since sequence ranks are found by halving all GPUs."""
     found = [int(word) if word.isdecimal() and len(word) < 8 else 0 for word in given.split(",")]
     if wrong := [word for word, n in zip(given.split(","), found, strict=True) if n < 1 or n & (n - 1)]:
         raise ConfigError(f"{option} {shown(wrong[0]) or 'an empty number'}: use powers of two, such as 8,64,512")

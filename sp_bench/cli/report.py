@@ -1,4 +1,4 @@
-"""report, archive, compare: what the rows of campaigns say."""
+"""report, archive, compare: results from the rows of campaigns."""
 
 import json
 import sys
@@ -51,8 +51,8 @@ def report(
 
     sp-bench report results/smoke
 
-    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) keep lines
-    of their own; with --mix they share them:
+    Put two campaigns on one page. Rows of different environments (core_id: libraries, device, shared code) have
+    separate lines, unless --mix pools them:
 
         sp-bench report results/monday results/tuesday --out page
 
@@ -60,7 +60,7 @@ def report(
 
         sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
 
-    Print the table of all cells, or write what the rows of all campaigns say:
+    Print the table of all cells, or write the findings of all campaigns as Markdown:
 
         sp-bench report results/h200 --export csv > h200.csv
 
@@ -74,9 +74,9 @@ def report(
 
         sp-bench report results/* --one-rank docs/ONE_RANK.md
 
-    It writes index.html, which needs no other file; figures/*.pdf, png, and csv with the data of each; and tables.tex,
-    md, csv, json; with --only that figure alone. A second report removes what the first one wrote and is no longer
-    true. Exit codes: 0 written, 2 bad input.
+    It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv; and tables.tex,
+    md, csv, json. With --only it writes that figure alone. A later report removes files that it no longer makes. Exit
+    codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.rows import store
@@ -158,8 +158,8 @@ def archive(
 
     sp-bench archive results/night --out night.zip
 
-    Equal rows give equal bytes. Rows go in as they are: with --anonymous they are left out, and the report alone is
-    anonymous. Exit codes: 0 written, 2 bad input, or a row that cannot be read.
+    Equal rows give equal bytes. With --anonymous the report is anonymous and rows are left out, since they identify who
+    ran them. Exit codes: 0 written, 2 bad input or an unreadable row.
     """
     from sp_bench import report as reports
     from sp_bench.report import archive as archives
@@ -198,9 +198,9 @@ def compare(
 
     sp-bench compare results/before results/after --fail-on median:5%
 
-    A cell fails when B over A is above the bound; with 6 replicates or more on both sides, the interval of that ratio
-    must exclude 1 as well. A cell also fails when more of its replicates failed in B than in A, or when a row of B
-    cannot be read. Exit codes: 0 nothing fails, 1 something fails, 2 bad input.
+    A cell fails if B over A is above the bound and, with 6 replicates or more on both sides, the interval of the ratio
+    excludes 1. It also fails if more of its replicates failed in B than in A, or if a row of B cannot be read. Exit
+    codes: 0 nothing fails, 1 something fails, 2 bad input.
     """
     from sp_bench import report as reports
     from sp_bench.analysis import comparison

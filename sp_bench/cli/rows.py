@@ -18,8 +18,8 @@ def status(
     folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
     as_json: AsJson = False,
 ) -> None:
-    """Show how far a campaign is: rows by status, what is planned and left, its jobs, who runs what, and why trials
-    failed.
+    """Show the state of a campaign: rows by status, planned and remaining trials, jobs, running processes, and why
+    trials failed.
 
     sp-bench status results/smoke
 
@@ -66,7 +66,7 @@ def rm(
     """Take rows out of a campaign, so that a run measures their trials again. Nothing is deleted: they move to
     _work/removed.
 
-    Say which rows would be moved:
+    List the rows that would be moved:
 
         sp-bench rm results/night --status unsupported,error
 
@@ -78,7 +78,7 @@ def rm(
 
         sp-bench rm results/night --trial 0a1b2c3d4e5f --yes --force
 
-    Rows that are ok are left unless --force is given. Exit codes: 0 done, 2 bad input.
+    Rows that are ok stay, unless --force is given. Exit codes: 0 done, 2 bad input.
     """
     from sp_bench.formats import counted
     from sp_bench.rows import removed
@@ -109,7 +109,7 @@ def export(
     form: Annotated[str, typer.Option("--format", metavar="FORMAT", help="csv | json")] = "csv",
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there instead of printing")] = None,
 ) -> None:
-    """Print rows as CSV or JSON: one line a row, with the columns that are no lists.
+    """Print rows as CSV or JSON: one line per row, without the columns that are lists.
 
         sp-bench export results/night --out night.csv
 
@@ -141,17 +141,17 @@ def pack(
 ) -> None:
     """Put all rows of a campaign into one file, packed.parquet, which is many times smaller.
 
-    sp-bench reads packed rows as it reads files: report, status, resume and all else go on as before. So do pandas,
-    DuckDB and polars. New rows are files of their own until the campaign is packed again:
+    All verbs read packed rows as they read files, and so do pandas, DuckDB and polars. New rows are separate files
+    until the campaign is packed again:
 
         sp-bench pack results/night
 
-    The file is read back and compared before a row's own file is removed. While a run works in the campaign it is
-    refused. `rm` takes rows that are files:
+    The file is read back and compared before a row's own file is removed. A campaign in which a run works is refused.
+    `rm` moves only rows that are files, so unpack first:
 
         sp-bench pack results/night --undo
 
-    Exit codes: 0 done, 2 bad input, or a campaign that is in use.
+    Exit codes: 0 done, 2 bad input or a campaign in use.
     """
     from sp_bench.formats import counted, in_bytes
     from sp_bench.look.pack import pack, unpack

@@ -26,11 +26,11 @@ def submit(
 
         sp-bench submit method=ulysses,ring sp_size=8 hardware=h200 fabric=nvlink --cluster mine --wait
 
-    The trials of a replicate that need equally many nodes and GPUs are one job, so that methods are compared on the
-    same nodes; num_nodes=2 has trials over two. Each job is a `resume` on its first node. Submitted again, the same
-    words submit what has no row and is in no job that waits or runs. conf/cluster/slurm.yaml says what a file of
-    conf/cluster holds. Exit codes: 0
-    submitted, 2 bad input or a refusal of Slurm's; with --wait those of run, and 1 if trials have no row.
+    The trials of a replicate with equal numbers of nodes and GPUs are one job, so that methods are compared on the same
+    nodes; num_nodes=2 has trials over two. Each job is a `resume` on its first node. The same command later submits
+    only trials without a row that are in no waiting or running job. conf/cluster/slurm.yaml explains the fields of a
+    cluster. Exit codes: 0 submitted, 2 bad input or refused by Slurm; with --wait those of run, and 1 if trials have no
+    row.
     """
     from sp_bench.cluster import file as clusters
     from sp_bench.cluster import submission

@@ -10,14 +10,14 @@ from sp_bench.cluster.packs import Pack
 from sp_bench.config.parsing import ConfigError, shown
 
 NOTICE_S = 120  # before the time limit the run gets a signal, so that it records the running trial
-_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@=,:-]+")  # in sbatch, % and \ stand for something else
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+@=,:-]+")  # sbatch gives % and \ a meaning
 
 
 def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder: Path, command: Sequence[str]) -> str:
-    """The batch script that runs `command` in `folder`. `log`: a file for what it prints, %j in it being the job's id.
+    """The batch script that runs `command` in `folder`. log: the file of its output; %j is the job's id.
 
     Raises:
-        ConfigError: a log that sbatch would take for another.
+        ConfigError: sbatch would write to another file than `log`.
     """
     if not _PLAIN_PATH.fullmatch(str(log.parent)):
         raise ConfigError(
@@ -32,14 +32,14 @@ def script(pack: Pack, cluster: ClusterConfig, job_name: str, log: Path, folder:
         "gres": cluster.gres.replace(PLACE, str(pack.gpus_per_node)) if pack.gpus_per_node else None,
         "cpus-per-task": cluster.cpus_per_task,
         "time": pack.minutes,
-        "signal": f"B:TERM@{NOTICE_S}",  # to the script alone, which has become the run: that ends its ranks itself
+        "signal": f"B:TERM@{NOTICE_S}",  # to the script alone, whose process is the run; it ends its ranks itself
         "output": log,
-        "open-mode": "append",  # a job that is started again continues its log, too
+        "open-mode": "append",  # a requeued job continues its log
     }
     lines = [f"#SBATCH --{key}={value}" for key, value in directives.items() if value is not None]
     lines += ["#SBATCH --exclusive"] * cluster.exclusive
     lines += [f"#SBATCH {word}" for word in cluster.sbatch]
-    lines += ["#SBATCH --requeue"]  # a preempted job waits again, and then goes on with what has no row
+    lines += ["#SBATCH --requeue"]  # a preempted job is queued again and continues with trials without a row
     lines += [f"cd {shlex.quote(str(folder))} || exit 1", *cluster.setup]
     words = [*cluster.container, *command]
     return "\n".join(["#!/bin/bash", *lines, f"exec {shlex.join(words)}", ""])

@@ -10,7 +10,7 @@ from sp_bench.config.parsing import ConfigError, nearest, parse, shown
 from sp_bench.driver import overrides
 
 GROUP = "cluster"
-PLACE = "{gpus}"  # in `gres`: how many GPUs a job asks for
+PLACE = "{gpus}"  # in `gres`: the number of GPUs of a job
 # no blank, no quote, no #, no leading dash
 _DIRECTIVE = re.compile(r"[A-Za-z0-9_(\[][A-Za-z0-9_.,:;&|*()\[\]{}+=@/-]*")
 _OPTION = re.compile(r"--([a-z][a-z-]*)(?:=(.+))?")
@@ -87,7 +87,7 @@ class ClusterConfig:
 
     @property
     def same_packages(self) -> bool:
-        """Whether jobs run the Python that submits them, and so have its packages."""
+        """Whether jobs run with this Python, and so with its packages."""
         return not self.container and not self.sp_bench
 
 

@@ -1,7 +1,7 @@
 """Packs: which trials one job of a cluster runs. Pure; no files, no processes.
 
-The trials of a replicate that need equally many nodes, and GPUs of each, are one pack, so that its methods are compared
-on the same nodes. Where they do not fit one job, those stay together that differ in their method only.
+The trials of a replicate with equal numbers of nodes and GPUs per node are one pack, so that methods are compared on
+the same nodes. If they do not fit one job, trials that differ only in the method stay together.
 """
 
 import json
@@ -16,8 +16,8 @@ from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import duration
 from sp_bench.driver.settings import DeadlinesConfig
 
-START_S = 300.0  # what a job may spend before its first trial and after its last
-SLOWER = 2.0  # how much longer a trial may take than the slowest of its cell has taken
+START_S = 300.0  # time of a job before its first trial and after its last
+SLOWER = 2.0  # factor on the time of the slowest measured trial of a cell
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Pack:
     gpus_per_node: int  # 0: its trials run on the CPU
     replicate: int
     trials: tuple[Trial, ...]
-    estimate_s: float  # what they may take together, with the start of the job
-    minutes: int  # to ask for: the estimate, or the limit where that is less
+    estimate_s: float  # of all trials and the start of the job
+    minutes: int  # requested: the estimate, or the limit if that is less
 
 
 def at_most_s(trial: Trial, deadlines: DeadlinesConfig, slowest_s: Mapping[str, float]) -> float:
-    """Seconds that a trial may take: the deadlines of its phases together, or less if its cell has been measured.
+    """An upper bound on a trial's seconds: the sum of its phases' deadlines, or less if its cell was measured.
 
-    slowest_s: cell_id -> seconds of the slowest trial of that cell that ended well.
+    slowest_s: cell_id -> seconds of the cell's slowest successful trial.
     """
     if trial.unsupported_reason:
         return 0.0
@@ -59,7 +59,7 @@ def packs(
         if not trial.unsupported_reason:
             key = (trial.replicate, trial.config.num_hosts, trial.config.gpus_per_node)
             groups.setdefault(key, []).append(trial)
-    for trial in trials:  # what cannot run gets its row where most GPUs are: its reason may count them
+    for trial in trials:  # trials that cannot run go to the largest pack: their reasons may name the number of GPUs
         if trial.unsupported_reason:
             of_replicate = [key for key in groups if key[0] == trial.replicate]
             largest = max(of_replicate, default=(trial.replicate, 1, int(trial.config.gpus_per_node > 0)))
@@ -74,7 +74,7 @@ def packs(
 
 
 def gpu_hours(packs: Sequence[Pack]) -> float:
-    """GPU-hours that the packs ask for; they may end earlier."""
+    """The GPU-hours that the packs request; jobs may end earlier."""
     return sum(pack.num_nodes * pack.gpus_per_node * pack.minutes / 60 for pack in packs)
 
 
@@ -112,8 +112,8 @@ def _require_fits(trial: Trial, seconds: float, limit_minutes: int) -> None:
 
 
 def _parts(group: Sequence[Trial], seconds: Mapping[str, float], limit_s: float) -> Iterator[list[Trial]]:
-    """The group, cut where the next trials that stay together do not fit a job. Such trials are never parted: what does
-    not fit even alone is left to the next submission."""
+    """Cut a group into jobs. Trials that must stay together are never parted: if they do not fit one job, the rest is
+    left to the next submission."""
     together: dict[str, list[Trial]] = {}
     for trial in group:
         together.setdefault(_apart_from_method(trial.config), []).append(trial)

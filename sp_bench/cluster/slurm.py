@@ -13,7 +13,7 @@ from sp_bench.programs import NoAnswer
 ANSWER_S = 60.0  # how long Slurm's programs may take
 _FIELDS = ("%i", "%T", "%M", "%R")  # of squeue: id, state, time used, nodes or why it waits
 _OF_AN_ALLOCATION = re.compile(r"SLURM_|SLURMD_|SBATCH_|SALLOC_|SRUN_|PMI_|PMIX_")
-_STAYS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # which cluster, and who asks
+_STAYS = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})  # the cluster, and the user
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class QueuedJob:
     """A job that waits or runs."""
 
     job_id: int
-    state: str  # as squeue has it: PENDING, RUNNING, COMPLETING, ...
+    state: str  # squeue's: PENDING, RUNNING, COMPLETING, ...
     used: str  # run time so far: 1-02:03:04
-    where: str  # its nodes, or in brackets why it waits
+    where: str  # its nodes, or the reason why it waits, in brackets
 
 
 def submit(text: str) -> int:
@@ -39,10 +39,10 @@ def submit(text: str) -> int:
 
 
 def queue() -> dict[int, QueuedJob]:
-    """This user's jobs that wait or run.
+    """This user's waiting and running jobs.
 
     Raises:
-        NoAnswer: there is no squeue, or it does not reach its controller.
+        NoAnswer: there is no squeue, or it cannot reach its controller.
     """
     lines = _answer(["squeue", "--me", "--noheader", f"--format={'|'.join(_FIELDS)}"]).splitlines()
     found = [line.strip().split("|", len(_FIELDS) - 1) for line in lines]
@@ -57,7 +57,6 @@ def _answer(command: Sequence[str], text: str = "") -> str:
 
 
 def without_allocation(variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those of the Slurm job or step that this process is in, and without SBATCH_*, which would
-    override the printed script. sbatch hands its environment to the job, so the rest stays, as in a run from the same
-    shell."""
+    """The variables without those of the current Slurm job or step, and without SBATCH_*, which would override the
+    printed script. The rest stays, since sbatch passes its environment to the job."""
     return {name: value for name, value in variables.items() if name in _STAYS or not _OF_AN_ALLOCATION.match(name)}

@@ -1,4 +1,4 @@
-"""From the planned trials without a row to the jobs of a cluster."""
+"""Submits planned trials without a row as jobs of a cluster."""
 
 import sys
 import time
@@ -23,8 +23,8 @@ from sp_bench.formats import counted
 from sp_bench.rows import store, submissions
 from sp_bench.rows.store import RowName
 
-LOGS = "jobs"  # in the campaign's _work: what each job printed
-POLL_S = 5.0  # between looks at the queue, while waiting
+LOGS = "jobs"  # in the campaign's _work: the output of each job
+POLL_S = 5.0  # between polls of the queue
 
 
 def submit(
@@ -35,14 +35,14 @@ def submit(
     *,
     dry_run: bool = False,
 ) -> list[int]:
-    """Submit a job for each pack of trials that `resume` would run and no job has yet. Returns the ids of the jobs that
-    have what is left, earlier ones too.
+    """Submit a job per pack of trials that `resume` would run and that are in no job yet. Returns the ids of all jobs
+    with remaining trials, earlier jobs included.
 
-    words: of the command line, which each job gives to `resume`. dry_run: print the batch scripts instead.
+    words: the arguments that each job gives to `resume`. dry_run: print the batch scripts instead.
 
     Raises:
-        ConfigError: a config that no trial can have, a trial that fits no job, a folder that cannot be written, or a
-            refusal of Slurm's; jobs that it has already stay, and are named.
+        ConfigError: an impossible config, a trial that fits no job, a folder that cannot be written, or a refusal by
+            Slurm. Jobs that were submitted before that stay, and the message names them.
     """
     store.require_contained(settings.folder)
     trials = _planned(configs, settings, cluster)
@@ -54,7 +54,9 @@ def submit(
             raise ConfigError(f"earlier jobs of this campaign may still wait or run, but {error}") from None
         print(f"warning: what earlier jobs have is not left out here, since {error}")
         queued = {}
-    left, slowest_s = _without_row(trials, settings, cluster)  # after the queue: a job that has ended has its rows
+    left, slowest_s = _without_row(
+        trials, settings, cluster
+    )  # read after the queue: a job that has ended since has its rows
     taken = {trial: job_id for job_id, its in submitted.items() if job_id in queued for trial in its}
     waiting = [trial for trial in left if trial.trial_id in taken]
     found = packs.packs(
@@ -83,13 +85,13 @@ class Planned:
     """The result of planning a submission."""
 
     trials: Sequence[Trial]
-    statuses: Sequence[str | None]  # of each the status of the row that counts as done
+    statuses: Sequence[str | None]  # status of each trial's row that counts as done
     packs: Sequence[Pack]
     slowest_s: Mapping[str, float]  # cell_id -> seconds of its slowest trial that was ok
 
     @property
     def words(self) -> list[str]:
-        """A line for each pack, and their GPU-hours."""
+        """A line per pack, and the GPU-hours of all."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
         return [*lines, f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s)}"]
 
@@ -103,11 +105,10 @@ class Planned:
 
 
 def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Planned:
-    """The packs that `submit` would make if no job waited or ran, from the trials that `resume` would run. Starts no
-    program of Slurm.
+    """The packs that `submit` would make if no job waited or ran. Calls no program of Slurm.
 
     Raises:
-        ConfigError: a config that no trial can have, or a trial that fits no job.
+        ConfigError: an impossible config, or a trial that fits no job.
     """
     store.require_contained(settings.folder)
     trials = _planned(configs, settings, cluster)
@@ -141,7 +142,7 @@ def wait(
                 print(line, flush=True)
             failures, before = 0, line
         except slurm.NoAnswer as error:
-            failures += 1  # a controller that restarts is no end of its jobs
+            failures += 1  # a restarting controller does not end its jobs
             if failures == 10:
                 raise ConfigError(f"cannot wait for the jobs, which go on: {error}") from None
         if left:
@@ -149,7 +150,7 @@ def wait(
 
 
 def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Counter[str]:
-    """How many trials ended in which status, by their latest rows; `missing`: without a row."""
+    """Status -> number of trials, by their latest rows; `missing` counts trials without a row."""
     trials = _planned(configs, settings, cluster)
     rows = _rows(trials, settings.folder, cluster)
     latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
@@ -157,7 +158,7 @@ def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: 
 
 
 def _planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> list[Trial]:
-    """The trials as a job of the cluster plans them: it has as many nodes as its trials ask for."""
+    """The trials as a job of the cluster plans them: it has as many nodes as its trials need."""
     gpus = cluster.gpus_per_node
     return plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=gpus, num_hosts=None)
 
@@ -165,7 +166,7 @@ def _planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: 
 def _without_row(
     trials: Sequence[Trial], settings: CampaignConfig, cluster: ClusterConfig
 ) -> tuple[list[Trial], dict[str, float]]:
-    """(trials that `resume` would run, cell_id -> seconds of its slowest trial that was ok)."""
+    """(trials that `resume` would run, cell_id -> seconds of the slowest ok trial)."""
     retrying = replace(settings, resume=True)
     rows = _rows(trials, settings.folder, cluster)
     left = []
@@ -184,8 +185,8 @@ def _without_row(
 def _rows(trials: Sequence[Trial], folder: Path, cluster: ClusterConfig) -> Mapping[str, list[RowName]]:
     """trial_id -> its latest row in each environment that a job of the cluster may have.
 
-    The machine that submits may have another processor, and no GPU. So a device is one that rows of the campaign name,
-    or this machine's. Which packages a container has is not known here: with one, rows of any environment count.
+    The submitting machine may have another processor and no GPU. So all devices that rows of the campaign name count,
+    and this machine's. The packages of a container are unknown here, so with one, rows of any environment count.
     """
     found: dict[str, list[RowName]] = {trial.trial_id: [] for trial in trials}
     latest = store.latest(store.committed(folder)) if folder.is_dir() else {}
@@ -203,8 +204,8 @@ def _rows(trials: Sequence[Trial], folder: Path, cluster: ClusterConfig) -> Mapp
 
 
 def _device_models(folder: Path) -> dict[str, set[str]]:
-    """cpu and cuda -> the names of such devices that rows of the campaign were measured on, and those of this machine,
-    as `hardware.device_model` gives them."""
+    """cpu and cuda -> names of the devices in the campaign's rows and in this machine, as `hardware.device_model` gives
+    them."""
     models = {device: {hardware.device_model(device)} for device in ("cpu", "cuda")}
     for row in _columns(folder, "environment"):
         measured_on = row["environment"] or {}
@@ -222,7 +223,8 @@ def _columns(folder: Path, *names: str) -> list[dict[str, Any]]:
 def _scripts(
     found: Sequence[Pack], settings: CampaignConfig, cluster: ClusterConfig, words: Sequence[str], file: Path
 ) -> list[str]:
-    """The batch script of each pack. Jobs begin where the submission was: words may name files from there."""
+    """The batch script of each pack. Jobs start in the current folder, since arguments may name files relative to
+    it."""
     starter = cluster.sp_bench or _this_sp_bench()
     log = (settings.folder / store.WORK / LOGS / "%j.txt").absolute()
     name, folder = f"sp_bench-{settings.campaign}", Path.cwd()
@@ -235,7 +237,7 @@ def _scripts(
 
 
 def _this_sp_bench() -> list[str]:
-    """Starts the sp_bench that runs, whatever modules lie in the folder of the job (-P)."""
+    """The command that starts this sp_bench. -P: modules in the job's folder do not shadow it."""
     command = [sys.executable, "-P", "-m", "sp_bench"]
     path = with_source({}).get("PYTHONPATH")
     return ["env", f"PYTHONPATH={path}", *command] if path else command

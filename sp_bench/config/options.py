@@ -1,4 +1,4 @@
-"""All options of a trial, as their dataclasses declare them, and the identity text that they make."""
+"""All options of a trial, from the declarations in their dataclasses, and the text that identities hash."""
 
 import json
 import types
@@ -12,14 +12,14 @@ from sp_bench.config.trial import Declared, TrialConfig
 
 @dataclass(frozen=True, kw_only=True)
 class Option(Declared):
-    """One field of a TrialConfig: its declaration, with names and meanings that go without saying filled in."""
+    """One field of a TrialConfig: its declaration, with default names and meanings filled in."""
 
     path: str  # as it is overridden: method.head_chunks
-    type: type  # of its value unless that is None: str for a choice
+    type: type  # of a value that is not None: str for a choice
 
     @property
     def group(self) -> str:
-        """Empty for a field of the trial itself."""
+        """The option's group; empty for a field of the trial itself."""
         return self.path.rpartition(".")[0]
 
     @property
@@ -27,11 +27,11 @@ class Option(Declared):
         return self.path.rpartition(".")[2]
 
     def value(self, config: TrialConfig) -> Any:
-        """What the config gives."""
+        """The option's value in a config."""
         return getattr(getattr(config, self.group) if self.group else config, self.name)
 
     def cell(self, config: TrialConfig) -> Any:
-        """What a row's column says: null where the workload has no use for the option."""
+        """The value in a row's column: null if the workload does not use the option."""
         if self.of and config.workload.name not in self.of:
             return None
         value = self.value(config)
@@ -39,7 +39,7 @@ class Option(Declared):
 
 
 def _declared(cls: type) -> Iterator[tuple[str, Any, Declared | None]]:
-    """Name, type and declaration of each field."""
+    """(name, type, declaration) of each field."""
     hints = typing.get_type_hints(cls, include_extras=True)
     for field in fields(cls):
         hint, declared = hints[field.name], None
@@ -63,7 +63,7 @@ def _options(cls: type, prefix: str = "") -> Iterator[Option]:
 
 
 def _value_type(kind: Any) -> type:
-    """`str` of Literal["a", "b"] | None."""
+    """The type of values that are not None: `str` for Literal["a", "b"] | None."""
     if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
         return _value_type(typing.get_args(kind)[0])
     if typing.get_origin(kind) is Literal:
@@ -77,7 +77,7 @@ BY_COLUMN: Mapping[str, Option] = {option.column: option for option in OPTIONS i
 
 
 def _plain(value: Any) -> Any:
-    """A config as plain values, without what is None. Much faster than dataclasses.asdict, which copies each leaf."""
+    """A config as plain values without None. Much faster than dataclasses.asdict, which copies each leaf."""
     if value is None or isinstance(value, str | int | float):
         return value
     if is_dataclass(value):
@@ -88,7 +88,7 @@ def _plain(value: Any) -> Any:
 
 
 def _omitted(cls: type, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
-    """(group or nothing, field, the value that identities leave out)."""
+    """(group or empty, field, the value omitted from the hash)."""
     for name, kind, declared in _declared(cls):
         if declared and declared.omitted:
             yield prefix, name, _plain(declared.old_rows)
@@ -100,8 +100,8 @@ _OMITTED = tuple(_omitted(TrialConfig))
 
 
 def canonical(config: TrialConfig) -> str:
-    """The config as JSON that two equal configs share, and so the text that identities hash: keys sorted; left out are
-    options that are None, and those that came later where they say what rows of before mean."""
+    """The config as canonical JSON, which identities hash: equal configs give equal text. Keys are sorted. Options that
+    are None are omitted, and newer options at the value that older rows imply."""
     plain = _plain(config)
     for group, name, only in _OMITTED:
         inside = plain[group] if group else plain
@@ -111,6 +111,6 @@ def canonical(config: TrialConfig) -> str:
 
 
 def as_overridden(path: str) -> str:
-    """The name by which a command line sets the option at `path`: an own option of a method from outside, which the
-    config has at method.own.NAME, is set by method.NAME."""
+    """The key that sets the option at `path` on a command line. An option of a method from outside is method.own.NAME
+    in the config and method.NAME on the command line."""
     return path.replace("method.own.", "method.", 1)

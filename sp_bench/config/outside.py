@@ -1,7 +1,7 @@
 """Methods, kernels and engines from outside this package: where they are, how they are loaded and checked. No torch.
 
-An installed package brings them by the entry point groups `sp_bench.methods`, `sp_bench.kernels` and
-`sp_bench.engines`. A file brings one method, called as the file is, by `method.path=FILE` on the command line.
+An installed package provides them through the entry point groups `sp_bench.methods`, `sp_bench.kernels` and
+`sp_bench.engines`. A file provides one method, with the file's name, through `method.path=FILE` on the command line.
 docs/OUTSIDE.md has an example.
 """
 
@@ -23,7 +23,7 @@ from sp_bench.config.prose import Prose
 
 Kind = Literal["method", "kernel", "engine"]
 
-_files: dict[str, Path] = {}  # the methods of the command line's files, by name
+_files: dict[str, Path] = {}  # methods from files on the command line, by name
 
 
 class CannotImport(Exception):
@@ -36,8 +36,8 @@ class Source:
 
     kind: Kind
     name: str
-    place: Prose  # what errors call it: the file, or the module and its package
-    path: Path | None = None  # of a file of the command line
+    place: Prose  # its name in errors: the file, or the module and its package
+    path: Path | None = None  # only of a file on the command line
     entry: importlib.metadata.EntryPoint | None = None
 
     def __str__(self) -> Prose:
@@ -45,20 +45,20 @@ class Source:
 
     @property
     def file(self) -> Path | None:
-        """Its source; None: it is no Python file, or the package around it cannot be imported."""
+        """The source file; None if it is no Python file, or if its package cannot be imported."""
         if self.path:
             return self.path
         assert self.entry is not None
         try:
             spec = importlib.util.find_spec(self.entry.module)
-        except Exception:  # whatever the package's __init__ raises; `load` tells of it
+        except Exception:  # whatever the package's __init__ raises; `load` reports it
             return None
         origin = Path(spec.origin) if spec and spec.origin else None
         return origin if origin and origin.suffix == ".py" else None
 
     def files(self) -> list[tuple[Path, Path]]:
-        """(where it lies in its package, where it is) of each Python file of the source: the file, or the whole package
-        that holds the module. Empty: no Python file."""
+        """(path within the package, path) of each Python file of the source: the file, or all of the package that has
+        the module. Empty without Python files."""
         if (file := self.file) is None:
             return []
         packages = self.entry.module.split(".")[:-1] if self.entry else []
@@ -70,7 +70,7 @@ class Source:
 
 
 def add_file(path: Path) -> str:
-    """Make the method of a file known in this process; returns its name, which is the file's.
+    """Register the method of a file in this process. Returns its name, which is the file's.
 
     Raises:
         ConfigError: no such file, a name that no method can have, or another file of that name.
@@ -92,15 +92,15 @@ def file_of(name: str) -> Path | None:
 
 
 def forget_files() -> None:
-    """Begin with no file: a command line says all of its own."""
+    """Forget all files: each command line names its own."""
     _files.clear()
 
 
 def sources(kind: Kind, ours: Sequence[str]) -> dict[str, Source]:
-    """All of one kind from outside, by name.
+    """Name -> source, for all sources of one kind.
 
     Raises:
-        ConfigError: two sources of one name, or one that is called as one of `ours`.
+        ConfigError: two sources have one name, or one has a name of `ours`.
     """
     found: dict[str, Source] = {}
     for source in _all(kind):
@@ -113,15 +113,15 @@ def sources(kind: Kind, ours: Sequence[str]) -> dict[str, Source]:
 
 
 def source_of(kind: Kind, name: str, ours: Sequence[str]) -> Source | None:
-    """Where `name` comes from; None: it is one of `ours`, or there is none of that name."""
+    """The source of `name`; None if it is one of `ours` or unknown."""
     return None if name in ours else sources(kind, ours).get(name)
 
 
 def require_source(kind: Kind, name: str, ours: Sequence[str]) -> Source:
-    """Where a name that is none of `ours` comes from.
+    """The source of a name that is none of `ours`.
 
     Raises:
-        ConfigError: nowhere; the nearest name and all names are given.
+        ConfigError: an unknown name; the message has the nearest name and all names.
     """
     if source := source_of(kind, name, ours):
         return source
@@ -144,7 +144,7 @@ def _entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
 
 @cache
 def load(source: Source) -> Any:
-    """The module.
+    """Import the source's module.
 
     Raises:
         CannotImport: it raised an error.
@@ -173,13 +173,13 @@ def _load_file(source: Source) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and pickle look their module up by its name
+    sys.modules[name] = module  # dataclasses and pickle look up their module by name
     spec.loader.exec_module(module)
     return module
 
 
 def _line(error: Exception, source: Source) -> Prose:
-    """Where in the source the error was raised, as ` line 3:`."""
+    """The line of the source that raised the error, as ` line 3:`."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}:"
     frames = [
@@ -214,8 +214,10 @@ def _refuse_torch(source: Source) -> None:
 def require(
     source: Source, module: Any, examples: Mapping[str, Prose], num_arguments: Mapping[str, int], may_be_none: str = ""
 ) -> None:
-    """Check that a module has what its kind must have. `examples`: attribute -> how it is written. `num_arguments`:
-    function -> how many arguments it is called with. `may_be_none`: the function that may be None.
+    """Check that a module has the attributes of its kind.
+
+    examples: attribute -> how to write it. num_arguments: function -> its number of arguments. may_be_none: the
+    function that may be None.
 
     Raises:
         ConfigError: it lacks an attribute, or a function takes other arguments.

@@ -23,15 +23,15 @@ SCALARS: Mapping[Any, Prose] = {
     bool: "true or false",
     str: "text",
 }
-MAX_INT = 2**63 - 1  # what a row's column holds
+MAX_INT = 2**63 - 1  # the largest of a row's column
 
 
 class ConfigError(ValueError):
-    """A value that no trial can have; the message names the field, the value and the way out."""
+    """An impossible value. The message names the field, the value and a way out."""
 
 
 def shown(text: object, limit: int = 200) -> Prose:
-    """Text from outside as part of one line: what would move a terminal's cursor is escaped, and a long one cut."""
+    """Text from outside on one line: control characters are escaped, and a long text is cut."""
     characters = str(text)
     plain = "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in characters[: limit + 1]
@@ -40,27 +40,27 @@ def shown(text: object, limit: int = 200) -> Prose:
 
 
 def nearest(name: object, valid: Iterable[object], prefix: str = "") -> Prose:
-    """Asks whether the nearest valid name was meant, if one is near."""
+    """`did you mean NAME? ` with the nearest valid name; empty if none is near."""
     near = difflib.get_close_matches(str(name), map(str, valid), n=1)
     return f"did you mean {prefix}{near[0]}? " if near else ""
 
 
 def require_at_most(config: Any, limit: int, *names: str) -> None:
-    """No named field is above `limit`: far more than any machine has, and little enough to count up to. None is not."""
+    """Refuse named fields above `limit`, which no machine reaches and loops can count to. None passes."""
     for name in names:
         if (value := getattr(config, name)) is not None and value > limit:
             raise ConfigError(f"{_dotted(config, name)}={value} is more than {limit}; use less")
 
 
 def require_at_least(config: Any, limit: int, *names: str) -> None:
-    """No named field is below `limit`."""
+    """Refuse named fields below `limit`."""
     for name in names:
         if (value := getattr(config, name)) < limit:
             raise ConfigError(f"{_dotted(config, name)}={value} is less than {limit}; use more")
 
 
 def require_positive(config: Any, *names: str) -> None:
-    """Each named field is positive, or None where the schema allows that."""
+    """Refuse named fields that are not positive. None passes if the schema allows it."""
     for name in names:
         value = getattr(config, name)
         if value is not None and not value > 0:
@@ -68,7 +68,7 @@ def require_positive(config: Any, *names: str) -> None:
 
 
 def require_plain_name(config: Any, name: str) -> None:
-    """The named field can be a folder's name on any file system and needs no quotes in any shell."""
+    """Refuse a name that some file system does not allow for a folder, or that needs quotes in a shell."""
     value = getattr(config, name)
     plain = value.isascii() and all(c.isalnum() or c in "._-" for c in value)
     if not (0 < len(value) <= 100 and value[0].isalnum() and plain):
@@ -79,7 +79,7 @@ def require_plain_name(config: Any, name: str) -> None:
 
 
 def require_path(config: Any, name: str) -> None:
-    """Files can go below the path that the named field holds, whatever is on the disk."""
+    """Refuse a path below which no file system could have files."""
     value = getattr(config, name)
     if problem := _path_problem(value):
         raise ConfigError(f"{_dotted(config, name)}={shown(repr(value))} {problem}")
@@ -177,8 +177,8 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
 
 
 def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A config's values by their dotted names, as they are overridden: {"method": {"name": "ring"}} is
-    method.name=ring. A list is its JSON text."""
+    """A config's values by dotted name, as on a command line: {"method": {"name": "ring"}} gives method.name=ring. A
+    list becomes JSON."""
     flat: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, dict):

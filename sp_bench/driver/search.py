@@ -18,7 +18,7 @@ from sp_bench.config.options import canonical
 from sp_bench.config.trial import PROVABLE_TOKENS, TRAINING, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver.settings import SearchConfig
-from sp_bench.rows.names import config_leaves, said
+from sp_bench.rows.names import as_asked, config_leaves
 
 LONGEST = 2**28  # tokens; beyond, a search has lost its way
 # How far the next length is, in resolutions, after one and after two on one side of the edge; then 1.5 times, then
@@ -82,7 +82,7 @@ class Search:
         """The probe of this search that a row is; None if the row differs in more than its length."""
         fit = self.config.workload.fit
         apart = ("seq_len", "workload.fit") if fit else ("seq_len",)
-        if said(row["config"], apart) != said(canonical(self.config), apart):
+        if as_asked(row["config"], apart) != as_asked(canonical(self.config), apart):
             return None
         whole = not config_leaves(row["config"]).get("workload.fit")
         return Probe(row["seq_len"], row["replicate"], confirming=fit and whole)

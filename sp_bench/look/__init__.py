@@ -1,1 +1,1 @@
-"""Shows what is there: campaigns, one trial, this machine, the methods. Also packs the rows of a campaign."""
+"""Shows the state of campaigns, one trial, this machine and the methods. Also packs the rows of a campaign."""

@@ -21,9 +21,9 @@ from sp_bench.driver.progress import console
 from sp_bench.look.methods_table import Support, all_methods
 from sp_bench.rows import store
 
-SLOW_S = 1.0  # that a look-up of the machine's own name may take unnoticed
+SLOW_S = 1.0  # a slower look-up of the machine's own name is reported
 
-# In a process of its own: the driver imports no torch.
+# In a separate process, since the driver imports no torch.
 _PROBE = """
 import json, torch, torch.distributed as dist
 cuda = torch.cuda.is_available()
@@ -53,7 +53,7 @@ def kernel_support(device: str) -> dict[str, str | None]:
 
 
 def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
-    """Says whether a method runs here on any of those kernels, or why not."""
+    """Whether a method runs here with any of these kernels, in words, or why not."""
     runs_on = [name for name in supported.kernels if name in usable_kernels]
     return supported.missing_library or (
         f"usable on {', '.join(runs_on)}" if runs_on else f"takes {', '.join(supported.kernels)}; none is usable here"
@@ -61,7 +61,7 @@ def method_support(supported: Support, usable_kernels: Collection[str]) -> str:
 
 
 def examine() -> dict[str, Any]:
-    """Headings, and below each the names with what was found or why not. JSON-ready."""
+    """Heading -> name -> what was found, or why it does not work. JSON-ready."""
     found, versions = hardware.gpus(), hardware.package_versions()
     sections: dict[str, Any] = {
         "machine": {
@@ -118,7 +118,7 @@ def _pairs(pairs: dict[str, Any]) -> None:
 
 
 def fabrics_here() -> list[str]:
-    """Overrides that turn sweep=fabrics into what this machine can run: NCCL on 2, 4, 8 ... of its GPUs, else gloo."""
+    """Overrides for sweep=fabrics on this machine: NCCL on 2, 4, 8 ... of its GPUs, or gloo without two GPUs."""
     found = hardware.gpus()
     num_gpus = len(found.devices) if found else 0
     if not found or num_gpus < 2:
@@ -135,7 +135,7 @@ CURVE_COLUMNS = (
 
 
 def show_curves(folder: Path) -> None:
-    """Print a line for each curve in a campaign's folder that was measured on this machine and with this code."""
+    """Print a line per curve of a campaign that was measured on this machine with this code."""
     rows = store.read(folder, CURVE_COLUMNS)[0].to_pylist() if folder.is_dir() else []
     here = {identity.core_id(device) for device in ("cpu", "cuda")}
     rows = [row for row in rows if row["workload"] == "collective" and row["core_id"] in here]
@@ -152,7 +152,7 @@ def show_curves(folder: Path) -> None:
 
 
 def _curve_cells(row: dict[str, Any]) -> list[str | Text]:
-    """Bytes are those one rank sends off-rank; a dash where the curve cannot tell."""
+    """The cells of a curve's line. Bytes are those that one rank sends off-rank. A dash means unknown."""
     if row["status"] != "ok":
         return ["-", "-", "-", "-", Text(f"{row['status']}: {row['reason']}")]
     latency, bandwidth, largest = row["latency_us"], row["bandwidth_bytes_per_s"], row["curve"][-1]

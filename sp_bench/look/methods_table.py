@@ -1,9 +1,7 @@
-"""The table of which method can split which attention over how many ranks, from the methods themselves: a line a
-variant.
+"""The table of which heads each method can split over how many ranks, computed from the methods: one line per variant.
 
-`sp-bench methods` prints the table, and docs/METHODS.md holds that of our methods between two markers. A library's
-answers are those with the library installed, so that they are the same on every machine. What is missing on this one is
-listed below the table.
+`sp-bench methods` prints it, and writes that of our methods between two markers of docs/METHODS.md. Libraries count as
+installed, so the table is the same on every machine. The libraries that this one lacks are listed below it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,15 +41,15 @@ class Support:
     name: str
     variant: str | None
     works: tuple[Question, ...]
-    refusal: str | None  # of the first heads and ranks for which nothing works, with a kernel that it takes
+    refusal: str | None  # for the first heads and ranks that do not work, with a kernel that does
 
     @property
     def kernels(self) -> list[str]:
-        """The kernels that it takes."""
+        """The kernels that work."""
         return [name for name in kernels.NAMES if any(q.kernel == name for q in self.works)]
 
     def sp_sizes(self, heads: tuple[int, int]) -> list[int]:
-        """The numbers of ranks over which it splits these heads."""
+        """The numbers of ranks that these heads can be split over."""
         split = {q.sp_size for q in self.works if (q.shape.num_heads, q.shape.num_kv_heads) == heads}
         return sorted(split)
 
@@ -64,7 +62,7 @@ class Support:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether a kernel that it takes runs on the CPU."""
+        """Whether one of its kernels runs on the CPU."""
         shape = replace(self.works[0].shape, dtype="float32")
         return any(kernels.get(name).unsupported_reason(shape, "cpu") is None for name in self.kernels)
 
@@ -75,13 +73,13 @@ class Support:
 
 
 def default_options(name: str) -> MethodConfig:
-    """The options of a method as conf/method/<name>.yaml has them, or its own file."""
+    """The options in conf/method/<name>.yaml, or the defaults in a method's file from outside."""
     given = methods.outside_choice(name) or conf_file(f"method/{name}")
     return parse(MethodConfig, methods.with_own_options(given), "method")
 
 
 def _options(name: str, variant: str | None, sp_size: int) -> Iterator[MethodConfig]:
-    """Each layout, and each degree if its file has one, those of its file first."""
+    """All combinations of layout and, if the method has one, degree. Those of its file come first."""
     default = replace(default_options(name), variant=variant)
     degrees = [default.ulysses_degree]
     if name in methods.NAMES and "ulysses_degree" in conf_file(f"method/{name}"):
@@ -123,8 +121,7 @@ def our_methods() -> list[Support]:
 
 
 def all_methods() -> tuple[list[Support], list[str]]:
-    """Our methods and those from outside, and a line for each outside one that does not load or supports nothing
-    here."""
+    """Our methods and those from outside, and a line per outside method that does not load or supports nothing."""
     found, problems = our_methods(), []
     for name in methods.names()[len(methods.NAMES) :]:
         try:
@@ -152,7 +149,7 @@ takes packed documents.
 
 
 def show() -> None:
-    """Print the table; below it each reason once, and the libraries that are missing here."""
+    """Print the table, each reason once, and the libraries that are missing here."""
     found, problems = all_methods()
     print(table(found), end="")
     reasons = dict.fromkeys(f"{each.name}: {each.refusal}" for each in found if each.refusal)
@@ -164,7 +161,7 @@ def show() -> None:
 
 
 def as_json() -> list[dict[str, Any]]:
-    """The table and what is below it, for programs: a mapping a variant."""
+    """The table for programs, one mapping per variant, and what is printed below it."""
     return [
         {
             "method": each.name,
@@ -209,7 +206,7 @@ def _among(found: Sequence[object], choices: Sequence[object]) -> str:
 
 
 def write_into(file: Path) -> None:
-    """Replace what stands between the markers of `file` by the table.
+    """Write the table between the markers of `file`.
 
     Raises:
         ConfigError: the file cannot be rewritten or has no markers.
@@ -218,10 +215,10 @@ def write_into(file: Path) -> None:
 
 
 def write_between(file: Path, begin_line: str, end_line: str, text: str) -> None:
-    """Replace what stands between two lines of `file` by `text`.
+    """Replace the text between two lines of `file`.
 
     Raises:
-        ConfigError: the file cannot be rewritten or does not have them.
+        ConfigError: the file cannot be rewritten or lacks one of the lines.
     """
     try:
         before, begin, rest = file.read_text().partition(begin_line)

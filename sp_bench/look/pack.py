@@ -1,4 +1,4 @@
-"""Packs a campaign: its rows into one file (rows/packed.py), and back. No run may be under way meanwhile."""
+"""Packs the rows of a campaign into one file (rows/packed.py), and unpacks them. No run may work there meanwhile."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from sp_bench.driver.claims import FOLDER, Claims
 from sp_bench.rows import packed, store
 from sp_bench.rows.schema import SCHEMA
 
-KEY = "pack"  # of the claim
+KEY = "pack"  # the claim's key
 PLACE = "packing"  # in the campaign's WORK
 
 
@@ -23,14 +23,14 @@ class Packed:
     num_rows: int
     bytes_before: int  # of files and pack
     bytes_after: int
-    left: tuple[str, ...]  # a line for each file that is no row of ours
+    left: tuple[str, ...]  # a line per file that is no row of ours
 
 
 def pack(campaign: Path) -> Packed:
-    """Put all rows of a campaign into its pack, and remove their files once it is read back.
+    """Put all rows of a campaign into its pack. Their files are removed once the pack was read back and compared.
 
     Raises:
-        ConfigError: a run or another pack is under way, rows do not fit in one file, or the folder cannot be written.
+        ConfigError: a run or another pack is working, rows do not fit in one file, or the folder cannot be written.
     """
     before = _size(campaign)
     with _alone(campaign):
@@ -38,7 +38,7 @@ def pack(campaign: Path) -> Packed:
         in_pack = _packed_table(campaign)
         for row in sorted(store.committed(campaign), key=lambda row: row.file_name):
             path = campaign / row.file_name
-            if not path.exists():  # it is in the pack
+            if not path.exists():  # it is in the pack already
                 continue
             try:
                 table = store.as_written(path)
@@ -62,10 +62,10 @@ def pack(campaign: Path) -> Packed:
 
 
 def unpack(campaign: Path) -> int:
-    """Make a file of each packed row again, and remove the pack. Returns their number.
+    """Write each packed row to its own file and remove the pack. Returns the number of rows.
 
     Raises:
-        ConfigError: as of `pack`.
+        ConfigError: as in `pack`.
     """
     with _alone(campaign):
         rows = _packed_table(campaign)
@@ -100,10 +100,10 @@ def unpack(campaign: Path) -> int:
 
 @contextmanager
 def _alone(campaign: Path) -> Iterator[None]:
-    """While open, this process holds the claim on the campaign's pack.
+    """A context in which this process holds the claim on the campaign's pack.
 
     Raises:
-        ConfigError: somebody else works in the campaign, or it cannot be written.
+        ConfigError: another process works in the campaign, or its folder cannot be written.
     """
     try:
         with Claims(campaign / store.WORK / FOLDER) as claims:
@@ -129,7 +129,7 @@ def _packed_table(campaign: Path) -> pa.Table | None:
 
 
 def _joined(tables: list[pa.Table]) -> pa.Table:
-    """One table of all columns that any has, sorted by file name."""
+    """One table with the columns of all, sorted by file name."""
     try:
         rows = pa.concat_tables([t.replace_schema_metadata(None) for t in tables], promote_options="permissive")
     except pa.ArrowException as error:
@@ -138,7 +138,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
 
 
 def _require_equal(folder: Path, want: pa.Table) -> None:
-    """The rows of `folder` are those of `want`, in every column that we know."""
+    """Check that the rows of `folder` equal `want` in every known column."""
     got, problems = store.read(folder)
     if not (got.equals(want) or repr(got.to_pylist()) == repr(want.to_pylist())):  # NaN equals nothing
         reason = "; ".join(problems[:1]) or "values differ"

@@ -1,4 +1,4 @@
-"""One trial for people: its rows, why the last one is what it is, the ends of its logs, and how to repeat it alone."""
+"""Shows one trial: its rows, the reason of the last one's status, the ends of its logs, and how to repeat it alone."""
 
 import json
 import re
@@ -17,10 +17,10 @@ from sp_bench.rows.names import config_values
 from sp_bench.rows.packed import PACK
 from sp_bench.rows.store import RowName
 
-SHORTEST = 4  # characters of a trial_id that may stand for it
+SHORTEST = 4  # fewest characters of an abbreviated trial_id
 LOG_LINES = 20  # of each rank
 MAX_VALUE = 300  # characters of a column
-REPEATED = "campaign=repeated"  # rows of a repeated trial stand beside nobody's
+REPEATED = "campaign=repeated"  # a campaign of its own: the repeated row joins no other rows
 
 Found = tuple[Path, RowName]  # campaign and row
 
@@ -31,10 +31,10 @@ def campaigns_of(root: Path) -> list[Path]:
 
 
 def find(trial: str, campaigns: Sequence[Path]) -> list[Found]:
-    """The rows of the one trial whose trial_id is or begins with `trial`, in the order of their files' times.
+    """The rows of the trial whose trial_id begins with `trial`, the oldest file first.
 
     Raises:
-        ConfigError: no such trial, or several.
+        ConfigError: no trial matches, or several do.
     """
     if not re.fullmatch(rf"[0-9a-f]{{{SHORTEST},12}}", trial):
         raise ConfigError(
@@ -64,7 +64,7 @@ def _listed(campaigns: Sequence[Path]) -> str:
 
 
 def row_of(found: Found) -> dict[str, Any]:
-    """The row, whole.
+    """All columns of the row.
 
     Raises:
         ConfigError: it cannot be read.
@@ -88,7 +88,7 @@ def lines(found: Sequence[Found]) -> list[str]:
 
 
 def _columns(row: dict[str, Any]) -> list[str]:
-    """A line for each column that is not null; the reason whole."""
+    """A line per column that is not null. Long values are cut, except the reason."""
     width = max(map(len, row))
     return [
         f"{name:{width}}  {shown(value, 10_000 if name == 'reason' else MAX_VALUE)}"
@@ -98,7 +98,7 @@ def _columns(row: dict[str, Any]) -> list[str]:
 
 
 def logs(folder: Path, name: RowName) -> list[Path]:
-    """The logs of the ranks of an attempt, where they still are."""
+    """The existing logs of an attempt's ranks."""
     attempt = f"{name.trial_id}-{name.env_id}-{name.attempt}"
     return sorted((folder / store.WORK / "trials").glob(f"{attempt}.*/rank*.log"))
 
@@ -111,7 +111,7 @@ def _tail(log: Path) -> list[str]:
 
 
 def repeat(config: str | None) -> str:
-    """The command line that runs a row's cell once, in a campaign of its own; or why there is none."""
+    """The command line that runs a row's cell once, in its own campaign; or why there is none."""
     try:
         overrides.use_config_dirs([])
         wanted = parse(TrialConfig, json.loads(config or "null") or {})

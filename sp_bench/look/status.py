@@ -1,5 +1,5 @@
-"""A campaign at a glance: how many rows of which status, what is planned, who runs what, what is left, and why trials
-failed. Counts come from file names; a row is opened only for the reason of its failure.
+"""The state of a campaign: rows by status, planned and remaining trials, running processes, and reasons of failures.
+Counts come from file names; a row is opened only for the reason of its failure.
 """
 
 import re
@@ -21,7 +21,7 @@ from sp_bench.rows import campaign_file, packed, plans, store, submissions
 from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
-MAX_REASONS = 20  # rows that are opened for their reasons, the newest ones
+MAX_REASONS = 20  # the newest failed rows, which are opened for their reasons
 REASON_WIDTH = 160
 
 
@@ -32,10 +32,10 @@ class Running:
     trial_id: str
     host: str
     pid: int
-    phase: str | None  # None: it waits for its turn, or for the device
+    phase: str | None  # None while it waits for its turn or the device
     seconds: float  # since it was claimed
-    quiet_s: float  # since the run's last sign of life
-    dead: bool  # the process is known to be gone; the next run takes the trial over
+    quiet_s: float  # since the last sign of life of the run
+    dead: bool  # the process is gone; the next run takes the trial over
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class Job:
     """A job of `submit` that waits or runs. The fields are what --json shows."""
 
     job_id: int
-    state: str  # as squeue has it: PENDING, RUNNING, ...
-    used: str  # run time so far, as squeue has it
-    where: str  # its nodes, or in brackets why it waits
-    trials: int  # that it was given
+    state: str  # squeue's: PENDING, RUNNING, ...
+    used: str  # run time so far, in squeue's format
+    where: str  # its nodes, or the reason why it waits, in brackets
+    trials: int  # the number of its trials
 
 
 @dataclass(frozen=True)
 class Failure:
     status: str
-    reason: str  # of one of them; the others' differ in numbers at most
+    reason: str  # of one trial; those of the others differ only in numbers
     trials: tuple[str, ...]
 
 
@@ -61,16 +61,16 @@ class Overview:
     """The state of a campaign. Its fields are those of --json."""
 
     campaign: str
-    counts: Mapping[str, int]  # of each status, over the latest attempts of each trial and environment
+    counts: Mapping[str, int]  # status -> number of latest attempts, per trial and environment
     env_ids: int
-    planned: int | None  # trials of all runs; None: no run wrote a plan
-    left: int | None  # of them, those without a row
-    eta_s: float | None  # at the pace since that run began; None: nothing has ended since, or nothing is left
+    planned: int | None  # trials of all runs; None if no run wrote a plan
+    left: int | None  # planned trials without a row
+    eta_s: float | None  # at the pace of the last run; None if nothing ended in it or nothing is left
     running: tuple[Running, ...]
     jobs: tuple[Job, ...]
-    queue_problem: str | None  # why the jobs are not known; None: they are, or `submit` was never used
+    queue_problem: str | None  # why the jobs are unknown; None if they are known or `submit` was never used
     failures: tuple[Failure, ...]
-    # for the longest sequence, that have not ended: name -> the bracket so far, in words; empty: nothing was tried
+    # unfinished searches for the longest sequence: name -> the bracket so far, in words; empty if nothing was tried
     open_searches: Mapping[str, str]
     passed_over: tuple[str, ...]  # files that are not rows
 
@@ -79,7 +79,7 @@ class Overview:
 
 
 def overview(folder: Path, *, reasons: bool = True) -> Overview:
-    """A campaign as it is now. Without `reasons`, no row is opened."""
+    """The current state of a campaign. reasons: open failed rows for their reasons."""
     latest = store.latest(store.committed(folder))
     started, planned = _planned(folder)
     left = None if planned is None else sum(trial not in latest for trial in planned)
@@ -102,7 +102,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
 
 
 def notes(folder: Path, *, whole: bool) -> Iterator[str]:
-    """What the campaign's file says, for people; not `whole`: only what took its place."""
+    """Lines from the campaign's file. whole: all of it, or only which campaign supersedes it."""
     for file in campaign_file.read_all([folder])[0]:
         for what, text in file.texts():
             if whole or what == "superseded by":
@@ -110,8 +110,8 @@ def notes(folder: Path, *, whole: bool) -> Iterator[str]:
 
 
 def _planned(folder: Path) -> tuple[float, set[tuple[str, str]] | None]:
-    """(when the last run began, the trials of all runs); None if no run wrote a plan. A trial that several runs planned
-    has the environment of the newest."""
+    """(start of the last run, trials of all runs); None if no run wrote a plan. A trial that several runs planned has
+    the environment of the newest."""
     found = plans.read(folder)
     if not found:
         return 0.0, None
@@ -127,7 +127,7 @@ def _eta_s(folder: Path, done: Collection[RowName], started: float, left: int) -
 
 
 def _written_at(folder: Path, row: RowName) -> float:
-    """When the row's file was written, or the pack that holds it."""
+    """When the row's file, or the pack that has it, was written."""
     own = folder / row.file_name
     return (own if own.exists() else folder / packed.PACK).stat().st_mtime
 
@@ -156,7 +156,7 @@ def _running(folder: Path) -> Iterator[Running]:
 
 
 def _jobs(folder: Path) -> tuple[tuple[Job, ...], str | None]:
-    """(the campaign's jobs in the queue, why they are not known)."""
+    """(the campaign's jobs in the queue, why they are unknown)."""
     submitted = submissions.jobs(folder)
     if not submitted:
         return (), None
@@ -186,7 +186,7 @@ def _failures(folder: Path, rows: list[RowName]) -> Iterator[Failure]:
 
 
 def lines(found: Overview) -> Iterator[str]:
-    """Lines with what the counts leave out, for people."""
+    """Lines for people, with everything but the counts."""
     if found.planned is not None and (found.left or found.running):
         left = f"{found.left:,} of {found.planned:,} planned left"
         eta = f", ETA {duration(found.eta_s)}" if found.eta_s is not None and found.running else ""

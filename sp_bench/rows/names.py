@@ -52,7 +52,7 @@ def pack_seed(options: Values) -> int | None:
 
 
 def config_leaves(config: Any) -> dict[str, Any]:
-    """The config's values by dotted name; nothing for a row without a readable config."""
+    """The config's values by dotted name; empty if the row has no readable config."""
     try:
         tree = json.loads(config)
         return dotted(tree) if isinstance(tree, dict) else {}
@@ -60,9 +60,9 @@ def config_leaves(config: Any) -> dict[str, Any]:
         return {}
 
 
-def said(config: Any, ignore: Collection[str] = ()) -> str:
-    """The config as text, without options that say what goes without saying: rows of before there were such an option
-    lack it. Without the options of the paths `ignore` too. Empty for a row without a readable config."""
+def as_asked(config: Any, ignore: Collection[str] = ()) -> str:
+    """The config as text, without options at their default, which rows from before the option lack, and without those
+    in `ignore`. Empty if the row has no readable config."""
     leaves = config_leaves(config)
     leaves = {path: value for path, value in leaves.items() if value is not None and path not in ignore}
     means = {path: BY_PATH[path].none_means if path in BY_PATH else None for path in leaves}
@@ -73,7 +73,7 @@ def said(config: Any, ignore: Collection[str] = ()) -> str:
 def library(implementation: str | None) -> tuple[str, str] | None:
     """Name and version of a library whose code a row ran, as its column `implementation` has them: name==version.
 
-    The version is empty where it was not known. None: the code is ours, or nobody's."""
+    The version is empty if unknown. None: our own code, or no code."""
     if implementation in (None, OWN_CODE):
         return None
     name, _, version = implementation.partition("==")
@@ -94,22 +94,22 @@ def group_of(path: str) -> str:
 def tell_apart(
     names: Sequence[Hashable], values: Sequence[Values], paths: Sequence[str], within: Sequence[Hashable] = ()
 ) -> list[list[tuple[str, Any]]]:
-    """Of each the options, with its values, that tell it from others of the same name: option by option in the order of
-    `paths`, until nothing is left to tell.
+    """The options, with values, that distinguish each item from others of the same name. Options are added in the order
+    of `paths` until all names differ.
 
-    `within`: a place for each. Only those in one place need other names, but all of one name say the same options, so
-    that something is called the same in all places.
+    within: the place of each item. Names must differ only within a place, but all items of one name get the same
+    options, so that an item has the same name in every place.
     """
     places = within or [None] * len(names)
-    told: list[list[tuple[str, Any]]] = [[] for _ in names]
+    distinguishing: list[list[tuple[str, Any]]] = [[] for _ in names]
     for path in paths:
-        so_far = [(name, *each) for name, each in zip(names, told, strict=True)]
+        so_far = [(name, *each) for name, each in zip(names, distinguishing, strict=True)]
         several = mixed(list(zip(places, so_far, strict=True)), [each.get(path) for each in values])
         ambiguous = {name for _, name in several}
-        for said_of_it, name, each in zip(told, so_far, values, strict=True):
+        for options, name, each in zip(distinguishing, so_far, values, strict=True):
             if name in ambiguous:
-                said_of_it.append((path, each.get(path)))
-    return told
+                options.append((path, each.get(path)))
+    return distinguishing
 
 
 def mixed(keys: Sequence[Key], values: Sequence[Any]) -> set[Key]:
