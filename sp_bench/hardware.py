@@ -235,7 +235,7 @@ def free_host_bytes() -> int:
 
 
 def _cached_bytes(cgroup: Path) -> int:
-    """Of a cgroup's usage, copies of files that the kernel drops when memory is asked for."""
+    """Bytes of a cgroup's usage that are cached files, which the kernel drops when memory runs short."""
     path = cgroup / "memory.stat"
     lines = path.read_text().splitlines() if path.exists() else []
     found = dict(line.split() for line in lines)

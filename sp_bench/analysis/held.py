@@ -74,7 +74,7 @@ class Held:
 
     @property
     def peak(self) -> float | None:
-        """Of allocated memory, predicted over measured."""
+        """Predicted over measured allocated memory."""
         ones, all_ranks = memory_gib(self.one), memory_gib(self.measured)
         return ones / all_ranks if ones and all_ranks else None
 

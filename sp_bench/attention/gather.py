@@ -35,8 +35,8 @@ class Run:
     documents: tuple[int, ...] = ()  # packed: how many tokens of the run each document has, in order
 
     def call(self, causal: bool) -> tuple[slice, dict[str, tuple[int, ...]]]:
-        """The local queries of the run's diagonal block (`causal`), or of that against the keys before it, and what the
-        kernel is told beside its tensors."""
+        """The local queries of the run's diagonal block (`causal`), or of that against the keys before it, and the
+        kernel's arguments besides its tensors."""
         if not causal:
             return self.seeing, {}
         return self.rows, {"documents": self.documents} if self.documents else {}

@@ -131,7 +131,7 @@ class Block:
 
     @property
     def packed(self) -> dict[str, tuple[int, ...]]:
-        """What a kernel is told beside its tensors; nothing without packing."""
+        """A kernel's arguments besides its tensors; empty without packing."""
         return {"documents": self.documents} if self.documents else {}
 
 

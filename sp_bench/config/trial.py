@@ -210,7 +210,7 @@ class EngineConfig:
     variable_seq_len: Annotated[
         bool | None,
         Declared(
-            "hf_deepspeed, hf_trainer, trl_sft: the attention is told that the length may change from batch to batch",
+            "hf_deepspeed, hf_trainer, trl_sft: the attention expects lengths that change from batch to batch",
             column=None,
         ),
     ] = None
@@ -930,7 +930,7 @@ class TrialConfig:
         return [whole[int(self.workload.masked_label_share * (len(whole) - 1)) : -1] for whole in wholes]
 
     def num_labels(self, seq_len: int) -> int:
-        """Of one sequence of `seq_len` tokens."""
+        """The number of labels of one sequence of `seq_len` tokens."""
         return sum(map(len, self.labelled(seq_len)))
 
     @property
@@ -984,7 +984,7 @@ class TrialConfig:
 
     @property
     def num_sequences(self) -> int:
-        """Of one step: all micro-batches of all data-parallel ranks."""
+        """The number of sequences of one step: all micro-batches of all data-parallel ranks."""
         return self.workload.num_micro_batches * self.batch_size * self.dp_replicate_size * self.dp_shard_size
 
     def attention_shape(self, seq_len: int) -> AttentionShape:

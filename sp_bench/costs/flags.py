@@ -88,7 +88,7 @@ def is_bimodal(step_ms: Sequence[float]) -> bool:
     total = [0.0, *accumulate(ordered)]
 
     def deviation(first: int, end: int) -> float:
-        """Of steps first to end - 1 from their median, added up: the upper half less the lower half."""
+        """The summed deviation of steps first to end - 1 from their median: the upper half minus the lower half."""
         half = (end - first) // 2
         return total[end] - total[end - half] - total[first + half] + total[first]
 
@@ -168,7 +168,7 @@ def flags_of_devices(
 def flags_of_leftover(leftover_bytes: Sequence[float] | None, peak_bytes: Sequence[float] | None) -> list[str]:
     """["leftover_memory"] if a rank's peak has in it what earlier trials or the proof left in memory, otherwise [].
 
-    Both have a value for each rank; None: it is not known, as on a CPU. Rows of before it was measured cannot be told.
+    Both have a value for each rank; None if unknown, as on a CPU and in rows from before it was measured.
     """
     if leftover_bytes is None or peak_bytes is None:
         return []

@@ -254,8 +254,8 @@ def sharding_traffic(config: TrialConfig) -> Traffic:
 
     The parameters of a layer are gathered for the forward and, unless they are kept, again for the backward; those of
     the root once. Gradients are reduce-scattered over N ranks and all-reduced over R replicas. All of this happens in
-    each micro-batch, because no rank keeps whole parameters between two of them, and whole gradients only if it is
-    told to. Recomputation gathers nothing, because it runs while the backward's parameters are there. Source: arXiv
+    each micro-batch, because no rank keeps whole parameters between two of them, and whole gradients only if it is set
+    to. Recomputation gathers nothing, because it runs while the backward's parameters are there. Source: arXiv
     2304.11277, with FSDP2's padding of each parameter.
     """
     num_shards, replicas = config.num_shards, config.dp_replicate_size

@@ -1,4 +1,4 @@
-"""Names of what was measured with: a hash of the packages, the device and the code that a rank runs.
+"""Identities of the measuring code: hashes of the packages, the device and the code that a rank runs.
 
 `core_id` covers what every trial shares; `env_id` adds the files of the trial's own method, kernel and engine. So an
 edit of one method measures that method again, and its new rows still pair with everybody else's.
@@ -39,7 +39,7 @@ def env_id(config: TrialConfig, model: str | None = None) -> str:
 def is_edited(config: TrialConfig, planned_with: str) -> bool:
     """Whether this trial's code is no longer that of `planned_with`, its env_id: ranks import what the files are when
     they start, which may be hours after the plan."""
-    for known in (_env_id, core_id, _shared, outside_hash):  # else they would say what they said at the plan
+    for known in (_env_id, core_id, _shared, outside_hash):  # they hold the hashes at the time of the plan
         known.cache_clear()
     try:
         return env_id(config) != planned_with

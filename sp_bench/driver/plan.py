@@ -193,7 +193,7 @@ def _graph_reason(config: TrialConfig) -> str | None:
 
 
 def _one_rank_reason(config: TrialConfig) -> str | None:
-    """What one real rank cannot stand for.
+    """Why one real rank cannot stand for all; None if it can.
 
     Raises:
         ConfigError: its link's curves are no curves.
@@ -219,17 +219,17 @@ def _one_rank_reason(config: TrialConfig) -> str | None:
 
 
 def _uneven_reason(config: TrialConfig) -> str | None:
-    """Why the ranks do not compute equally much, so that one of them says little of the others, or None."""
+    """Why ranks compute different amounts, so that one rank cannot stand for all; None if they compute the same."""
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     shape = config.attention_shape(config.seq_len)
     if layout.ring_degree == 1 or not shape.causal:
         return None
-    said = f"world=one_rank with method.layout={layout.kind}"
+    options = f"world=one_rank with method.layout={layout.kind}"
     if layout.kind in ("contiguous", "striped"):
-        return f"{said}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
+        return f"{options}: a causal mask gives the ranks different work, and one rank stands for all; use zigzag"
     if shape.documents and len(set(causal_pairs_of_ranks(layout, shape.documents))) > 1:
         return (
-            f"{said}: the packed documents give the ranks different work, and one rank stands for all; use "
+            f"{options}: the packed documents give the ranks different work, and one rank stands for all; use "
             "method.layout=document_zigzag, or method=ulysses"
         )
     return None

@@ -23,17 +23,17 @@ _COLUMNS = ("status", "evidence", "world_size", "trial_id", "env_id", "config")
 
 
 def _options(config: TrialConfig) -> dict[str, Any]:
-    """What a proof and what it proves have in common, by option."""
+    """Path -> value of the options that a proof shares with what it proves."""
     trains = config.workload.name in TRAINING
     paths = {*_PROVEN, *(f"workload.{name}" for name in _OF_STEP if trains)}
     groups = (*_GROUPS, "engine") if trains else _GROUPS
-    said = {
+    shared = {
         option.path: option
         for option in OPTIONS
         if option.path in paths or (option.group in groups and option.unit != "ranks")  # on any number of ranks
     }
     return {
-        path: option.none_means if (value := option.value(config)) is None else value for path, option in said.items()
+        path: option.none_means if (value := option.value(config)) is None else value for path, option in shared.items()
     }
 
 

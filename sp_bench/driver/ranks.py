@@ -137,9 +137,11 @@ def environment(config: TrialConfig) -> dict[str, str]:
     elif config.num_processes > 1:
         variables.setdefault("OMP_NUM_THREADS", "1")  # else each rank takes all cores; torchrun does the same
     if config.hardware.allocator is not None:
-        said = variables.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # the name of before torch 2.9; torch wants one of them
-        said = variables.get("PYTORCH_ALLOC_CONF", said)
-        variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [said, f"{config.hardware.allocator}:True"]))
+        configured = variables.pop(
+            "PYTORCH_CUDA_ALLOC_CONF", None
+        )  # its name before torch 2.9; torch accepts one of them
+        configured = variables.get("PYTORCH_ALLOC_CONF", configured)
+        variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [configured, f"{config.hardware.allocator}:True"]))
     return variables
 
 

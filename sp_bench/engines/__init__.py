@@ -61,7 +61,7 @@ class Engine(Protocol):
 
 
 class OutsideEngine(Engine, Protocol):
-    """What an engine from outside has beside that; of ours it is said in `requirements`."""
+    """What an engine from outside has in addition; `requirements` has it for ours."""
 
     IMPLEMENTATION: str  # whose code
     BATCH_LOADING: str  # before | in_step, as `requirements.batch_loading` says

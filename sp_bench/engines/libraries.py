@@ -5,6 +5,6 @@ ATTENTION = {  # our kernels -> what transformers calls the attention that launc
     "sdpa_flash": "sdpa",
     "cudnn": "sdpa",
     "cpu_flash": "sdpa",
-    "math": "sdpa",  # which is then told to use its math backend
+    "math": "sdpa",  # with its math backend
 }
 CONTEXT_PARALLEL = "torch_context_parallel"  # the method that hf_fsdp2 has

@@ -461,7 +461,8 @@ def _within(rows: Tensor, row_size: int, start: int, end: int) -> Tensor:
 
 
 def _updated(optimizer: Any) -> Mapping[nn.Parameter, Tensor]:
-    """Of each parameter of which this rank updates a stretch, the flat tensor that its inner optimizer updates."""
+    """Parameter -> the flat tensor that the inner optimizer updates, for parameters of which this rank updates a
+    part."""
     pairs = (
         (optimizer.model_float16_groups, optimizer.shard_fp32_from_float16_groups),
         (optimizer.model_fp32_groups, optimizer.shard_fp32_groups),

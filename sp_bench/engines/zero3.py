@@ -135,8 +135,8 @@ def initialise(parameters: Iterable[tuple[str, int, nn.Parameter]], seed: int) -
 
 
 def num_tiles(num_tokens: int, tile_tokens: int) -> int:
-    """Of equal tiles of at most `tile_tokens`. `torch.chunk` makes as many; of another number it may make fewer, and
-    DeepSpeed's tiled functions, which reduce a gradient at the last one that they are told, would never reduce it."""
+    """The number of equal tiles of at most `tile_tokens`. `torch.chunk` makes exactly as many. For another number it
+    may make fewer, and DeepSpeed's tiled functions, which reduce a gradient at the last tile, would never reduce it."""
     return -(-num_tokens // tile_tokens)
 
 

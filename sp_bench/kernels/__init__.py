@@ -108,7 +108,7 @@ def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Ten
 
 
 def cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
-    """What flash kernels are told of packed documents, by name, in their order: `cumulative` and the longest one."""
+    """The arguments of flash kernels for packed documents, by name and in order: `cumulative` and the longest one."""
     ends, longest = cumulative(documents, device), max(documents)
     return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
 

@@ -1,7 +1,7 @@
 """FlashAttention-4 (CuTe DSL), from the flash-attn-4 package.
 
-The library compiles each variant at its first call, which takes up to 25 s. So it is told to keep what it compiles for
-the next launch, in a folder that only this user can write to.
+The library compiles each variant at its first call, which takes up to 25 s. So it keeps the compiled
+variants for the next launch, in a folder that only this user can write to.
 """
 
 import os
@@ -73,9 +73,9 @@ def backward(
 
 @cache
 def _library() -> Any:
-    """The library, told before its import to keep what it compiles. What a user has told it in the environment stands.
+    """The library, set before its import to keep what it compiles. A user's own environment variables take precedence.
 
-    If the folder cannot be used, the trial runs without it and says so in the rank's log.
+    If the folder cannot be used, the trial runs without it and the rank's log has a line.
     """
     if not {KEEP, FOLDER} & set(os.environ):
         import torch

@@ -156,7 +156,7 @@ def _all_to_all_single(source: Tensor, splits: list[int], args: tuple[Any, ...])
 
 
 def _slices_of_others(slices: list[Tensor], args: tuple[Any, ...]) -> Fraction:
-    """Of a list of one tensor a rank, of any sizes."""
+    """The bytes of a list with one tensor per rank, of any sizes."""
     return Fraction(_total(slices) - payload(slices[_group(args).rank()]))
 
 

@@ -77,7 +77,7 @@ def at_peak(events: Sequence[Mapping[str, Any]], held_before: int, of_update: Ma
 
 
 def _classified(events: Iterable[Mapping[str, Any]]) -> list[_Block | None]:
-    """Of each event that allocates, its block with the part that it is of. That depends on what comes later."""
+    """The block of each allocating event, with the part that it belongs to, which later events decide."""
     blocks: list[_Block | None] = []
     live: dict[int, _Block] = {}
     is_backward = reduces = False  # reduces: FSDP has the input of a reduction, and its output comes next

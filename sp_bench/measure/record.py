@@ -54,7 +54,7 @@ def _all_or_none(values: Sequence[Any]) -> list[Any] | None:
 
 
 def _slowest(samples: Sequence[Sequence[float]]) -> list[float]:
-    """Of each step, the max over ranks."""
+    """The maximum over ranks of each step."""
     return [max(step) for step in zip(*samples, strict=True)]
 
 

@@ -101,7 +101,7 @@ class Work:
 
 
 def _cuda_bytes(values: Iterable[Any]) -> int:
-    """Of the tensors among `values`; of sharded ones, of this rank's parts."""
+    """Bytes of the CUDA tensors among `values`; of sharded ones, only this rank's parts."""
     local = (value.to_local() if hasattr(value, "to_local") else value for value in values)
     return sum(tensor.nbytes for tensor in local if isinstance(tensor, Tensor) and tensor.is_cuda)
 

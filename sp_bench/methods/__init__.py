@@ -68,7 +68,7 @@ class Method(Protocol):
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
     - `kernel_calls(method, shape, sp_size, rank)`: how often that rank of a sequence calls the kernel in one attention
       call. Without it, the attention's FLOPs and launches are not counted: the library has a kernel of its own, or
-      nobody has said how often it is called.
+      the number of calls is unknown.
     """
 
     IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
@@ -325,7 +325,7 @@ _PLACED = ("ulysses", "upipe", "ring", "double_ring", "all_gather", "usp")
 
 
 def between_nodes(config: TrialConfig, traffic: Traffic, rank: int) -> Fraction | None:
-    """Of the bytes `traffic`, those that `rank` of the world sends to other nodes; None: that has no closed form."""
+    """The bytes in `traffic` that `rank` of the world sends to other nodes; None if they have no closed form."""
     if config.method.name not in _PLACED or config.workload.name in TRAINING or traffic_is_mean(config.method.name):
         return None
     module = get(config.method.name)

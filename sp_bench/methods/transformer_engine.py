@@ -1,6 +1,6 @@
 """Adapter: NVIDIA's TransformerEngine, DotProductAttention with context parallelism.
 
-What is said here was read in the sources of 2.20.2. The byte counts of p2p and all_gather hold on 2 GPUs, packed or
+All of this is from the sources of 2.20.2. The byte counts of p2p and all_gather hold on 2 GPUs, packed or
 not, those of a2a packed.
 
 Variants are the library's cp_comm_type; P ranks:

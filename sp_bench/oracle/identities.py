@@ -34,7 +34,7 @@ CHUNK = 2**21  # elements of q that are widened at a time, to bound the memory
 
 
 def check_identities(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: DeviceMesh, what: Prose) -> Errors:
-    """Of each identity, the largest quotient of any KV head; the same on every rank of the sequence.
+    """The largest quotient of each identity over all KV heads; equal on every rank of the sequence.
 
     inputs: this rank's q, k, v and dout; `results`: its output, dq, dk and dv of a step that read them.
 

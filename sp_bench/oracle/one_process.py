@@ -99,7 +99,7 @@ def step(
 
 
 def num_labels(config: TrialConfig, sequences: Tensor) -> int:
-    """Of all `sequences` [m*D*B,S+1]."""
+    """The number of labels of all `sequences` [m*D*B,S+1]."""
     return sequences.shape[0] * config.num_labels(sequences.shape[1] - 1)
 
 

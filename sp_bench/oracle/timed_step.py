@@ -410,7 +410,7 @@ class Weights:
 
 
 def _sum(tensor: Tensor) -> float:
-    """Of this rank's elements, in fp64."""
+    """The sum of this rank's elements, in fp64."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     chunks = local.detach().flatten().split(CHUNK)
     return float(torch.stack([chunk.sum(dtype=torch.float64) for chunk in chunks]).sum())

@@ -62,7 +62,7 @@ GRADIENT_TOLERANCES = {"float64": 1e-10, "float32": 3e-5}
 
 
 class Finding(NamedTuple):
-    """An error, its budget, and what is said if it is above it."""
+    """An error, its budget, and the message if it is above."""
 
     error: float
     budget: float

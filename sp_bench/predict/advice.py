@@ -42,12 +42,12 @@ ASSUMPTIONS = (
 
 
 class NothingFits(NotProjectable):
-    """No way to train needs as little memory as there is."""
+    """No way to train fits in memory."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train, as it is predicted."""
+    """One way to train, with its prediction."""
 
     config: TrialConfig
     degrees: tuple[int, int]  # (ulysses, ring)
@@ -69,7 +69,7 @@ class Candidate:
         return self.named()
 
     def named(self, unit: str = "") -> str:
-        """USP over 8 GPUs (2 x 4)."""
+        """`USP over 8 GPUs (2 x 4)`."""
         name, (ulysses, ring) = self.config.method.name, self.degrees
         if name == "single":
             return "one GPU a sequence"
@@ -78,7 +78,7 @@ class Candidate:
 
     @property
     def overrides(self) -> list[str]:
-        """The words of the command line that measure it."""
+        """The overrides of the command line that measures it."""
         config = self.config
         made = [
             f"workload={config.workload.name}",
@@ -165,8 +165,8 @@ def candidates(
 
 
 def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
-    """Of each method its fastest way with `preferred` options, or with any where none of these fits; the most tokens/s
-    first. So methods are compared on the same options.
+    """The fastest way of each method with `preferred` options, or with any options if none of these fits; the most
+    tokens/s first. So methods are compared on the same options.
 
     found: the most tokens/s first.
     """
@@ -178,19 +178,19 @@ def best_of_each_method(found: Sequence[Candidate]) -> list[Candidate]:
 
 
 def preferred(found: Sequence[Candidate]) -> Candidate:
-    """The way to use: of those that tie with the fastest, within its error, the one whose options were measured in most
-    cells; of several the fastest.
+    """The recommended way: among those that tie with the fastest within its error, the one whose options were measured
+    in most cells, then the fastest.
 
     found: the most tokens/s first.
     """
     fastest = found[0]
-    error = fastest.band if math.isfinite(fastest.band) else 0.0  # an error that nobody knows makes no tie
+    error = fastest.band if math.isfinite(fastest.band) else 0.0  # an unknown error makes no tie
     tied = [each for each in found if fastest.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu - 1 <= error]
     return max(tied, key=lambda each: len(each.rests_on))
 
 
 def best_and_others(found: Sequence[Candidate]) -> list[Candidate]:
-    """The way to use, then the best of each other method, the most tokens/s first."""
+    """The recommended way, then the best of each other method, the most tokens/s first."""
     best = preferred(found)
     return [best, *(each for each in best_of_each_method(found) if each.config.method.name != best.config.method.name)]
 
@@ -204,7 +204,7 @@ def _those_with_rows(fit: Fit, kernel: str) -> str:
 
 
 def _ways(config: TrialConfig, cluster: Cluster) -> Iterator[tuple[TrialConfig, tuple[int, int]]]:
-    """Of the options that `config` has."""
+    """All ways to train with the options in `config`."""
     shape = config.attention_shape(config.seq_len)
     sizes = [2**n for n in range(cluster.gpus.bit_length()) if cluster.gpus % 2**n == 0]
     for size in sizes:
@@ -213,7 +213,7 @@ def _ways(config: TrialConfig, cluster: Cluster) -> Iterator[tuple[TrialConfig, 
 
 
 def _methods(shape: AttentionShape, size: int, node: int) -> Iterator[tuple[MethodConfig, tuple[int, int]]]:
-    """Of a number of ranks. Zigzag layouts need two tokens a rank."""
+    """The methods that can split the sequence over `size` ranks. Zigzag layouts need two tokens per rank."""
     if size == 1:
         yield MethodConfig("single"), (1, 1)
         return
@@ -353,12 +353,12 @@ def campaigns(cells: Sequence[Cell]) -> list[str]:
 
 
 def _given(value: Any) -> str:
-    """As a command line has it."""
+    """A value in command-line notation."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def errors(fit: Fit) -> str:
-    """How well rows were predicted that were left out of the fit."""
+    """The errors of predictions for rows that were left out of the fit."""
     heads = ("left out of the fit", "cells", "median error", "9 of 10 within", "largest", "which")
     lines = [
         (e.what, len(e.errors), f"{e.median:.1%}", f"{e.of_most:.1%}", f"{e.largest:.1%}", e.worst) for e in fit.errors

@@ -29,7 +29,7 @@ from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.rows.store import WORK
 
-NAME = "_campaign.yaml"  # readers of rows pass over names that begin so
+NAME = "_campaign.yaml"  # readers of rows skip names that begin with _
 MAX_BYTES = 2**18  # the longest of ours has 5 kB
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 HEADER = (
@@ -146,8 +146,8 @@ def _parted(words: list[str]) -> tuple[list[str], list[Path]]:
 
 
 def append(folder: Path, words: str, commit: str | None) -> None:
-    """Add a command to the campaign's file, whole or not at all; not one that is there, of the same code. Everything
-    else in the file stays as it is. Nobody else may append meanwhile.
+    """Add a command to the campaign's file, whole or not at all, unless it is there with the same code. The rest of the
+    file stays. No other process may append meanwhile.
 
     Raises:
         ConfigError: the file cannot be read, or `commands` is not the last of its keys.

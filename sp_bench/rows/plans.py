@@ -58,13 +58,13 @@ def write(
     tried, known = {*probes}, dict(brackets or {})
     for plan in _plans([place / name]):
         tried, known = tried | plan.probes, {**plan.brackets, **known}
-    told = {"started": time.time(), "trials": planned, "searches": searches}
-    temporary.write_text(json.dumps({**told, "probes": sorted(tried), "brackets": known}))
+    content = {"started": time.time(), "trials": planned, "searches": searches}
+    temporary.write_text(json.dumps({**content, "probes": sorted(tried), "brackets": known}))
     os.replace(temporary, place / name)
 
 
 def read(folder: Path) -> list[Plan]:
-    """A campaign's plans, the one that was run last at the end. Empty: no run has said, or what it said is damaged."""
+    """A campaign's plans, the one that was run last at the end. Empty if no run wrote one, or if it is damaged."""
     return sorted(_plans((folder / FOLDER).glob("[!.]*.json")), key=lambda plan: plan.started)
 
 
@@ -80,13 +80,13 @@ def open_searches(found: Sequence[Plan]) -> dict[str, str]:
 def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
     for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            said = json.loads(path.read_text("utf-8"))
+            content = json.loads(path.read_text("utf-8"))
             trials = frozenset(
                 PlannedTrial(str(trial_id), str(env_id), str(method))
-                for method, ids in said["trials"].items()
+                for method, ids in content["trials"].items()
                 for trial_id, env_id in ids
             )
-            searches = {str(name): bool(ended) for name, ended in said.get("searches", {}).items()}
-            brackets = {str(name): str(bracket) for name, bracket in said.get("brackets", {}).items()}
-            probes = frozenset(map(str, said.get("probes", ())))
-            yield Plan(float(said["started"]), trials, searches, probes, brackets)
+            searches = {str(name): bool(ended) for name, ended in content.get("searches", {}).items()}
+            brackets = {str(name): str(bracket) for name, bracket in content.get("brackets", {}).items()}
+            probes = frozenset(map(str, content.get("probes", ())))
+            yield Plan(float(content["started"]), trials, searches, probes, brackets)

@@ -234,7 +234,7 @@ COLUMNS = (
     measured("internode_counted_bytes", PER_RANK_REAL, "bytes", "per rank, counted to other nodes; null: one node",
         per="rank"),
     measured("comm", COMM, "bytes", "by phase and op", required=("any",)),
-    # correctness, at the reduced length unless said
+    # correctness, at the reduced length by default
     measured("correctness_seq_len", INT, "tokens", "length at which the method was proven",
         required=("attention", "train_step"), unless=("one_rank",)),
     measured("rel_error_output", REAL, "", "relative L2 against the reference",

@@ -291,13 +291,13 @@ def _read_pack(
         identities = zip(
             *(rows[column].to_pylist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True
         )
-        says = [RowName(*identity).file_name for identity in identities]
+        wanted = [RowName(*identity).file_name for identity in identities]
         kept = [
             i
-            for i, (name, said) in enumerate(zip(every, says, strict=True))
-            if name == said and name not in files and (names is None or name in names)
+            for i, (name, expected) in enumerate(zip(every, wanted, strict=True))
+            if name == expected and name not in files and (names is None or name in names)
         ]
-        wrong = [name for name, said in zip(every, says, strict=True) if name != said]
+        wrong = [name for name, expected in zip(every, wanted, strict=True) if name != expected]
         table = _conform(rows.take(pa.array(kept, pa.int64())), schema)
     except (ValueError, pa.ArrowException) as error:
         return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]

@@ -24,14 +24,14 @@ def new_file(folder: Path) -> Path:
     return folder / store.WORK / FOLDER / name
 
 
-def write(file: Path, said: Mapping[str, Any], packs: Sequence[Mapping[str, Any]], job_ids: Sequence[int]) -> None:
-    """Write a submission's file, whole or not at all. `said`: what holds for all packs; the first packs have jobs.
+def write(file: Path, shared: Mapping[str, Any], packs: Sequence[Mapping[str, Any]], job_ids: Sequence[int]) -> None:
+    """Write a submission's file, whole or not at all. shared: the fields of all packs. The first packs have jobs.
 
     Raises:
         OSError: it cannot be written.
     """
     ids = [*job_ids, *[None] * (len(packs) - len(job_ids))]
-    content = {**said, "packs": [{"job_id": job_id, **pack} for job_id, pack in zip(ids, packs, strict=True)]}
+    content = {**shared, "packs": [{"job_id": job_id, **pack} for job_id, pack in zip(ids, packs, strict=True)]}
     temporary = file.with_name(f".{file.name}")
     temporary.write_text(json.dumps(content), "utf-8")
     os.replace(temporary, file)
@@ -59,7 +59,7 @@ def trials_of(file: Path, number: int) -> frozenset[str]:
 
 
 def _packs_of(file: Path) -> Iterator[tuple[int | None, frozenset[str]]]:
-    """Of each pack its job's id, None without a job, and its trial_ids."""
+    """(id of its job or None, trial_ids) of each pack."""
     with suppress(OSError, ValueError, TypeError, KeyError):
         for pack in json.loads(file.read_text("utf-8"))["packs"]:
             job_id = pack["job_id"]

@@ -196,8 +196,8 @@ class _Layer:
     device: torch.device = CPU  # theirs
 
     def index_of(self, tensor: Tensor) -> int:
-        """Of the kept tensor that has the same elements in the same memory, seen in whatever shape, as two checkpoints
-        keep the same input, and an attention its output; else -1."""
+        """The index of the kept tensor with the same elements in the same memory, in any shape, or -1. Two checkpoints
+        keep the same input, and an attention its output."""
         where = _memory_of(tensor)
         return next((i for i, known in enumerate(self.tensors) if _memory_of(known) == where), -1)
 
@@ -224,7 +224,7 @@ class _Handle:
 
 
 class Offload:
-    """Of one decoder with `num_layers` layers. Each forward must be followed by its backward."""
+    """The offloaded inputs of a decoder with `num_layers` layers. A backward must follow each forward."""
 
     def __init__(self, num_layers: int) -> None:
         self._layers = [_Layer() for _ in range(num_layers)]

@@ -109,5 +109,5 @@ def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Ten
 
 
 def _differences(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Of the loss in nats, and of the gradient norm relative to the expected one, [num_steps, 2]."""
+    """Errors [num_steps, 2]: of the loss in nats, and of the gradient norm relative to the expected one."""
     return (got - expected).abs() / torch.stack([torch.ones_like(expected[:, 1]), expected[:, 1]], dim=1)

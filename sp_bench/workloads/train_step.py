@@ -119,7 +119,7 @@ def _optimizer_ms(config: TrialConfig, results: list[train.StepResult]) -> float
 
 
 def pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
-    """Of this rank, for what checkpointing keeps; None: it waits on the device.
+    """Pinned host memory of this rank for checkpoints; None if they stay on the device.
 
     Raises:
         Incorrect: the layers' inputs would not fit it, so they stayed on the device.
