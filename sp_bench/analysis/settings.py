@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def outcome(self) -> str:
-        """What may be said of the two.
+        """What may be claimed of the two.
 
         ahead, behind: the interval excludes 1, and the ratio is beyond the smallest effect. A tie: the whole interval
         is within the smallest effect. Undecided: it is neither; or there are fewer than 6 pairs, and replicates of one

@@ -241,7 +241,7 @@ def _by_medians(difference: Difference, called: Callable[[Cell], str]) -> str:
 
 
 def _of_the_others(place: Place) -> str:
-    """Of Ulysses and the ring, where no third method is proven faster or slower: that one is faster than the other."""
+    """Which of Ulysses and the ring is faster, if no third method is proven faster or slower; else empty."""
     if any(d.outcome not in (TIE, CLOSE, UNDECIDED) for d in place.differences):
         return ""
     asked = [cell for cell in place.others if cell.asked["method"] in QUESTION]

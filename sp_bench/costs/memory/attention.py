@@ -47,7 +47,7 @@ def _form(config: TrialConfig) -> Form:
 
 
 def _widths(config: TrialConfig) -> tuple[int, int]:
-    """(bytes of all query heads, bytes of all key heads)."""
+    """(elements per token of all query heads, of all key heads)."""
     model = config.model
     return model.num_heads * model.head_dim, model.num_kv_heads * model.head_dim
 
