@@ -29,7 +29,7 @@ def run(*words: str) -> pd.DataFrame:
     if asked.searches:
         found |= plans.read(asked.settings.folder)[-1].probes
     rows = load([asked.settings.folder])
-    return rows[rows["trial_id"].isin(found)].reset_index(drop=True)
+    return pd.DataFrame(rows[rows["trial_id"].isin([*found])]).reset_index(drop=True)
 
 
 def compare(a: str | Path, b: str | Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -132,8 +133,9 @@ def _contradictions(rows: pd.DataFrame) -> list[str]:
     for _, pooled in rows[rows["status"] == "ok"].groupby("pool"):
         times = pooled.pivot_table("median_step_ms", "cell_id", "folder", aggfunc="median")
         for a, b in itertools.combinations(times.columns, 2):
-            ratios = (times[b] / times[a]).dropna()
-            slower = max(middle := ratios.median(), 1 / middle) if len(ratios) else 1.0
+            ratios = pd.Series(times[b] / times[a]).dropna()
+            middle = median(ratios) if len(ratios) else 1.0
+            slower = max(middle, 1 / middle)
             if slower > 1 + MACHINES_DIFFER:
                 slow, fast = (b, a) if middle > 1 else (a, b)
                 lines.append(
