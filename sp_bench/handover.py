@@ -76,6 +76,11 @@ def traces(folder: Path) -> Path:
     return folder.parents[1] / "traces" / folder.name
 
 
+def compiled(folder: Path) -> Path:
+    """Where libraries keep what they compile, for all trials of the campaign of the one that runs in `folder`."""
+    return folder.parents[1] / "compiled"
+
+
 def send_event(folder: Path, event: Event) -> None:
     """Append one line in one write, so that a reader never sees half of it after the newline."""
     line = json.dumps({k: v for k, v in vars(event).items() if v is not None}) + "\n"

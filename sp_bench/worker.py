@@ -112,7 +112,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     if config.world == "one_rank":
-        busy_ms = one_rank.require_waits(measurement.window_ms, config.workload.timed_steps)
+        busy_ms = one_rank.require_waits(measurement.window_ms, len(measurement.rank_step_ms))
         measurement.columns["link_busy_ms"] = busy_ms
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     _enter_phase(folder, rank, "handover")

@@ -23,12 +23,14 @@ from sp_bench.analysis.ratios import PairedRatio, median_ratio, ratio_of_medians
 from sp_bench.analysis.selection import MIXED, Selection, select
 from sp_bench.analysis.words import Name, name_cells
 from sp_bench.config.options import OPTIONS
+from sp_bench.config.trial import AUTO
 from sp_bench.formats import counted, whole
 from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY
 from sp_bench.rows.names import as_asked, config_leaves
 
 SLOWER, FASTER, INDISTINCT, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
+TIMED_STEPS = "workload.timed_steps"
 MAX_OPTIONS = 5  # options named when no cell is in common
 _BOUND = re.compile(r"median:(\d+(?:\.\d+)?)%")
 _FACTS = ("cpu", "driver", "cuda", "cudnn", "nccl", "process_group")  # of the environment, beside packages and devices
@@ -303,7 +305,10 @@ def _numbered_alike(selections: Sequence[Selection]) -> list[Selection]:
 
 
 def _common_ids(a: pd.DataFrame, b: pd.DataFrame, ignore: Collection[str]) -> dict[str, str]:
-    """cell_id of B -> cell_id of A, for equal cells whose ids differ because old rows lack an option."""
+    """cell_id of B -> cell_id of A, for equal cells whose ids differ: old rows lack an option, or the ranks agreed on
+    the number of timed steps that is fixed on the other side."""
+    if any(config_leaves(config).get(TIMED_STEPS) == AUTO for config in (*a["config"], *b["config"])):
+        ignore = {*ignore, TIMED_STEPS}
     before, after = (rows.groupby(_evidence_and_options(rows, ignore))["cell_id"].unique().to_dict() for rows in (a, b))
     both = [(before[known], after[known]) for known in after.keys() & before.keys() if known]
     return {new: old for (old, *others), (new, *more) in both if not others and not more and old != new}

@@ -9,7 +9,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -136,7 +136,13 @@ def _value(kind: Any, value: Any, path: str) -> Any:
         return _scalar(kind, value, path)
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):  # Literal | None reads back as Optional
-        return None if value is None else _value(typing.get_args(kind)[0], value, path)
+        first, *others = typing.get_args(kind)
+        if value is None and types.NoneType in others:
+            return None
+        words = [word for other in others for word in typing.get_args(other)]  # of int | Literal["auto"]
+        if value in words:
+            return value
+        return _scalar(first, value, path, words) if first in SCALARS else _value(first, value, path)
     if origin is Literal:
         valid = typing.get_args(kind)
         if value not in valid:
@@ -158,7 +164,8 @@ def _value(kind: Any, value: Any, path: str) -> Any:
     return parse(kind, value, path)
 
 
-def _scalar(kind: type, value: Any, path: str) -> Any:
+def _scalar(kind: type, value: Any, path: str, words: Sequence[str] = ()) -> Any:
+    """words: what the field may be instead of a `kind`, for the message."""
     if type(value) is int and abs(value) > MAX_INT:
         raise ConfigError(f"{path} does not fit into 64 bits; use less")
     if type(value) is float and not math.isfinite(value):
@@ -173,7 +180,7 @@ def _scalar(kind: type, value: Any, path: str) -> Any:
     thousands = re.fullmatch(r"(\d{1,9})([kKmM])", str(value)) if kind is int else None
     if thousands:
         quote = f": {int(thousands[1]) * 1024 ** ('km'.index(thousands[2].lower()) + 1)}"
-    raise ConfigError(f"{path}={shown(repr(value))} must be {SCALARS[kind]}{quote}")
+    raise ConfigError(f"{path}={shown(repr(value))} must be {' or '.join([SCALARS[kind], *words])}{quote}")
 
 
 def dotted(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -4,6 +4,7 @@
 the row's schema, identities, names and reports are made from that list.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
@@ -19,6 +20,12 @@ MIN_MESSAGE_BYTES = 64 * 1024  # where the curve of the collective workload begi
 DType = Literal["float64", "float32", "bfloat16", "float16"]
 ATTENTION = ("attention", "train_step", "parity")  # workloads that compute attention
 TRAINING = ("train_step", "parity")  # workloads that take optimizer steps
+AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
+# What `auto` times: so long, in seconds, but at least so many steps, and never longer than the limit. Over 1 s energy
+# is measured; and it is over 0.5 s even where timed steps are twice as fast as the last of the warm-up.
+TIMED_S, LEAST_TIMED_STEPS, MOST_TIMED_S = 1.25, 5, 10.0
+FEWEST_TIMED_STEPS = 2  # of steps that reach the limit: of one alone nobody sees that its results are repeated
+MOST_TIMED_STEPS = {"attention": 5000, "train_step": 100}  # workloads that take `auto`; a row has all their times
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -378,7 +385,15 @@ class WorkloadConfig:
     ]
     causal: Annotated[bool, Declared("causal mask", of=ATTENTION)]
     warmup_steps: Annotated[int, Declared("untimed steps before the timed ones", unit="steps", protocol=True)]
-    timed_steps: Annotated[int, Declared("timed steps, the same on every rank", unit="steps", protocol=True)]
+    timed_steps: Annotated[
+        int | Literal["auto"],
+        Declared(
+            "timed steps, the same on every rank; auto: the ranks agree on their number after the warm-up, and the row "
+            "has it",
+            unit="steps",
+            protocol=True,
+        ),
+    ]
     correctness_seq_len: Annotated[
         int,
         Declared(
@@ -558,8 +573,9 @@ class WorkloadConfig:
     ] = 0.0
 
     def __post_init__(self) -> None:
-        positive = ("timed_steps", "correctness_seq_len", "learning_rate", "max_grad_norm")
-        require_positive(self, *positive, "micro_batches", "loss_tile_tokens", "mlp_tile_tokens")
+        positive = ("correctness_seq_len", "learning_rate", "max_grad_norm", "micro_batches")
+        require_positive(self, *positive, "loss_tile_tokens", "mlp_tile_tokens")
+        self._check_timed_steps()
         require_at_most(self, MAX_COUNT, "micro_batches")
         require_positive(self, "document_len", "document_sigma")
         self._check_packing()
@@ -580,11 +596,6 @@ class WorkloadConfig:
             raise ConfigError(f"workload.launch={self.launch}: only workload=attention has a choice; leave it out")
         if self.launch == "cuda_graph" and self.warmup_steps == 0:
             raise ConfigError("workload.warmup_steps=0: the first of them records the CUDA graph; use 1 or more")
-        if self.single_step and (self.name, self.timed_steps) != ("train_step", 1):
-            raise ConfigError(
-                f"workload.single_step=true: workload {self.name} with timed_steps={self.timed_steps}; it is for "
-                "workload=train_step with timed_steps=1"
-            )
         if self.fit and not self.single_step:
             raise ConfigError("workload.fit=true asks of one step whether it fits; use workload.single_step=true too")
         if self.model_code == "compiled" and self.warmup_steps == 0 and not self.single_step:
@@ -614,6 +625,37 @@ class WorkloadConfig:
                     raise ConfigError(f"workload.{option} must be given for workload {self.name}")
         if self.name == "parity" and self.optimizer != "sgd":
             raise ConfigError(f"workload.optimizer={self.optimizer}: parity needs sgd, whose loss shows a wrong scale")
+
+    def _check_timed_steps(self) -> None:
+        if self.single_step and (self.name, self.timed_steps) != ("train_step", 1):
+            raise ConfigError(
+                f"workload.single_step=true: workload {self.name} with timed_steps={self.timed_steps}; it is for "
+                "workload=train_step with timed_steps=1"
+            )
+        if self.timed_steps != AUTO:
+            require_positive(self, "timed_steps")
+        elif self.name not in MOST_TIMED_STEPS:
+            raise ConfigError(
+                f"workload.timed_steps=auto: workload {self.name} has a fixed number of steps; use a number, or "
+                f"workload={' or '.join(MOST_TIMED_STEPS)}"
+            )
+        elif self.warmup_steps < 2:
+            raise ConfigError(
+                "workload.timed_steps=auto: the last warm-up step tells how long a step is, and the first compiles and "
+                f"connects too; use workload.warmup_steps=2 or more, not {self.warmup_steps}"
+            )
+
+    def num_timed_steps(self, step_ms: float) -> int:
+        """How many steps of so many ms are timed."""
+        if self.timed_steps != AUTO:
+            return self.timed_steps
+        enough = max(math.ceil(1e3 * TIMED_S / step_ms), LEAST_TIMED_STEPS)
+        longest = max(int(1e3 * MOST_TIMED_S / step_ms), FEWEST_TIMED_STEPS)
+        return min(enough, longest, self.most_timed_steps)
+
+    @property
+    def most_timed_steps(self) -> int:
+        return MOST_TIMED_STEPS[self.name] if self.timed_steps == AUTO else self.timed_steps
 
     def _check_packing(self) -> None:
         needed = {

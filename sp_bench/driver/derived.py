@@ -10,7 +10,7 @@ from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.attention.layouts import causal_pairs_of_ranks
-from sp_bench.config.trial import TRAINING, TrialConfig
+from sp_bench.config.trial import AUTO, TRAINING, TrialConfig
 from sp_bench.costs import memory, message_sizes
 from sp_bench.costs import training as training_costs
 from sp_bench.costs.attention import FLASH_BACKWARD, Traffic, attention_forward_flops
@@ -77,6 +77,8 @@ def of_documents(config: TrialConfig) -> Columns:
 def _times(config: TrialConfig, record: Record) -> Columns:
     step_ms = [max(step) for step in zip(*record["rank_step_ms"], strict=True)]
     row: Columns = {"step_ms": step_ms, "median_step_ms": statistics.median(step_ms)}
+    if config.workload.timed_steps == AUTO:
+        row["timed_steps"] = len(step_ms)
     if config.workload.name == "collective":
         return row  # messages are not tokens
     tokens = config.num_sequences * config.seq_len

@@ -38,7 +38,7 @@ def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
     if (one_step_s := step_s(config, device_name, LIKELY_SHARE)) is None:
         return None
     # 3: the step that the ledger counts, the proof at the timed length, and the arms
-    steps = workload.warmup_steps + workload.timed_steps + (0 if workload.single_step else 3)
+    steps = workload.warmup_steps + workload.num_timed_steps(1e3 * one_step_s) + (0 if workload.single_step else 3)
     kind = "attention" if workload.name == "attention" else config.engine.name
     fresh, warm = BESIDE_S.get(kind, BESIDE_S["other engines"])
     return (warm if config.isolation == "group" else fresh) + steps * one_step_s

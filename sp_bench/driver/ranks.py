@@ -1,5 +1,6 @@
 """The processes of a launch on this host: one a rank, with the variables by which they meet."""
 
+import hashlib
 import os
 import site
 import socket
@@ -9,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sp_bench import handover
+from sp_bench import handover, hardware
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
 from sp_bench.driver.verdict import Exit
 
 # Of the torchrun that started this run, and not of the ranks, which would look for its store.
 _OF_TORCHRUN = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
+
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}  # their folders in the campaign's
 
 
 class Meeting(NamedTuple):
@@ -55,6 +58,7 @@ class Ranks:
         self._token = token
         shared = (
             environment(config)
+            | compiler_caches(handover.compiled(folder))
             | handover.clock()
             | {
                 devices.TOKEN: token,
@@ -143,6 +147,17 @@ def environment(config: TrialConfig) -> dict[str, str]:
         configured = variables.get("PYTORCH_ALLOC_CONF", configured)
         variables["PYTORCH_ALLOC_CONF"] = ",".join(filter(None, [configured, f"{config.hardware.allocator}:True"]))
     return variables
+
+
+def compiler_caches(folder: Path) -> dict[str, str]:
+    """The variables by which torch's compiler and Triton keep what they compile in `folder`. Each has keys of its own
+    and may be used by several processes at once. What a user has set stands.
+
+    One folder a CPU model: torch compiles for the CPU that it runs on, and its keys do not say which that is.
+    """
+    folder = folder / hashlib.sha256(hardware.cpu_model().encode()).hexdigest()[:8]
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is loaded as code
+    return {name: os.environ.get(name) or str(folder / library) for name, library in CACHES.items()}
 
 
 def with_source(variables: Mapping[str, str]) -> dict[str, str]:

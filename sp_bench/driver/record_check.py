@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from sp_bench import hardware, methods
 from sp_bench.config.parsing import shown
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import AUTO, FEWEST_TIMED_STEPS, TrialConfig
 from sp_bench.costs import message_sizes
 from sp_bench.costs.training import HUGGING_FACE
 from sp_bench.driver.derived import TIMES, Record, derived, internode_predicted_bytes, predicted_bytes
@@ -104,14 +104,20 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
             yield f"{column.name}={_short(value)}; expected finite numbers"
         elif column.positive and not all(ms > 0 for ms in _numbers(value, null=0)):
             yield f"{column.name}={_short(value)}; expected times above 0"
-    steps = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
+    timed_steps = workload.timed_steps
+    if timed_steps == AUTO:  # on which the ranks agreed
+        timed_steps = max(map(len, known["rank_step_ms"]), default=0)
+        if not FEWEST_TIMED_STEPS <= timed_steps <= workload.most_timed_steps:
+            limits = f"{FEWEST_TIMED_STEPS} to {workload.most_timed_steps}"
+            yield f"rank_step_ms has {timed_steps} steps; expected {limits}, of timed_steps=auto"
+    steps = timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
     lengths = {"rank": config.num_processes, "step": steps}
     for column, value in measured:
         if column.per and len(value) != (length := lengths[column.per]):
             yield f"{column.name} has {len(value)} entries; expected {length}, one for each of the {column.per}s"
     for rank, step_ms in enumerate(known["rank_step_ms"]):
-        if len(step_ms) != workload.timed_steps:
-            yield f"rank_step_ms of rank {rank} has {len(step_ms)} steps; expected timed_steps={workload.timed_steps}"
+        if len(step_ms) != timed_steps:
+            yield f"rank_step_ms of rank {rank} has {len(step_ms)} steps; expected timed_steps={timed_steps}"
     if 0 < sum(name in known for name in ARMS) < len(ARMS):
         yield f"{', '.join(name for name in ARMS if name not in known)}=null; expected all arms or none"
     for rank, (step_ms, window_ms) in enumerate(zip(known["rank_step_ms"], known["window_ms"], strict=True)):

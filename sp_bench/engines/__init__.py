@@ -8,7 +8,7 @@ can run (`OutsideEngine`): docs/OUTSIDE.md.
 
 import importlib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from sp_bench.config import outside
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed.device_mesh import DeviceMesh
 
-    from sp_bench.training.train import StepResult, Watch
+    from sp_bench.training.train import StepResult, Tick, Watch
 
 NAMES = ("fsdp2", "deepspeed", "hf_deepspeed", "hf_trainer", "trl_sft", "hf_fsdp2", "megatron")
 
@@ -44,14 +44,15 @@ class Engine(Protocol):
         texts: "Sequence[Tensor]",
         mesh: "DeviceMesh",
         device: "torch.device",
-        tick: Callable[[], None],
+        tick: "Tick",
         *,
         token_losses: int,
         watch: "Watch | None" = None,
     ) -> "list[StepResult]":
         """Build model and optimizer from `config.seed` and take one optimizer step on each text, the sequences
         [m*D*B,S+1] of all micro-batches of all data-parallel ranks (`train.micro_batches` cuts them). `tick` is called
-        before the first step and after each. `token_losses`: the results of so many steps, from the first, must have
+        before the first step and after each; it returns True after the last that is wanted, which may come before the
+        texts are over. `token_losses`: the results of so many steps, from the first, must have
         them. `watch` is shown the gradients of each optimizer step before they are clipped (`train.Part`, in any
         order); the optimizer is one of torch's kind, whose hooks tell of its steps.
 

@@ -5,7 +5,7 @@ sum, so the loss is multiplied by the number of ranks. Gradients are reduced in 
 under its own sequence parallelism. In bfloat16 trials the fp32 copies of the parameters start from rounded values.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from sp_bench.engines import zero3
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, train
 from sp_bench.training.model import AttentionCall, Decoder, Keeping
-from sp_bench.training.train import Batch, StepResult, Watch
+from sp_bench.training.train import Batch, StepResult, Tick, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = 0
@@ -36,7 +36,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

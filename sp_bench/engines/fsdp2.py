@@ -4,7 +4,7 @@ This is the reference engine: all bytes that it sends are predicted exactly, but
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, cast
@@ -24,7 +24,7 @@ from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, model_code, train
 from sp_bench.training.model import AttentionCall, Block, Decoder, Keeping, initialise
 from sp_bench.training.offload import Offload, page_locking
-from sp_bench.training.train import Batch, Part, StepResult, Watch
+from sp_bench.training.train import Batch, Part, StepResult, Tick, Watch
 
 UNPREDICTED = ()
 UNLABELLED = 0
@@ -39,7 +39,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

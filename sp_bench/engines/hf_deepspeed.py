@@ -9,7 +9,7 @@ the P ranks of a sequence. That exchange and the adapter's copies are part of th
 B sequences of a micro-batch, s local tokens.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.libraries import ATTENTION
 from sp_bench.measure import ledger
 from sp_bench.training import cross_entropy, train
-from sp_bench.training.train import StepResult, Watch
+from sp_bench.training.train import StepResult, Tick, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -38,7 +38,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

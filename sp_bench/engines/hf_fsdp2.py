@@ -35,7 +35,7 @@ from sp_bench.methods import torch_context_parallel
 from sp_bench.training import cross_entropy, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import fill
-from sp_bench.training.train import Part, StepResult, Watch
+from sp_bench.training.train import Part, StepResult, Tick, Watch
 
 # Accelerate decides which parameters make an FSDP group and which groups stay gathered, and its versions differ in it.
 UNPREDICTED = ("parameters", "gradients")
@@ -55,7 +55,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

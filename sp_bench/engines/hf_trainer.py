@@ -1,6 +1,6 @@
 """The Trainer of transformers, with the loop and the settings of `trainer_loop`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
 from sp_bench.training import cross_entropy
-from sp_bench.training.train import StepResult, Watch
+from sp_bench.training.train import StepResult, Tick, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -23,7 +23,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

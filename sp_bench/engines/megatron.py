@@ -37,7 +37,7 @@ from sp_bench.methods import transformer_engine
 from sp_bench.training import train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import fill
-from sp_bench.training.train import Batch, Part, StepResult, Watch
+from sp_bench.training.train import Batch, Part, StepResult, Tick, Watch
 
 # Its buckets decide while it runs when parameters and gradients travel, and its checkpointing runs a layer again inside
 # the backward, where nothing tells the two apart.
@@ -90,7 +90,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

@@ -24,7 +24,7 @@ from sp_bench.engines import hugging_face, zero3
 from sp_bench.engines.libraries import ATTENTION
 from sp_bench.measure import timing
 from sp_bench.training import train
-from sp_bench.training.train import StepResult, Watch
+from sp_bench.training.train import StepResult, Tick, Watch
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run(
     config: TrialConfig,
     texts: Sequence[Tensor],
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None,
@@ -164,7 +164,7 @@ def _trainer(
     arguments: Any,
     recorder: Recorder,
     texts: Sequence[Tensor],
-    tick: Callable[[], None],
+    tick: Tick,
     watch: Watch | None,
 ) -> Any:
     """The stack's Trainer on all texts. It tells `recorder` what it computes, and calls `tick` around each step."""
@@ -190,9 +190,10 @@ def _trainer(
                 hugging_face.tell_the_ledger(config)
             tick()
 
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             recorder.grad_norms.append(zero3.grad_norm(trainer.deepspeed, recorder.device))
-            tick()
+            if tick():
+                control.should_training_stop = True
 
     trainer = Recorded(
         model=recorder.model,

@@ -6,7 +6,7 @@ All of that is part of the timed step, because TRL's users pay for it. Our texts
 dataset as it is: it packs and truncates nothing, and its collator pads.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
-from sp_bench.training.train import StepResult, Watch
+from sp_bench.training.train import StepResult, Tick, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
 UNLABELLED = hugging_face.UNLABELLED
@@ -31,7 +31,7 @@ def run(
     texts: Sequence[Tensor],
     mesh: DeviceMesh,
     device: torch.device,
-    tick: Callable[[], None],
+    tick: Tick,
     *,
     token_losses: int,
     watch: Watch | None = None,

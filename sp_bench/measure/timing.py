@@ -1,7 +1,8 @@
 """Measures a step that has been proven right: its times, its memory and its traffic.
 
-Every rank runs the same fixed numbers of warm-up and timed steps. Inside the timed window there is no barrier and no
-synchronisation: a step is timed by events on the compute stream on CUDA, and by perf_counter on a CPU.
+Every rank runs the same numbers of warm-up and timed steps, fixed before the first timed step. Inside the timed
+window there is no barrier and no synchronisation: a step is timed by events on the compute stream on CUDA, and by
+perf_counter on a CPU.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._autograd import DeviceType
 
-from sp_bench.config.trial import WorkloadConfig
+from sp_bench.config.trial import AUTO, WorkloadConfig
 from sp_bench.costs.attention import Traffic
 from sp_bench.costs.work import ExpectedWork
 from sp_bench.measure import trace
@@ -83,21 +84,62 @@ class Measurement(RankColumns):
     columns: dict[str, Any] = field(default_factory=dict)  # row columns that are equal on every rank
 
 
+class Schedule:
+    """Which steps of one measurement are timed, counted from 1. With workload.timed_steps=auto nobody knows before the
+    ranks have agreed on it, after the warm-up."""
+
+    def __init__(self, workload: WorkloadConfig) -> None:
+        self.workload = workload
+        self._timed_steps = None if workload.timed_steps == AUTO else workload.timed_steps
+
+    @property
+    def timed_steps(self) -> int:
+        assert self._timed_steps is not None, "the ranks have not agreed on workload.timed_steps=auto yet"
+        return self._timed_steps
+
+    @property
+    def last_timed(self) -> int | None:
+        """The last timed step; None: not known yet."""
+        return None if self._timed_steps is None else self.workload.warmup_steps + self._timed_steps
+
+    @property
+    def last(self) -> int | None:
+        """The last of all, which is counted and not timed, unless it is the single step. None: not known yet."""
+        return None if self.last_timed is None else self.last_timed + (not self.workload.single_step)
+
+    def agree(self, step_ms: float, device: torch.device) -> None:
+        """Fix the number of timed steps, by the slowest rank's time of its last warm-up step. Every rank of the world
+        calls it."""
+        slowest_ms = torch.tensor(step_ms, dtype=torch.float64, device=device)
+        dist.all_reduce(slowest_ms, dist.ReduceOp.MAX)
+        self._timed_steps = self.workload.num_timed_steps(float(slowest_ms))
+
+
 class Clock:
-    """Measures steps that another loop runs. The loop must call `tick` once before its first step, and once after each
-    of its `num_steps` steps."""
+    """Measures steps that another loop runs. The loop must call `tick` once before its first step, and once after each,
+    until it returns True: that was the last."""
 
     def __init__(
-        self, workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+        self, schedule: Schedule, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
     ) -> None:
-        self._phases = _phases(workload, device, enter_phase, trace_to)
+        self._phases = _phases(schedule, device, enter_phase, trace_to)
         self._measurement: Measurement | None = None
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
+        """
+        Raises:
+            RuntimeError: the last step is over already.
+        """
+        if self._measurement is not None:
+            raise RuntimeError(
+                "the engine took a step after its tick had returned True; it must end its loop there, or be measured "
+                "with a number for workload.timed_steps"
+            )
         try:
             next(self._phases)
         except StopIteration as end:
             self._measurement = end.value
+        return self._measurement is not None
 
     @property
     def measurement(self) -> Measurement:
@@ -107,13 +149,14 @@ class Clock:
 
 
 def num_steps(workload: WorkloadConfig) -> int:
-    """Steps of one measurement: warm-up steps, timed steps and the ledger step. A single step is all of them."""
-    return workload.warmup_steps + workload.timed_steps + (not workload.single_step)
+    """Steps of one measurement, at most: warm-up steps, timed steps and the ledger step. A single step is all of
+    them."""
+    return workload.warmup_steps + workload.most_timed_steps + (not workload.single_step)
 
 
 def measure(
     step: Step,
-    workload: WorkloadConfig,
+    schedule: Schedule,
     device: torch.device,
     enter_phase: EnterPhase,
     trace_to: Path | None,
@@ -124,7 +167,7 @@ def measure(
     trace_to: where a trace of that step is written; None: nowhere. counted: the step whose bytes are counted, if `step`
     is a replay, in which the ledger sees no collective.
     """
-    return _drive(_phases(workload, device, enter_phase, trace_to), step, counted)
+    return _drive(_phases(schedule, device, enter_phase, trace_to), step, counted)
 
 
 def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
@@ -138,13 +181,18 @@ def _drive(phases: Phases[T], step: Step, counted: Step | None = None) -> T:
 
 
 def _phases(
-    workload: WorkloadConfig, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
+    schedule: Schedule, device: torch.device, enter_phase: EnterPhase, trace_to: Path | None
 ) -> Phases[Measurement]:
     """All of a measurement except the steps. It yields wherever a step must run."""
+    workload = schedule.workload
     enter_phase("warmup")
     release_memory(device)
-    for _ in range(workload.warmup_steps):
-        yield False
+    if workload.timed_steps == AUTO:
+        yield from _no_time(workload.warmup_steps - 1)
+        (last_ms,), *_ = yield from _timed(1, device)
+        schedule.agree(last_ms, device)
+    else:
+        yield from _no_time(workload.warmup_steps)
     synchronise(device)
     counters = DeviceCounters(device) if device.type == "cuda" else None
     dist.barrier()  # until peers have taken the last of the warm-up from this device
@@ -154,16 +202,16 @@ def _phases(
     dist.barrier()  # the ranks took different times to read, but enter the window together; inside it nothing waits
     book = Ledger(device) if workload.single_step else None
     with book or contextlib.nullcontext():
-        step_ms, window_ms, host_step_ms = yield from _timed(workload.timed_steps, device)
+        step_ms, window_ms, host_step_ms = yield from _timed(schedule.timed_steps, device)
     measurement = Measurement(step_ms, window_ms, **_peaks(device))
     measurement.host_step_ms = host_step_ms
     if counters and before:
         measurement.power_limit_w, measurement.application_clock_mhz = counters.limits()
         dist.barrier()  # until peers have taken the last of the window from this device
         after = counters.read()
-        measurement.wire_bytes = before.sent_bytes_until(after, workload.timed_steps)
+        measurement.wire_bytes = before.sent_bytes_until(after, schedule.timed_steps)
         if window_ms >= MIN_ENERGY_WINDOW_MS:
-            measurement.energy_j = before.energy_j_until(after, workload.timed_steps)
+            measurement.energy_j = before.energy_j_until(after, schedule.timed_steps)
     enter_phase("ledger")
     if book is None:
         yield from _inspect(measurement, device, counters, trace_to, replayed=workload.launch == "cuda_graph")
@@ -227,13 +275,14 @@ def launch_us(device: torch.device) -> float:
     return 1e6 * statistics.median(samples) / LAUNCHES
 
 
-def time_arm(step: Step, workload: WorkloadConfig, device: torch.device) -> list[float]:
-    """ms of each timed step of this rank, after the workload's warm-up steps, at least one. Every rank calls it."""
-    for _ in range(max(workload.warmup_steps, 1)):
+def time_arm(step: Step, schedule: Schedule, device: torch.device) -> list[float]:
+    """ms of each of this rank's steps, as many as were timed, after the workload's warm-up steps, at least one. Every
+    rank calls it."""
+    for _ in range(max(schedule.workload.warmup_steps, 1)):
         step()
     synchronise(device)
     dist.barrier()
-    return time_steps(step, workload.timed_steps, device)[0]
+    return time_steps(step, schedule.timed_steps, device)[0]
 
 
 def release_memory(device: torch.device) -> None:
@@ -264,6 +313,11 @@ Timed = tuple[list[float], float, float | None]  # ms: of each step; of the wind
 def time_steps(step: Step, num_steps: int, device: torch.device) -> Timed:
     """This rank's times of `num_steps` steps."""
     return _drive(_timed(num_steps, device), step)
+
+
+def _no_time(num_steps: int) -> Phases[None]:
+    for _ in range(num_steps):
+        yield False
 
 
 def _timed(num_steps: int, device: torch.device) -> Phases[Timed]:

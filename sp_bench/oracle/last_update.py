@@ -6,7 +6,7 @@ gradient is copied as the optimizer gets it.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig
-from sp_bench.measure.timing import num_steps
+from sp_bench.measure.timing import Schedule
 from sp_bench.oracle.full_depth import SAMPLE
 from sp_bench.oracle.training_step import Finding, Findings, compare_update, held, worst_of_ranks
 from sp_bench.oracle.update import PARAMETER
 from sp_bench.training import train
+from sp_bench.training.train import Tick
 
 
 @dataclass
@@ -38,28 +39,29 @@ class Seen:
 class LastUpdate:
     """Wraps the ticks of the measured steps. Tensors become known in warm-up steps, or in the first step."""
 
-    def __init__(self, config: TrialConfig) -> None:
+    def __init__(self, config: TrialConfig, schedule: Schedule) -> None:
         self._workload, self._stored = config.workload, train.stored_dtype(config.dtype)
-        self._last = num_steps(config.workload)
+        self._schedule = schedule
         self._seen: dict[int, Seen] = {}  # by their ids
         self._num_ticks = 0  # so the number of the step that runs
         self._found: Findings = {}
 
     @contextmanager
-    def watched(self, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    def watched(self, tick: Tick) -> Iterator[Tick]:
         """Yields what the engine is to call instead of `tick`."""
         hook = register_optimizer_step_pre_hook(self._before_update)
 
-        def ticking() -> None:
-            next_is_last = self._num_ticks == self._last - 1
+        def ticking() -> bool | None:
+            next_is_last = self._num_ticks + 1 == self._schedule.last
             if next_is_last and self._workload.single_step:  # `tick` begins the timed window
                 self._read()
-            tick()
+            is_last = tick()
             self._num_ticks += 1
             if next_is_last and not self._workload.single_step:  # `tick` has ended it
                 self._read()
-            if self._num_ticks == self._last + 1:
+            if is_last:
                 self._compare()
+            return is_last
 
         try:
             yield ticking
@@ -68,11 +70,11 @@ class LastUpdate:
             self._seen.clear()
 
     def _before_update(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        if self._num_ticks > max(self._workload.warmup_steps, 1) and self._num_ticks != self._last:
+        if self._num_ticks > max(self._workload.warmup_steps, 1) and self._num_ticks != self._schedule.last:
             return  # a timed step; the tensors are known
         for updated in (each for group in optimizer.param_groups for each in group["params"]):
             seen = self._seen.setdefault(id(updated), Seen(optimizer, updated, {}))
-            if self._num_ticks == self._last and updated.grad is not None:
+            if self._num_ticks == self._schedule.last and updated.grad is not None:
                 seen.received = _sample(updated.grad)
 
     def _read(self) -> None:
@@ -90,15 +92,17 @@ class LastUpdate:
                     self._found["update"] = found
 
     def _errors(self, name: str, seen: Seen) -> Iterator[tuple[float, float, str]]:
+        last = self._schedule.last
+        assert last is not None, "there was no last step"
         if seen.received is None or not seen.before:
-            missed: Prose = f"step {self._last} updates no {name}"
+            missed: Prose = f"step {last} updates no {name}"
             yield math.inf, 0, missed
             return
         taken = seen.optimizer.state.get(seen.updated, {}).get("step")
-        if taken is not None and int(taken) != self._last:
-            fewer: Prose = f"the optimizer took {int(taken)} of {self._last} steps on {name}"
+        if taken is not None and int(taken) != last:
+            fewer: Prose = f"the optimizer took {int(taken)} of {last} steps on {name}"
             yield math.inf, 0, fewer
-        if self._last == 1 and (left := [key for key, x in seen.before.items() if key != PARAMETER and x.any()]):
+        if last == 1 and (left := [key for key, x in seen.before.items() if key != PARAMETER and x.any()]):
             old: Prose = f"before the only step {' and '.join(left)} of {name} are not zero"
             yield math.inf, 0, old
         after = held(seen.optimizer, seen.updated, self._workload)
@@ -111,7 +115,7 @@ class LastUpdate:
         before, after = ({key: tensor[real] for key, tensor in tensors.items()} for tensors in (before, after))
         if real.any():
             yield from compare_update(
-                *(self._workload, self._stored, seen.optimizer, name, seen.updated.dtype, self._last),
+                *(self._workload, self._stored, seen.optimizer, name, seen.updated.dtype, last),
                 *(seen.received[real].double(), before, after),
             )
 

@@ -19,7 +19,7 @@ share a sequence.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -33,10 +33,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from sp_bench import engines, methods
 from sp_bench.config.documents import cut
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import TrialConfig, WorkloadConfig
+from sp_bench.config.trial import TrialConfig
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect
-from sp_bench.measure.timing import release_memory
+from sp_bench.measure.timing import Schedule, release_memory
 from sp_bench.oracle import full_depth
 from sp_bench.oracle.full_depth import Fall, FullDepth
 from sp_bench.oracle.training_step import (
@@ -48,7 +48,7 @@ from sp_bench.oracle.training_step import (
     require,
     require_finite,
 )
-from sp_bench.training.train import StepResult, is_labelled, layout_of, padded_seq_len, stored_dtype
+from sp_bench.training.train import StepResult, Tick, is_labelled, layout_of, padded_seq_len, stored_dtype
 
 # Of a run in half precision, over what it is off the same run in fp32. Right runs reach 0.9 and 1.2 (docs/METRICS.md);
 # the worst token is the worst of many more at the timed length.
@@ -360,27 +360,27 @@ class Weights:
     first timed step.
     """
 
-    def __init__(self, workload: WorkloadConfig) -> None:
-        self._ends = (workload.warmup_steps, workload.warmup_steps + workload.timed_steps)
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
         self._tensors: dict[int, Tensor] = {}  # by their ids
         self._before: dict[int, float] = {}
         self._after: dict[int, float] = {}
         self._num_ticks = 0
 
     @contextmanager
-    def watched(self, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
+    def watched(self, tick: Tick) -> Iterator[Tick]:
         """Yields what the engine is to call instead of `tick`."""
         hook = register_optimizer_step_pre_hook(self._before_update)
 
-        def ticking() -> None:
-            first, last = self._ends
-            if self._num_ticks == first and self._tensors:
+        def ticking() -> bool | None:
+            if self._num_ticks == self._schedule.workload.warmup_steps and self._tensors:
                 hook.remove()
                 self._before = self._sums()
-            tick()
-            if self._num_ticks == last:
+            is_last = tick()
+            if self._num_ticks == self._schedule.last_timed:
                 self._after = self._sums()
             self._num_ticks += 1
+            return is_last
 
         try:
             yield ticking

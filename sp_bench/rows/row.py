@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from sp_bench.config.options import BY_COLUMN, OPTIONS, canonical
-from sp_bench.config.trial import TrialConfig
+from sp_bench.config.trial import AUTO, TrialConfig
 from sp_bench.rows.names import config_leaves
 
 MEASURED = "measured"  # the evidence of old rows
@@ -86,8 +86,11 @@ class Row:
 
 
 def asked_for(config: TrialConfig, resolved: Resolved) -> dict[str, Any]:
-    """The columns that say what was asked for; known without running it."""
+    """The columns that say what was asked for; known without running it, and so without `timed_steps` that the ranks
+    agree on."""
     options = {option.column: option.cell(config) for option in OPTIONS if option.column}
+    if config.workload.timed_steps == AUTO:
+        del options["timed_steps"]
     ranks = {"world_size": config.world_size, "ranks_per_node": config.ranks_per_node, "evidence": config.evidence}
     return options | vars(resolved) | ranks | {"config": canonical(config)}
 

@@ -56,6 +56,7 @@ class Part(NamedTuple):
     offset: int | Tensor  # where in `updated`, flat, this rank's part begins; or where each of its elements is
 
 
+Tick = Callable[[], bool | None]  # True: no further step is wanted
 Watch = Callable[[Iterable[Part]], None]  # is shown the gradients of each optimizer step
 
 
@@ -238,14 +239,16 @@ def _gathered(shards: DTensor) -> Tensor:
     return DTensor.from_local(local, mesh, shards.placements, run_check=False, **layout).full_tensor()
 
 
-def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Callable[[], None]) -> list[StepResult]:
-    """Take a step on each batch. `tick` is called before the first step and after each, so that loading a batch is part
-    of its step. The results stay on the device, because reading one would make the host wait between the steps."""
+def run_steps(step: Callable[[T], StepResult], batches: Iterable[T], tick: Tick) -> list[StepResult]:
+    """Take a step on each batch, until `tick` returns True. It is called before the first step and after each, so that
+    loading a batch is part of its step. The results stay on the device, because reading one would make the host wait
+    between the steps."""
     results = []
     tick()
     for batch in batches:
         results.append(step(batch))
-        tick()
+        if tick():
+            break
     return results
 
 

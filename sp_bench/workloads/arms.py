@@ -13,10 +13,9 @@ from torch import Tensor
 
 from sp_bench.attention import exchange
 from sp_bench.attention.no_kernel import NoKernel
-from sp_bench.config.trial import WorkloadConfig
 from sp_bench.kernels import Kernel
 from sp_bench.measure.cuda_graph import as_launched
-from sp_bench.measure.timing import time_arm
+from sp_bench.measure.timing import Schedule, time_arm
 from sp_bench.methods import SequenceParallelAttention
 
 Open = Callable[[Kernel], AbstractContextManager[SequenceParallelAttention]]
@@ -26,7 +25,7 @@ def arms(
     open_method: Open,
     kernel: Kernel,
     step: Callable[[SequenceParallelAttention], Sequence[Tensor]],
-    workload: WorkloadConfig,
+    schedule: Schedule,
     device: torch.device,
 ) -> dict[str, list[float]]:
     """Time both arms: name of the arm -> ms of each of this rank's steps. Every rank of the world calls it.
@@ -35,7 +34,7 @@ def arms(
     comm_only: messages, packing and merging; the attention kernel does nothing.
     """
     with open_method(kernel) as attention, exchange.local_copies():
-        compute_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
+        compute_only = time_arm(as_launched(partial(step, attention), schedule.workload), schedule, device)
     with open_method(NoKernel()) as attention:
-        comm_only = time_arm(as_launched(partial(step, attention), workload), workload, device)
+        comm_only = time_arm(as_launched(partial(step, attention), schedule.workload), schedule, device)
     return {"compute_only": compute_only, "comm_only": comm_only}

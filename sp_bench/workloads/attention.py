@@ -10,7 +10,7 @@ from torch import Tensor
 from sp_bench import kernels, methods
 from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
-from sp_bench.measure.timing import Measurement, allocated_bytes, measure, release_memory
+from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
 from sp_bench.oracle import reduced_length
 from sp_bench.oracle.timed_length import Draw, Step, check_attention, check_results
 from sp_bench.workloads import Job, arms
@@ -18,27 +18,29 @@ from sp_bench.workloads.step import attention_step, two_sets
 
 
 class Turns:
-    """Steps that are taken in turn, so that none reads the inputs of the one before. The results of step `last` stay,
-    on the device until `to_host`."""
+    """Steps that are taken in turn, so that none reads the inputs of the one before. The results of the last timed step
+    stay, on the device until `to_host`."""
 
-    def __init__(self, steps: Sequence[Step], last: int) -> None:
-        self._steps, self._last = steps, last
+    kept_from: int  # which of the steps it was
+
+    def __init__(self, steps: Sequence[Step], schedule: Schedule) -> None:
+        self._steps, self._schedule = steps, schedule
         self._taken = 0
         self._kept: list[Tensor] = []
-        self.kept_from = (last - 1) % len(steps)  # which of the steps it was
 
     def __call__(self) -> None:
-        results = self._steps[self._taken % len(self._steps)]()
+        turn = self._taken % len(self._steps)
+        results = self._steps[turn]()
         self._taken += 1
-        if self._taken == self._last:
-            self._kept = list(results)
+        if self._taken == self._schedule.last_timed:
+            self._kept, self.kept_from = list(results), turn
 
     def to_host(self) -> None:
         """Nothing that is kept is on the device while a further step runs."""
         self._kept = [x.to("cpu", copy=True) for x in self._kept]
 
     def results(self, device: torch.device) -> list[Tensor]:
-        """What step `last` returned, which is not kept any longer."""
+        """What the last timed step returned, which is not kept any longer."""
         kept, self._kept = self._kept, []
         return [x.to(device) for x in kept]
 
@@ -69,14 +71,15 @@ def run(job: Job) -> Measurement:
         timed = as_launched(eager, config.workload)
         other = partial(attention_step, sets[1], attention, backward=backward)
         steps = [timed, timed if isinstance(timed, Replay) else other]  # a graph reads the inputs it was recorded with
-        turns = Turns(steps, config.workload.warmup_steps + config.workload.timed_steps)
+        schedule = Schedule(config.workload)
+        turns = Turns(steps, schedule)
 
         def enter_phase(name: str) -> None:
             job.enter_phase(name)
             if name == "ledger":
                 turns.to_host()
 
-        measurement = measure(turns, config.workload, device, enter_phase, job.trace_to, counted=eager)
+        measurement = measure(turns, schedule, device, enter_phase, job.trace_to, counted=eager)
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
@@ -91,7 +94,7 @@ def run(job: Job) -> Measurement:
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
-        measurement.arms_ms = arms.arms(opened, kernel, step, config.workload, device)
+        measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
     measurement.expected = methods.expected_work(config, config.seq_len, mesh.get_rank())
     predicted = methods.attention_traffic(config, config.seq_len)
     if predicted is None:

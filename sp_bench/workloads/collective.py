@@ -16,7 +16,7 @@ from sp_bench.attention import copy_engines
 from sp_bench.costs import message_sizes
 from sp_bench.costs.message_sizes import MessageSize
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.measure.timing import Measurement, Step, allocated_bytes, measure, release_memory, time_arm
+from sp_bench.measure.timing import Measurement, Schedule, Step, allocated_bytes, measure, release_memory, time_arm
 from sp_bench.workloads import Job
 
 STAMPS = 251  # values 0 to 250 mark what is sent: whole numbers up to 256 are exact in every dtype
@@ -30,9 +30,10 @@ def run(job: Job) -> Measurement:
         prove(job, size)
     release_memory(device)
     leftover = allocated_bytes(device)
-    measurement = measure(_step(job, sizes[-1]), config.workload, device, job.enter_phase, job.trace_to)
+    schedule = Schedule(config.workload)
+    measurement = measure(_step(job, sizes[-1]), schedule, device, job.enter_phase, job.trace_to)
     # The other sizes are timed in the last phase that `measure` entered, because no phase is entered twice.
-    times_ms = [_median_of_slowest(time_arm(_step(job, size), config.workload, device)) for size in sizes[:-1]]
+    times_ms = [_median_of_slowest(time_arm(_step(job, size), schedule, device)) for size in sizes[:-1]]
     times_ms.append(_median_of_slowest(measurement.rank_step_ms))
     measurement.leftover_bytes = leftover
     measurement.predicted = message_sizes.traffic(config, sizes[-1])

@@ -10,7 +10,7 @@ import torch
 
 from sp_bench import engines, methods
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
+from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import one_process
 from sp_bench.oracle.timed_step import check_timed_steps
 from sp_bench.oracle.training_step import labelled
@@ -50,12 +50,12 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     release_memory(job.device)
     leftover = allocated_bytes(job.device)
     padded_len = train.padded_seq_len(config, config.seq_len)
-    clock = Clock(config.workload, job.device, job.enter_phase, job.trace_to)
+    clock = Clock(Schedule(config.workload), job.device, job.enter_phase, job.trace_to)
     compile_s = [compiling.seconds]  # spent until here and until each tick
 
-    def tick() -> None:
+    def tick() -> bool:
         compile_s.append(compiling.seconds)
-        clock.tick()
+        return clock.tick()
 
     results = engine.run(config, texts, job.mesh, job.device, tick, token_losses=0)
     measurement = clock.measurement
@@ -68,7 +68,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.columns = {
         **compare(got, expected, again),
         **steps,
-        "compile_s": compile_seconds(config, compile_s),
+        "compile_s": compile_seconds(config, num_texts - 1, compile_s),
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement

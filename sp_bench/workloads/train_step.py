@@ -13,7 +13,7 @@ from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.measure.timing import Clock, Measurement, allocated_bytes, num_steps, release_memory
+from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import reduced_length, timed_step, training_step
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
@@ -40,7 +40,9 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if proves:
         attention_columns = prove_attention(job)
         # the proof's steps are several, of an optimizer as it comes
-        whole = replace(job.config, workload=replace(job.config.workload, fit=False, single_step=False, warmup_steps=1))
+        warmup_steps = max(job.config.workload.warmup_steps, 1)
+        several = replace(job.config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
+        whole = replace(job.config, workload=several)
         step_columns = training_step.prove(whole, job.mesh, job.device)
     release_memory(job.device)
     config, engine = job.config, engines.get(job.config.engine.name)
@@ -53,16 +55,14 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     if config.workload.single_step and config.workload.warmup_steps == 0:
         warm_up(job, memory)
     leftover = allocated_bytes(job.device)
-    clock, weights = (
-        Clock(config.workload, job.device, job.enter_phase, job.trace_to),
-        timed_step.Weights(config.workload),
-    )
+    schedule = Schedule(config.workload)
+    clock = Clock(schedule, job.device, job.enter_phase, job.trace_to)
+    weights, last_update = timed_step.Weights(schedule), LastUpdate(config, schedule)
 
-    def tick() -> None:
+    def tick() -> bool:
         compile_s.append(compiling.seconds)
-        clock.tick()
+        return clock.tick()
 
-    last_update = LastUpdate(config)
     with ExitStack() as watching:
         ticking = watching.enter_context(weights.watched(tick))
         if proves:
@@ -72,7 +72,8 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement = clock.measurement
     measurement.leftover_bytes = leftover
     timed_columns: dict[str, Any] = {}
-    steps = timed_step.check_timed_steps(results[config.workload.warmup_steps :][: config.workload.timed_steps])
+    timed = results[config.workload.warmup_steps : schedule.last_timed]
+    steps = timed_step.check_timed_steps(timed)
     weights.require_changed()
     if proves:  # before what compares, since it says more plainly what is wrong
         timed_step.require_new_results(**steps)
@@ -104,16 +105,15 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         **step_columns,
         **timed_columns,
         **steps,
-        "compile_s": compile_seconds(config, compile_s),
-        "optimizer_ms": _optimizer_ms(config, results),
+        "compile_s": compile_seconds(config, schedule.last_timed, compile_s),
+        "optimizer_ms": _optimizer_ms(timed),
         "pinned_host_bytes": pinned_host_bytes(config, memory),
     }
     return measurement
 
 
-def _optimizer_ms(config: TrialConfig, results: list[train.StepResult]) -> float | None:
+def _optimizer_ms(timed: list[train.StepResult]) -> float | None:
     """The median over the timed steps; None: the device does it, or another engine's library."""
-    timed = results[config.workload.warmup_steps :][: config.workload.timed_steps]
     ms = [result.optimizer_ms for result in timed if result.optimizer_ms is not None]
     return statistics.median(ms) if ms else None
 
@@ -134,9 +134,9 @@ def pinned_host_bytes(config: TrialConfig, memory: HostMemory) -> int | None:
     return memory.num_bytes
 
 
-def compile_seconds(config: TrialConfig, until: list[float]) -> float | None:
-    """Seconds that torch.compile took before the timed steps; None: nothing is compiled. until: seconds of this process
-    before the proof, before each step and after the last.
+def compile_seconds(config: TrialConfig, last_timed: int | None, until: list[float]) -> float | None:
+    """Seconds that torch.compile took before the timed steps; None: nothing is compiled. last_timed: the step that ends
+    them. until: seconds of this process before the proof, before each step and after the last.
 
     Raises:
         RuntimeError: it compiled in a timed step.
@@ -144,8 +144,9 @@ def compile_seconds(config: TrialConfig, until: list[float]) -> float | None:
     if config.workload.model_code != "compiled":
         return None
     before, *until = until
-    start, end = config.workload.warmup_steps, config.workload.warmup_steps + config.workload.timed_steps
-    if (late := until[end] - until[start]) > 0:
+    start = config.workload.warmup_steps
+    assert last_timed is not None, "there were no timed steps"
+    if (late := until[last_timed] - until[start]) > 0:
         raise RuntimeError(
             f"torch.compile compiled for {late:.1f} s in the timed steps; use more than workload.warmup_steps={start}"
         )

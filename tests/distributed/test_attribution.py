@@ -28,6 +28,7 @@ from sp_bench.attention.no_kernel import NoKernel
 from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.measure import ledger
 from sp_bench.measure.ledger import Ledger
+from sp_bench.measure.timing import Schedule
 from sp_bench.workloads.arms import arms
 
 GQA = AttentionShape(2, 36, 12, 6, 8, True, "float64")
@@ -138,7 +139,7 @@ def check_conditions(workload: WorkloadConfig) -> None:
     def step(given: Any) -> None:
         seen.append((given is kernel, exchange._local["copies"]))
 
-    samples = arms(cast(Any, nullcontext), kernel, step, workload, torch.device("cpu"))
+    samples = arms(cast(Any, nullcontext), kernel, step, Schedule(workload), torch.device("cpu"))
     warmed_up = 1 + workload.timed_steps
     assert seen == [(True, True)] * warmed_up + [(False, False)] * warmed_up
     assert {arm: len(ms) for arm, ms in samples.items()} == dict.fromkeys(

@@ -30,6 +30,33 @@ def test_a_trial_config_survives_the_trip_through_json(make_config):
     assert parse(TrialConfig, json.loads(json.dumps(config.to_mapping()))) == config
 
 
+def test_auto_times_long_enough_and_never_too_long(make_config):
+    workload = make_config(workload__timed_steps="auto", workload__warmup_steps=2).workload
+    number = {ms: workload.num_timed_steps(ms) for ms in (0.01, 1.0, 50.0, 249.0, 300.0, 2500.0, 9000.0)}
+    assert number == {0.01: 5000, 1.0: 1250, 50.0: 25, 249.0: 6, 300.0: 5, 2500.0: 4, 9000.0: 2}
+    assert make_config(workload__timed_steps=7).workload.num_timed_steps(0.01) == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"workload__warmup_steps": 1}, "use workload.warmup_steps=2 or more, not 1"),
+        ({"workload": "parity"}, "workload parity has a fixed number of steps; use a number, or workload=attention or"),
+        ({"workload": "collective"}, "workload collective has a fixed number of steps"),
+        (
+            {"workload": "train_step", "workload__single_step": True},
+            "with timed_steps=auto; it is for .* timed_steps=1",
+        ),
+        ({"workload__timed_steps": "automatic"}, "must be a whole number in plain digits or auto"),
+        ({"workload__timed_steps": None}, "must be a whole number in plain digits or auto"),
+        ({"workload__timed_steps": 0}, "workload.timed_steps=0 must be positive"),
+    ],
+)
+def test_a_number_of_timed_steps_that_no_trial_can_have_is_refused(make_config, changes, reason):
+    with pytest.raises(ConfigError, match=reason):
+        make_config(**{"workload__timed_steps": "auto"} | changes)
+
+
 def test_every_method_and_kernel_has_its_file_and_every_file_its_code():
     assert set(choices("method")) == set(methods.NAMES)
     assert set(choices("kernel")) == set(kernels.NAMES)

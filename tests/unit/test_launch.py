@@ -80,7 +80,9 @@ def test_where_a_step_is_replayed_an_eager_one_is_counted() -> None:
         dist.all_reduce(torch.ones(4))
 
     workload = WorkloadConfig("attention", "forward_backward", True, 1, 2, 64)
-    measurement = timing.measure(replayed, workload, torch.device("cpu"), entered.append, None, counted=eager)
+    measurement = timing.measure(
+        replayed, timing.Schedule(workload), torch.device("cpu"), entered.append, None, counted=eager
+    )
     assert ran == [("warmup", "replayed"), *[("measure", "replayed")] * 2, ("ledger", "eager")]
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
 

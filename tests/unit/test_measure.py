@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from itertools import chain
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from sp_bench.config.trial import WorkloadConfig
 from sp_bench.measure import timing
 from sp_bench.measure.step_parts import ran_on
-from sp_bench.measure.timing import Clock
+from sp_bench.measure.timing import Clock, Schedule
 
 CPU = torch.device("cpu")
 WORKLOAD = WorkloadConfig("attention", "forward_backward", True, 3, 5, 64)
@@ -40,18 +41,53 @@ def test_steps_warm_up_then_are_timed_then_one_is_counted(who_steps: str) -> Non
         dist.all_reduce(torch.ones(4))
 
     if who_steps == "measure":
-        measurement = timing.measure(step, WORKLOAD, CPU, entered.append, None)
+        measurement = timing.measure(step, Schedule(WORKLOAD), CPU, entered.append, None)
     else:
-        clock = Clock(WORKLOAD, CPU, entered.append, None)
-        clock.tick()
+        clock = Clock(Schedule(WORKLOAD), CPU, entered.append, None)
+        wanted = [not clock.tick()]
         for _ in range(timing.num_steps(WORKLOAD)):
             step()
-            clock.tick()
+            wanted.append(not clock.tick())
+        assert wanted == [True] * 9 + [False]
         measurement = clock.measurement
     assert entered == ["warmup", "measure", "ledger"]
     assert steps == ["warmup"] * 3 + ["measure"] * 5 + ["ledger"]
     assert len(measurement.rank_step_ms) == 5
     assert measurement.counts == {("gradients", "all_reduce"): (1, Fraction(0))}
+
+
+def slowest_peer(monkeypatch: pytest.MonkeyPatch, step_ms: float) -> None:
+    """Every rank hears that the slowest took so long."""
+    monkeypatch.setattr(timing.dist, "all_reduce", lambda ms, op: ms.fill_(step_ms))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(("slowest_ms", "num_timed"), [(20.0, 63), (1000.0, 5), (4000.0, 2), (0.1, 5000)])
+def test_auto_times_as_many_steps_as_the_slowest_ranks_last_warm_up_step_says(
+    monkeypatch: pytest.MonkeyPatch, slowest_ms: float, num_timed: int
+) -> None:
+    slowest_peer(monkeypatch, slowest_ms)
+    schedule, entered, taken = Schedule(replace(WORKLOAD, timed_steps="auto")), [], []
+    assert (schedule.last_timed, schedule.last) == (None, None)
+    measurement = timing.measure(lambda: taken.append(entered[-1]), schedule, CPU, entered.append, None)
+    assert Counter(taken) == {"warmup": 3, "measure": num_timed, "ledger": 1}
+    assert len(measurement.rank_step_ms) == num_timed
+    assert (schedule.last_timed, schedule.last) == (3 + num_timed, 4 + num_timed)
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_loop_that_goes_on_after_the_last_step_is_an_error_and_not_a_longer_measurement(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slowest_peer(monkeypatch, 1000.0)
+    trains = {"name": "train_step", "pass_kind": "step", "optimizer": "adamw", "learning_rate": 1e-6}
+    workload = replace(WORKLOAD, timed_steps="auto", activation_checkpointing="none", **trains)
+    clock = Clock(Schedule(workload), CPU, lambda name: None, None)
+    while not clock.tick():
+        pass
+    with pytest.raises(RuntimeError, match="a step after its tick had returned True"):
+        clock.tick()
+    assert len(clock.measurement.rank_step_ms) == 5
 
 
 def test_what_the_host_takes_to_issue_a_step_is_of_the_first_ones_before_a_device_that_is_behind_holds_it_up(

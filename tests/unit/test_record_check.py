@@ -114,6 +114,30 @@ def test_a_broken_record_is_an_error_that_names_column_value_and_what_was_expect
     assert re.search(f"^the record is broken: {reason}", str(outcome.reason)), outcome.reason
 
 
+def test_a_row_has_the_number_of_steps_on_which_the_ranks_agreed(make_config):
+    auto, agreed = make_config(workload__timed_steps="auto"), make_config(workload__timed_steps=7)
+    outcome = checked(Outcome("ok", "done", measured=record_of(agreed)), auto)
+    assert (outcome.status, outcome.measured["timed_steps"]) == ("ok", 7)
+    assert "timed_steps" not in asked_for(auto, plan.resolve(auto))  # of a trial that failed nobody knows it
+    assert asked_for(agreed, plan.resolve(agreed))["timed_steps"] == 7
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        (lambda r: r["rank_step_ms"][1].pop(), "rank_step_ms of rank 1 has 6 steps; expected timed_steps=7"),
+        (set_to(rank_step_ms=[[10.5]] * 2), "rank_step_ms has 1 steps; expected 2 to 5000"),
+        (set_to(timed_steps=7), "timed_steps=7; expected no timed_steps from a rank, since the driver has 7"),
+    ],
+)
+def test_ranks_that_agreed_on_no_number_of_steps_are_an_error(make_config, tamper, reason):
+    record = json.loads(json.dumps(record_of(make_config(workload__timed_steps=7))))
+    tamper(record)
+    outcome = checked(Outcome("ok", "done", measured=record), make_config(workload__timed_steps="auto"))
+    assert outcome.status == "error"
+    assert reason in str(outcome.reason)
+
+
 @pytest.mark.parametrize("record", ["not JSON", [1, 2], 5])
 def test_what_is_no_record_at_all_is_an_error(make_config, record):
     outcome = checked(Outcome("ok", "done", measured=record), make_config())

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.timing import Schedule
 from sp_bench.methods import get
 from sp_bench.oracle import timed_step
 from sp_bench.oracle.timed_step import Run, Shorter, Weights, check_first_step, check_timed_steps, shorter_lengths
@@ -92,7 +93,7 @@ def test_weights_must_change_in_the_timed_steps(
     monkeypatch.setattr(timed_step.dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(timed_step.dist, "all_gather_object", lambda every, mine: every.__setitem__(0, mine))
     workload = make_config(workload="train_step", workload__warmup_steps=warmup_steps, workload__timed_steps=2).workload
-    model, weights, ticks = nn.Linear(3, 2), Weights(workload), []
+    model, weights, ticks = nn.Linear(3, 2), Weights(Schedule(workload)), []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with weights.watched(lambda: ticks.append(1)) as tick:
         tick()
@@ -113,7 +114,7 @@ def test_weights_must_change_in_the_timed_steps(
 def test_an_optimizer_that_never_steps_changes_no_weight(make_config, monkeypatch):
     monkeypatch.setattr(timed_step.dist, "get_world_size", lambda: 1)
     monkeypatch.setattr(timed_step.dist, "all_gather_object", lambda every, mine: every.__setitem__(0, mine))
-    weights = Weights(make_config(workload="train_step").workload)
+    weights = Weights(Schedule(make_config(workload="train_step").workload))
     with weights.watched(lambda: None) as tick:
         for _ in range(9):
             tick()

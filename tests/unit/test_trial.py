@@ -178,6 +178,19 @@ def test_each_rank_is_told_who_it_is_and_only_rank_0_has_the_socket_where_they_m
     assert second == {"RANK": "1", "LOCAL_RANK": "1", **shared}
 
 
+def test_what_libraries_compile_stays_in_the_campaigns_folder_unless_a_user_has_another(tmp_path, monkeypatch):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    trial = tmp_path / "campaign" / "_work" / "trials" / "key.nonce"
+    caches = ranks_of.compiler_caches(handover.compiled(trial))
+    torch_s = Path(caches["TORCHINDUCTOR_CACHE_DIR"])
+    assert torch_s.parents[1] == tmp_path / "campaign" / "_work" / "compiled"
+    assert torch_s.parent.stat().st_mode & 0o077 == 0
+    assert caches["TRITON_CACHE_DIR"] == "/elsewhere"
+    monkeypatch.setattr(ranks_of.hardware, "cpu_model", lambda: "another CPU")
+    assert Path(ranks_of.compiler_caches(handover.compiled(trial))["TORCHINDUCTOR_CACHE_DIR"]) != torch_s
+
+
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
 def test_every_exit_is_known_with_its_code_and_its_time(make_config, tmp_path, code):
     """Of the first while the second still runs, which ends when it is told to."""

@@ -2,7 +2,8 @@
 
 import torch
 
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, WorkloadConfig
+from sp_bench.measure.timing import Schedule
 from sp_bench.workloads.attention import Turns
 from sp_bench.workloads.step import local_inputs, two_sets
 
@@ -34,7 +35,8 @@ def test_what_is_kept_while_inputs_stay_is_computed_anew_in_each_step() -> None:
         return kept[key]
 
     sets = two_sets(SHAPE, 6, CPU, seed=0)
-    turns = Turns([lambda q=q: [attention(q)] for q, *_ in sets], last=5)
+    schedule = Schedule(WorkloadConfig("attention", "forward_backward", True, 2, 3, 64))
+    turns = Turns([lambda q=q: [attention(q)] for q, *_ in sets], schedule)
     for _ in range(6):
         turns()
     assert len(computed) == 6
