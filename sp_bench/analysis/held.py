@@ -134,6 +134,16 @@ def held(cells: Sequence[Cell]) -> list[Held]:
     return sorted(found, key=_order)
 
 
+def largest_error(helds: Sequence[Held], workload: str) -> float | None:
+    """Of the times of a workload's cells on NVLink, where measured rows are of like code; None where there are none."""
+    errors = [
+        abs(each.ratio - 1)
+        for each in helds
+        if each.is_like_code and (each.one.asked["workload"], each.one.asked["fabric"]) == (workload, "nvlink")
+    ]
+    return max(errors, default=None)
+
+
 def groups(helds: Sequence[Held]) -> list[Group]:
     grouped: dict[tuple[str, int, str], list[Held]] = {}
     for each in helds:

@@ -218,10 +218,11 @@ class Setting:
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """The places where something ran: slower fabrics first, the largest and fastest last."""
+        """The places where something ran: slower fabrics first, the largest and fastest last. Without cells of one real
+        rank that wait for the host: they say nothing of the messages, and are in no verdict."""
         grouped: dict[tuple[Any, ...], list[Cell]] = {}
         for cell in self.cells:
-            if cell.ok and cell.is_of_a_length and not is_baseline(cell):
+            if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not _is_of_the_host(cell):
                 grouped.setdefault(place_key(cell), []).append(cell)
         found = [Place(tuple(sorted(group, key=by_speed)), self.smallest) for group in grouped.values()]
         return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))
@@ -272,6 +273,10 @@ def leader(cells: Sequence[Cell], smallest: float) -> Cell:
 def place_key(cell: Cell) -> tuple[Any, ...]:
     return (*(cell.asked[name] for name in ("fabric", "world_size", "sp_size", "seq_len")), cell.name.pack,
             cell.asked["kernel"])  # fmt: skip
+
+
+def _is_of_the_host(cell: Cell) -> bool:
+    return not cell.all_ranks_were_there and "host_bound" in cell.flags
 
 
 def is_baseline(cell: Cell) -> bool:

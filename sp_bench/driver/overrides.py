@@ -22,6 +22,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from sp_bench import engines, hardware, kernels, methods
 from sp_bench.config import outside
+from sp_bench.config.conf_files import conf_folder
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.config.trial import HardwareConfig, TrialConfig
 from sp_bench.config.yaml_text import read_yaml
@@ -137,13 +138,6 @@ def names(group: str) -> list[str]:
 # The files of conf
 
 SWEEP_HEADER = "# @package _global_"  # without it, Hydra puts the file's keys below `sweep`, where nothing reads them
-
-
-@cache
-def conf_folder() -> Path:
-    """The folder `conf`: inside an installed wheel, or beside the package in a checkout."""
-    package = Path(__file__).parents[1]
-    return next(folder for folder in (package / "conf", package.parent / "conf") if folder.is_dir())
 
 
 OWN_GROUPS = ("sweep", "model", "hardware", "fabric", "link", "cluster")  # of which users may have files beside ours

@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.held import SMALLEST_SIGN, Group, Held, Sign, groups, held, signs
-from sp_bench.formats import number
+from sp_bench.analysis.over_depth import OverDepth, over_depth
+from sp_bench.formats import gib, number
+from sp_bench.report.published import beside_one_rank
 from sp_bench.report.table import Column, Table, plain, section
 
 BEGIN = "<!-- written by sp-bench report --one-rank -->\n"
@@ -26,6 +29,12 @@ ABOUT_CELLS = (
 ABOUT_SIGNS = (
     "Time of the ring over that of Ulysses, where rows of all ranks have both beside each other. A sign is asked for "
     f"where they differ by {SMALLEST_SIGN:.0%} or more."
+)
+
+
+ABOUT_LINES = (
+    "Steps of one real rank that ran with few layers; the line through two of them gives the step of all. Where the "
+    "whole step ran too, the last column has what the line says of it over what it was."
 )
 
 
@@ -84,12 +93,29 @@ SIGNS: tuple[Column[Sign], ...] = (
 )
 
 
-def tables(cells: Sequence[Cell]) -> list[Table[Held] | Table[Group] | Table[Sign]]:
-    """Without lines where no cell of one real rank has a measured one."""
+LINES: tuple[Column[OverDepth], ...] = (
+    Column("what", lambda of: f"{words.model(of.few)}, {words.method(of.few)}"),
+    Column("ranks", lambda of: of.few.asked["sp_size"]),
+    Column("tokens", lambda of: of.few.asked["seq_len"], "{:,}".format),
+    Column("kernel", lambda of: words.kernel(of.few)),
+    Column("options", lambda of: ", ".join(_of_step(of.few))),
+    Column("link", lambda of: words.link(of.few.options)),
+    Column("layers", lambda of: "{} and {} of {}".format(*of.num_layers_run, of.num_layers)),
+    Column("step (s)", lambda of: of.step_ms / 1e3, number),
+    Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),
+    Column("peak GiB", lambda of: of.peak_gib, gib),
+    Column("over the whole step: time, peak", lambda of: of.check, lambda pair: "{:.3f}, {:.3f}".format(*pair)),
+)
+
+
+def tables(cells: Sequence[Cell]) -> list[Table[Any]]:
+    """Those without lines: no cells of one real rank have what they compare with."""
     found = held(cells)
     of_signs = signs(found, cells)
     return [
         plain("One real rank beside all ranks", ABOUT_GROUPS, GROUPS, groups(found)),
+        plain("Whole steps from few layers", ABOUT_LINES, LINES, over_depth(cells)),
+        beside_one_rank(cells),
         plain("The ring against Ulysses", " ".join([ABOUT_SIGNS, *_right(of_signs)]), SIGNS, of_signs),
         plain("Each cell of one real rank", ABOUT_CELLS, CELLS, found),
     ]
@@ -115,6 +141,10 @@ def _right(found: Sequence[Sign]) -> list[str]:
 def _near(of: Group) -> str | None:
     known = [near for each in of.of_like_code if (near := each.exposed_is_near) is not None]
     return f"{sum(known)} of {len(known)}" if known else None
+
+
+def _of_step(cell: Cell) -> list[str]:
+    return [text for path in words.OF_STEP if (text := words.unusual(cell, path))]
 
 
 def _what(cell: Cell) -> str:

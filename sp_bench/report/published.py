@@ -9,7 +9,10 @@ from typing import Any
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s, tokens_per_s_per_gpu
+from sp_bench.analysis.over_depth import OverDepth, over_depth
+from sp_bench.config.trial import NO_DELAY
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.formats import GIB, number, whole
 from sp_bench.report.table import Column, Table, plain
@@ -112,6 +115,93 @@ def beside(cells: Sequence[Cell]) -> Table[Beside]:
     """A table of the published figures that have a matching cell of ours."""
     found = [Beside(figure, cell) for figure in figures() if (cell := _ours(figure, cells)) is not None]
     return plain("Beside published figures", ABOUT, COLUMNS, found)
+
+
+@dataclass(frozen=True)
+class BesideOneRank:
+    """A published figure beside a cell of one real rank, or beside a whole step by the line over layers."""
+
+    published: Published
+    cell: Cell
+    one_rank: float
+    error: float | None  # the largest relative error of cells of its workload that rows of all ranks check
+    line: OverDepth | None
+
+    @property
+    def ratio(self) -> float | None:
+        return None if isinstance(self.published.value, str) else self.one_rank / self.published.value
+
+    @property
+    def is_within(self) -> bool | None:
+        """Whether the ratio differs from 1 by no more than the held error; None for memory, which rows check apart."""
+        if self.ratio is None or self.error is None or self.published.metric == "peak_memory_gb":
+            return None
+        return abs(self.ratio - 1) <= self.error
+
+    @property
+    def how(self) -> str:
+        depth = "{} and {} layers, by their line".format(*self.line.num_layers_run) if self.line else ""
+        return ", ".join(filter(None, [_with(self.cell), words.link(self.cell.options), depth]))
+
+
+OF_LINES: Mapping[str, Callable[[OverDepth], float | None]] = {  # metrics that a line over layers gives
+    "step_s": lambda line: line.step_ms / 1e3,
+    "tokens_per_s_per_gpu": lambda line: line.tokens_per_s_per_gpu,
+    "peak_memory_gb": lambda line: line.peak_gib and line.peak_gib * GIB / 1e9,
+}
+
+ONE_RANK: tuple[Column[BesideOneRank], ...] = (
+    Column("source", lambda of: of.published.source),
+    Column("its stack", lambda of: of.published.stack),
+    Column("figure", lambda of: of.published.words),
+    Column("GPUs", lambda of: of.cell.asked["world_size"]),
+    Column("hosts", lambda of: of.cell.asked["num_nodes"] or 1),
+    Column("published", lambda of: of.published.value, lambda value: f"{value:,}"),
+    Column("one rank", lambda of: of.one_rank, number),
+    Column("ratio", lambda of: of.ratio, "{:.2f}".format),
+    Column("within the held error", lambda of: of.is_within, lambda within: "yes" if within else "no"),
+    Column("one rank ran", lambda of: of.how),
+)
+
+
+def beside_one_rank(cells: Sequence[Cell]) -> Table[BesideOneRank]:
+    """Each published figure of which cells of one real rank have the columns; for a step of all layers, two of few."""
+    helds, lines = held(cells), over_depth(cells)
+    found = []
+    for figure in figures():
+        for cell, line, value in _of_one_rank(figure, cells, lines):
+            found.append(BesideOneRank(figure, cell, value, largest_error(helds, cell.asked["workload"]), line))
+    errors = {words.workload(each.cell).lower(): each.error for each in found if each.error is not None}
+    stated = ", ".join(f"{workload} {error:.1%}" for workload, error in errors.items())
+    about = f"{OF_ONE_RANK} Held error: {stated}." if stated else OF_ONE_RANK
+    return plain("One real rank beside published figures", about, ONE_RANK, found)
+
+
+OF_ONE_RANK = (
+    "Figures of others at 8 GPUs or more, beside one real rank of as many with the same model, length, kernel and what "
+    "is recomputed, where rows have them. Theirs are of H100s, ours of an H200, which computes as fast. The held error "
+    "is the largest of cells on NVLink that rows of all ranks check."
+)
+
+
+def _of_one_rank(
+    figure: Published, cells: Sequence[Cell], lines: Sequence[OverDepth]
+) -> list[tuple[Cell, OverDepth | None, float]]:
+    """The cell or the line of each link but of messages without delay, with its value."""
+    depth = figure.where.get("num_layers")
+    rest = {name: value for name, value in figure.where.items() if name != "num_layers"}
+
+    def matches(cell: Cell) -> bool:
+        delayed = words.link(cell.options) not in ("", NO_DELAY)
+        return delayed and all(cell.asked[name] == value for name, value in rest.items())
+
+    read = METRICS[figure.metric][1]
+    wholes = [c for c in cells if matches(c) and c.asked["num_layers"] == depth]
+    found: list[tuple[Cell, OverDepth | None, float]] = [(c, None, v) for c in wholes if (v := read(c)) is not None]
+    if found or (by_line := OF_LINES.get(figure.metric)) is None:
+        return found
+    fitting = [line for line in lines if matches(line.few) and line.num_layers == depth]
+    return [(line.few, line, value) for line in fitting if (value := by_line(line)) is not None]
 
 
 def _ours(figure: Published, cells: Sequence[Cell]) -> Cell | None:

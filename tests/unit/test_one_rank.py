@@ -153,7 +153,7 @@ def test_an_ok_row_of_real_ranks_with_equal_options_is_a_proof(make_config, tmp_
 @pytest.mark.parametrize("name", ["one_rank_held", "one_rank_map"])
 def test_all_cells_of_our_sweeps_are_proven_by_committed_rows_and_can_run(name):
     configs, _ = sweep.configs(overrides.read_arguments([f"sweep={name}"]))
-    assert 30 <= len(configs) <= 60
+    assert 30 <= len(configs) <= (40 if name == "one_rank_map" else 60)
     for config in configs:
         assert proofs.missing_reason(config, RESULTS) is None, json.loads(canonical(config))
         assert plan.reason_anywhere(config) is None

@@ -13,7 +13,7 @@ from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import settings
 from sp_bench.analysis.signs import counts
 from sp_bench.report import EXPORTS
-from sp_bench.report.figures import memory, steps, throughput, traffic
+from sp_bench.report.figures import memory, over_ranks, steps, throughput, traffic
 from sp_bench.report.figures.style import Look, line, mark
 from sp_bench.report.findings import findings
 from sp_bench.report.setting_tables import VALUES, lines, tables
@@ -28,12 +28,12 @@ SPLITS = ({"method": "ring", "layout": "zigzag"}, {"method": "ulysses", "ring_de
 
 
 def measured(**columns):
-    return row(**GPU, config=json.dumps({"hardware": KIND, "seed": 0}), **columns)
+    return row(**{**GPU, "config": json.dumps({"hardware": KIND, "seed": 0}), **columns})
 
 
 def one(**columns):
     config = {"hardware": KIND, "seed": 0, "world": "one_rank", "link": {"name": "nvlink"}}
-    return row(**GPU, config=json.dumps(config), **columns) | {"evidence": "one_rank", "link": "nvlink"}
+    return row(**{**GPU, "config": json.dumps(config), **columns}) | {"evidence": "one_rank", "link": "nvlink"}
 
 
 def both(**columns):
@@ -105,3 +105,24 @@ def test_equal_options_are_never_pooled_with_measured_ones(tmp_path, mix):
     for place in (place for setting in settings(found) for place in setting.places):
         assert len({cell.asked["evidence"] for cell in place.cells}) == 1
     assert all("one real rank" in count.where or count.first.all_ranks_were_there for count in counts(settings(found)))
+
+
+def test_a_figure_over_ranks_crosses_what_waits_for_the_host():
+    rows = [
+        one(**split, median_ms=10.0 / size, sp_size=size) | {"attention_flops_per_s": 4e15 * size, "flags": flags}
+        for split in SPLITS
+        for size, flags in ((8, []), (64, []), (256, ["host_bound"]))
+    ]
+    (plot,) = over_ranks.draw(cells_of(rows), Look())
+    assert set(plot.data["sp_size"]) == {8, 64, 256}
+    assert set(plot.data.loc[plot.data["host_bound"], "sp_size"]) == {256}
+    assert "waits for the host" in {text.get_text() for text in plot.figure.legends[0].get_texts()}
+    assert over_ranks.draw(cells_of([measured(**split) for split in SPLITS]), Look()) == []
+
+
+def test_one_real_rank_that_waits_for_the_host_is_in_no_verdict():
+    rows = [*(one(**split, flags=["host_bound"]) for split in SPLITS), *(measured(**split) for split in SPLITS)]
+    for setting in settings(cells_of(rows)):
+        there = setting.cells[0].all_ranks_were_there
+        assert [len(place.cells) for place in setting.places] == ([2] if there else [])
+        assert len(setting.cells) == 2

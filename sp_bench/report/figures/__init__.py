@@ -7,7 +7,7 @@ from matplotlib import rc_context, rcdefaults, rcParams
 
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.settings import Setting
-from sp_bench.report.figures import fabrics, forest, memory, steps, throughput, traffic
+from sp_bench.report.figures import fabrics, forest, memory, over_ranks, steps, throughput, traffic
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
 
@@ -19,6 +19,7 @@ FIGURES: Mapping[str, Draw] = {  # in the order of the page
     "memory": lambda settings, cells, look: memory.draw(settings, look),
     "bytes": lambda settings, cells, look: traffic.draw(settings, look),
     "fabrics": lambda settings, cells, look: fabrics.draw(cells, look),
+    "ranks": lambda settings, cells, look: over_ranks.draw(cells, look),
 }
 NAMES = tuple(FIGURES)
 

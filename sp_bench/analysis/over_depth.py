@@ -1,0 +1,77 @@
+"""Whole training steps from steps of few layers: time and memory are lines over the number of layers.
+
+One real rank of a step that takes minutes is run with 2 and 4 layers, say. Their rows say so (`num_layers`), and the
+line through both gives the step of all layers. Where the whole step was run too, it checks the line.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.metrics import memory_gib
+from sp_bench.analysis.words import link
+from sp_bench.config.conf_files import num_layers
+
+
+@dataclass(frozen=True)
+class OverDepth:
+    """Two cells that differ in their layers, and the depth of their model."""
+
+    few: Cell
+    more: Cell
+    num_layers: int
+    whole: Cell | None  # the cell of that depth
+
+    @property
+    def step_ms(self) -> float:
+        assert self.few.median_step_ms is not None
+        assert self.more.median_step_ms is not None
+        return self._at_depth(self.few.median_step_ms, self.more.median_step_ms)
+
+    @property
+    def peak_gib(self) -> float | None:
+        few, more = memory_gib(self.few), memory_gib(self.more)
+        return None if few is None or more is None else self._at_depth(few, more)
+
+    @property
+    def tokens_per_s_per_gpu(self) -> float | None:
+        tokens = self.few.tokens_per_step
+        return None if tokens is None else 1e3 * tokens / self.step_ms / self.few.asked["world_size"]
+
+    @property
+    def check(self) -> tuple[float, float] | None:
+        """Time and peak by the line, over those of the whole step."""
+        peak = self.whole and memory_gib(self.whole)
+        if self.whole is None or not self.whole.median_step_ms or not peak or self.peak_gib is None:
+            return None
+        return self.step_ms / self.whole.median_step_ms, self.peak_gib / peak
+
+    @property
+    def num_layers_run(self) -> tuple[int, int]:
+        return self.few.asked["num_layers"], self.more.asked["num_layers"]
+
+    def _at_depth(self, few: float, more: float) -> float:
+        first, second = self.num_layers_run
+        return few + (self.num_layers - first) * (more - few) / (second - first)
+
+
+def over_depth(cells: Sequence[Cell]) -> list[OverDepth]:
+    """Of the steps of one real rank that ran with two depths below that of their model; of more the two smallest."""
+    grouped: dict[tuple[Any, ...], dict[int, Cell]] = {}
+    for cell in cells:
+        if cell.ok and not cell.all_ranks_were_there and cell.asked["workload"] == "train_step":
+            place = (cell.pool, link(cell.options), *cell.but("model.num_layers"))
+            grouped.setdefault(place, {})[cell.asked["num_layers"]] = cell
+    found = []
+    for by_depth in grouped.values():
+        depth = num_layers(next(iter(by_depth.values())).asked["model"])
+        few = sorted(number for number in by_depth if depth is not None and number < depth)
+        if depth is not None and len(few) > 1:
+            found.append(OverDepth(by_depth[few[0]], by_depth[few[1]], depth, by_depth.get(depth)))
+    return sorted(found, key=_order)
+
+
+def _order(of: OverDepth) -> tuple[Any, ...]:
+    asked = of.few.asked
+    return asked["model"], asked["sp_size"], asked["seq_len"], link(of.few.options), asked["method"], of.few.cell_id

@@ -1,0 +1,71 @@
+"""Whole steps from steps of few layers, and what others published beside one real rank."""
+
+import json
+
+import pytest
+
+from sp_bench.analysis.held import OVERLAP_CHANGED
+from sp_bench.analysis.over_depth import over_depth
+from sp_bench.report import held_tables
+from sp_bench.report.published import beside, beside_one_rank
+
+from .rows import cells_of, row
+
+STEP = {"workload": "train_step", "pass_kind": "step", "hardware": "h200", "fabric": "nvlink", "kernel": "cudnn",
+        "method": "all_gather", "layout": "zigzag", "dtype": "bfloat16", "model": "qwen3_8b", "sp_size": 8,
+        "seq_len": 1048576, "num_heads": 32, "num_kv_heads": 8, "head_dim": 128}  # fmt: skip
+GIB = 2**30
+
+
+def step(layers: int, ms: float, gib: int, *, world: str = "one_rank", **columns):
+    of = {"world": world, "link": {"name": "nodes_400g"}} if world == "one_rank" else {}
+    config = {"hardware": {"name": "h200", "device": "cuda"}, "seed": 0, "model": {"num_layers": layers}, **of}
+    config["workload"] = {"checkpoint_offload": True}
+    made = row(**{**STEP, "num_layers": layers, "config": json.dumps(config), "median_ms": ms, **columns})
+    peaks = {"max_peak_allocated_bytes": gib * GIB, "checkpoint_offload": True}
+    return made | peaks | ({"evidence": world, "link": "nodes_400g"} if of else {})
+
+
+def test_a_line_through_two_depths_gives_the_step_of_all_layers():
+    (of,) = over_depth(cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14)]))
+    assert of.num_layers == 36
+    assert of.step_ms == pytest.approx(360_000.0)
+    assert of.peak_gib == pytest.approx(46.0)
+    assert of.check is None
+
+
+def test_the_whole_step_checks_the_line():
+    rows = [step(2, 20_000.0, 12), step(4, 40_000.0, 14), step(36, 400_000.0, 46)]
+    (of,) = over_depth(cells_of(rows))
+    assert of.check == (pytest.approx(0.9), pytest.approx(1.0))
+    assert "0.900, 1.000" in held_tables.markdown(cells_of(rows))
+
+
+def test_no_line_is_of_measured_steps_of_one_depth_or_of_two_links():
+    assert over_depth(cells_of([step(2, 20.0, 12, world="ranks"), step(4, 40.0, 14, world="ranks")])) == []
+    assert over_depth(cells_of([step(2, 20.0, 12), step(36, 40.0, 14)])) == []
+    other = step(4, 40.0, 14)
+    other["config"] = other["config"].replace("nodes_400g", "nodes_200g")
+    assert over_depth(cells_of([step(2, 20.0, 12), other | {"link": "nodes_200g"}])) == []
+
+
+def test_a_published_step_stands_beside_the_line_and_never_as_measured():
+    cells = cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14)])
+    found = {(of.published.source, of.published.metric): of for of in beside_one_rank(cells).lines}
+    time, peak = found["TRL #6846", "step_s"], found["TRL #6846", "peak_memory_gb"]
+    assert time.one_rank == pytest.approx(360.0)
+    assert time.ratio == pytest.approx(360 / 380)
+    assert "2 and 4 layers, by their line" in time.how
+    assert peak.one_rank == pytest.approx(46 * GIB / 1e9)
+    assert time.is_within is None  # no row of all ranks says how near one rank comes
+    assert beside(cells).lines == []
+
+
+def test_a_ratio_is_within_the_error_that_rows_of_all_ranks_show():
+    short = {"sp_size": 4, "seq_len": 32768, "link": "nodes_400g", "started_at": OVERLAP_CHANGED}
+    near = [step(36, 95.0, 20, **short) | {"evidence": "one_rank"}, step(36, 100.0, 20, world="ranks", **short)]
+    cells = cells_of([step(2, 20_000.0, 12), step(4, 40_000.0, 14), *near])
+    by_metric = {of.published.metric: of for of in beside_one_rank(cells).lines}
+    assert by_metric["step_s"].error == pytest.approx(0.05)
+    assert by_metric["step_s"].is_within is False  # 0.947 of theirs
+    assert by_metric["peak_memory_gb"].is_within is None
