@@ -19,12 +19,12 @@ import pandas as pd
 from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import listed
 from sp_bench.formats import counted
-from sp_bench.rows import plans, store
+from sp_bench.rows import consistency, plans, store
 from sp_bench.rows.frame import of_table
 from sp_bench.rows.row import MEASURED
 from sp_bench.rows.schema import SCHEMA
 
-# Samples of every rank and step. No page shows them, and reading them would double the time.
+# Samples of every rank and step, which no page shows.
 _RAW = (
     *("rank_step_ms", "compute_only_rank_ms", "host_step_ms", "curve", "grad_norm"),
     *("peak_allocated_bytes", "peak_host_bytes"),
@@ -105,7 +105,7 @@ class _Read(NamedTuple):
 
 
 def _read(name: str, folder: Path, executor: Executor | None, progress: Callable[[int], None]) -> _Read:
-    table, problems = store.read(folder, COLUMNS, executor=executor, progress=progress)
+    table, problems = consistency.read(folder, COLUMNS, executor=executor, progress=progress)
     probes = {trial_id for plan in plans.read(folder) for trial_id in plan.probes}
     frame = of_table(table).assign(folder=name)
     frame["probe"] = [trial_id in probes for trial_id in frame["trial_id"]]
@@ -118,12 +118,22 @@ def _read(name: str, folder: Path, executor: Executor | None, progress: Callable
 
 
 def _without_copies(rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Each attempt once, and a line per folder that repeats rows: a copy of a campaign is no further evidence."""
+    """Each attempt once, and a line per folder that repeats rows: a copy of a campaign is no further evidence. Nor is a
+    copy under another replicate's name."""
     attempt = ["trial_id", "env_id", "attempt", "started_at", "median_step_ms"]
+    starts = [None if pd.isna(at) else at for at in rows["started_at"]]
+    cells = list(zip(rows["cell_id"], rows["env_id"], strict=True))
     again = rows.duplicated(attempt) & rows["started_at"].notna()
-    copies = Counter(rows.loc[again, "folder"])
-    lines = [f"{name}: {counted(n, 'row')} of another folder again; each counts once" for name, n in copies.items()]
-    return pd.DataFrame(rows[~again]), lines
+    renamed = rows.index.isin(consistency.copies(list(rows["trial_id"]), cells, starts))
+    lines = [
+        f"{name}: {counted(n, 'row')} {problem}"
+        for which, problem in (
+            (again, "of another folder again; each counts once"),
+            (renamed, "with the start of another replicate: a copy; skipped"),
+        )
+        for name, n in Counter(rows.loc[which, "folder"]).items()
+    ]
+    return pd.DataFrame(rows[~(again | renamed)]), lines
 
 
 def _contradictions(rows: pd.DataFrame) -> list[str]:

@@ -25,8 +25,9 @@ def status(
 
     Of each trial the latest attempt counts, once for each env_id it was measured with: a hash of packages, device and
     measuring code, which differs from method to method. What is planned is what the run that began last has. Files that
-    are not rows are named. squeue says which jobs of `submit` wait or run. With several campaigns, failures are counted
-    and their reasons left out, and so is what _campaign.yaml says.
+    are not rows are named, and rows that are damaged or contradict themselves, which reports leave out. squeue says
+    which jobs of `submit` wait or run. With several campaigns, failures are counted and their reasons left out, no row
+    is opened, and what _campaign.yaml says is left out.
     """
     from sp_bench.look import status as state
     from sp_bench.rows import store
@@ -50,7 +51,7 @@ def status(
     for line in passed_over[:SHOWN]:
         print(line)
     if more := passed_over[SHOWN:]:
-        print(f"and {len(more):,} further files that are not rows")
+        print(f"and {len(more):,} further files")
 
 
 def rm(
@@ -115,13 +116,13 @@ def export(
 
     `report --export` prints the tables of a report instead. Exit codes: 0 done, 2 bad input.
     """
-    from sp_bench.rows import flat, store
+    from sp_bench.rows import consistency, flat, store
 
     if form not in flat.FORMATS:
         raise ConfigError(f"--format {shown(form)}: unknown; use one of {', '.join(flat.FORMATS)}")
     tables = []
     for campaign in store.require_campaigns(folders):
-        rows, problems = store.read(campaign, flat.FLAT)
+        rows, problems = consistency.read(campaign, flat.FLAT)
         tables.append(rows)
         for line in problems:
             print(f"sp-bench: {campaign}: {line}", file=sys.stderr)

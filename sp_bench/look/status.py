@@ -1,5 +1,5 @@
 """The state of a campaign: rows by status, planned and remaining trials, running processes, and reasons of failures.
-Counts come from file names; a row is opened only for the reason of its failure.
+Counts come from file names. Rows are opened for the reasons of failures, and to name those that readers skip.
 """
 
 import re
@@ -17,11 +17,12 @@ from sp_bench.config.parsing import shown
 from sp_bench.driver import claims
 from sp_bench.driver.progress import duration
 from sp_bench.formats import counted
-from sp_bench.rows import campaign_file, packed, plans, store, submissions
+from sp_bench.rows import campaign_file, consistency, packed, plans, store, submissions
 from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
 MAX_REASONS = 20  # the newest failed rows, which are opened for their reasons
+MAX_CHECKED = 1000  # rows of a campaign that are all opened to check them; loose ones take about 7 ms each
 REASON_WIDTH = 160
 
 
@@ -72,7 +73,7 @@ class Overview:
     failures: tuple[Failure, ...]
     # unfinished searches for the longest sequence: name -> the bracket so far, in words; empty if nothing was tried
     open_searches: Mapping[str, str]
-    passed_over: tuple[str, ...]  # files that are not rows
+    passed_over: tuple[str, ...]  # files that are not rows, and rows that are damaged or contradict themselves
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -84,6 +85,9 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
     started, planned = _planned(folder)
     left = None if planned is None else sum(trial not in latest for trial in planned)
     found = latest.values()
+    passed_over = sorted(store.passed_over(folder))
+    if reasons and 0 < len(latest) <= MAX_CHECKED:
+        passed_over = list(dict.fromkeys([*passed_over, *consistency.read(folder, store.IDENTITY)[1]]))
     jobs, queue_problem = _jobs(folder)
     return Overview(
         campaign=folder.name,
@@ -97,7 +101,7 @@ def overview(folder: Path, *, reasons: bool = True) -> Overview:
         queue_problem=queue_problem,
         failures=tuple(_failures(folder, [row for row in found if row.status in FAILED])) if reasons else (),
         open_searches=plans.open_searches(plans.read(folder)),
-        passed_over=(*sorted(store.passed_over(folder)), *campaign_file.read_all([folder])[1]),
+        passed_over=(*passed_over, *campaign_file.read_all([folder])[1]),
     )
 
 
@@ -203,6 +207,8 @@ def lines(found: Overview) -> Iterator[str]:
         if each.dead or each.quiet_s > claims.STALE_S:
             at_work = f"gave no sign of life for {duration(each.quiet_s)}; the next run takes it over"
         yield f"  trial {each.trial_id}: {at_work}, process {each.pid} on {each.host}"
+    if sum(found.counts.values()) > MAX_CHECKED:
+        yield f"  whether rows are damaged is not checked here, as they are over {MAX_CHECKED:,}; report checks them"
     for failure in found.failures:
         trials = " ".join(failure.trials[:3]) + (" ..." if len(failure.trials) > 3 else "")
         yield f"  {len(failure.trials)} {failure.status}: {_short(failure.reason)} (trial {trials})"

@@ -11,7 +11,7 @@ import pandas as pd
 
 from sp_bench.analysis.device_sets import numbered
 from sp_bench.formats import counted, escape_markdown, without_escapes
-from sp_bench.rows import campaign_file, git, store
+from sp_bench.rows import campaign_file, consistency, git
 from sp_bench.rows.campaign_file import CampaignFile
 from sp_bench.rows.frame import of_table
 
@@ -34,7 +34,7 @@ def markdown(folders: Sequence[Path]) -> tuple[str, list[str]]:
     tables = []
     names = [re.sub("[^A-Za-z0-9._-]", "_", folder.resolve().name) for folder in folders]  # as `campaign` may be
     for name, folder in zip(names, folders, strict=True):
-        rows, unread = store.read(folder, COLUMNS)
+        rows, unread = consistency.read(folder, COLUMNS)
         tables.append(of_table(rows).assign(folder=name))
         problems += [f"{folder}: {line}" for line in unread]
     rows = pd.concat(tables, ignore_index=True)

@@ -8,7 +8,7 @@ from typing import Literal
 import pandas as pd
 import pyarrow as pa
 
-from sp_bench.rows import store
+from sp_bench.rows import consistency
 
 
 def of_table(table: pa.Table, *, maps_as: Literal["lossy", "strict"] | None = None) -> pd.DataFrame:
@@ -23,7 +23,7 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
         raise ValueError("load needs at least one campaign folder, such as results/smoke")
     tables = []
     for folder in map(Path, folders):
-        table, problems = store.read(folder)
+        table, problems = consistency.read(folder)
         for problem in problems:
             warnings.warn(f"{folder}: {problem}", stacklevel=3)
         place = table.schema.get_field_index("campaign")

@@ -134,10 +134,11 @@ def as_written_today(table: pa.Table) -> pa.Table:
     known["evidence"] = [evidence or MEASURED for evidence in known["evidence"]]
     for i, core_id in enumerate(known["core_id"]):
         known["core_id"][i] = core_id or known["env_id"][i]
+    leaves = {text: config_leaves(text) for text in set(known["config"])}  # replicates share theirs
     for name, option in _LATER.items():
         for i, workload in enumerate(known["workload"]):
             if known[name][i] is None and (not option.of or workload in option.of):
-                in_config = config_leaves(known["config"][i]).get(option.path)
+                in_config = leaves[known["config"][i]].get(option.path)
                 known[name][i] = option.old_rows if in_config is None else in_config
     for name, values in known.items():
         table = _replaced(table, name, values)

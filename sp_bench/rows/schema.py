@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from sp_bench.config.options import OPTIONS
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5  # 5: digest
 
 
 class Column(NamedTuple):
@@ -27,6 +27,7 @@ class Column(NamedTuple):
     required: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()  # trials that need not have it all the same: `fits` (workload.fit), `one_rank` (world)
     positive: bool = False  # all its numbers are times above 0
+    since: int = 1  # the schema version from which on a trial of `required` has it
 
 
 driver = partial(Column, "driver")  # which attempt at which trial, and what came of it
@@ -99,6 +100,7 @@ COLUMNS = (
     driver("attempt", INT, "", "launches of this trial, from 0"),
     driver("order_index", INT, "", "place in the campaign's randomised order"),
     driver("order_seed", INT, "", "seed of that order"),
+    driver("digest", TEXT, "", "hash of the row's other values (rows/digest.py); null in old rows"),
     # what was asked for, and what the method's and the engine's code make of it
     *(asked(option.column, OF_TYPE[option.type], option.unit, option.doc) for option in OPTIONS if option.column),
     asked("implementation", TEXT, "", "whose code: sp_bench, or the library and its version"),
@@ -255,13 +257,13 @@ COLUMNS = (
         required=("packed",)),
     measured("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it", required=("packed",)),
     measured("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)",
-        required=("attention", "train_step"), unless=("fits", "one_rank")),
+        required=("attention", "train_step"), since=2, unless=("fits", "one_rank")),
     measured("sampled_grad_error", TENSOR_ERRORS, "",
         "dq, dk, dv of a loss of those rows; null: no backward, or an old row",
-        required=("forward_backward", "train_step"), unless=("fits", "one_rank")),
+        required=("forward_backward", "train_step"), since=2, unless=("fits", "one_rank")),
     measured("identity_error", IDENTITY_ERRORS, "",
         "identities of all rows' gradients at the timed length, the largest of any KV head; null: no backward, old row",
-        required=("forward_backward", "train_step"), unless=("fits", "one_rank")),
+        required=("forward_backward", "train_step"), since=2, unless=("fits", "one_rank")),
     measured("replay_rel_error", TENSOR_ERRORS, "", "cuda_graph: replayed against eager, at the timed length"),
     measured("rel_error_loss", REAL, "",
         "train_step: relative L2 over the tokens' losses of the first step against one process",
@@ -280,29 +282,29 @@ COLUMNS = (
     measured("fp32_grad_error", PARAMETER_ERROR, "", "train_step: grad_error of the proof in fp32"),
     measured("timed_loss_error", REAL, "",
         "train_step: tokens' losses at the timed length and full depth against the same text cut short; null: old row",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=2, unless=("fits", "one_rank")),
     measured("timed_max_loss_error", REAL, "", "train_step: the worst of these tokens, over their root mean square",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=2, unless=("fits", "one_rank")),
     measured("fall_error", REAL, "",
         "train_step: fall of the loss along the gradients of all layers, against what these say (relative); in fp32 "
         "where the trial is in half precision; null: an old row",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("full_loss_error", REAL, "",
         "train_step: tokens' losses of all layers there against one process, relative L2",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("fall_budget", REAL, "", "what fall_error may be; above 1% it cannot tell right from wrong",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("full_update_error", PARAMETER_ERROR, "roundings",
         "update_error of 5 steps of all layers at the trial's own settings",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("line_error", REAL, "",
         "train_step: loss of the steps over the first's, off how it goes at the reduced length",
-        required=("train_step",), unless=("fits", "one_rank")),
+        required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("last_update_error", PARAMETER_ERROR, "roundings", "update_error of the step that is not timed",
-        required=("train_step",), unless=("one_rank",)),
+        required=("train_step",), since=5, unless=("one_rank",)),
     measured("timed_rel_error", TENSOR_ERRORS, "",
         "attention: output and dq of 64 rows that the last timed step returned",
-        required=("attention",), unless=("one_rank",)),
+        required=("attention",), since=5, unless=("one_rank",)),
     measured("max_nll_difference", REAL, "nats", "parity: largest token-weighted NLL difference over the steps",
         required=("parity",)),
     measured("mean_nll_difference", REAL, "nats", "parity: mean over the steps of the same, absolute",

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
 from sp_bench.rows import packed
+from sp_bench.rows.digest import DIGEST, damaged, digest
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
 from sp_bench.rows.schema import SCHEMA, SCHEMA_VERSION
@@ -32,6 +33,7 @@ STATUSES = ("ok", "unsupported", "oom", "timeout", "incorrect", "error", "preemp
 
 IDENTITY = ("status", "trial_id", "env_id", "attempt")  # what a file's name says of its row
 PART = 200  # files that are read as one piece
+DAMAGED = "its values are not those that were written (its digest differs)"
 FOREIGN = "not a row (its name has another form)"
 MAX_ROW_BYTES = 64 * 2**20  # the largest file of ours has 50 kB
 MARK = b"sp_bench.schema_version"  # of every file that `write` made
@@ -235,7 +237,10 @@ def write_table(row: pa.Table, file: BinaryIO, schema: pa.Schema = SCHEMA) -> No
 
 
 def _table(row: Mapping[str, Any]) -> pa.Table:
-    return pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION}], schema=SCHEMA)
+    """The row as its file has it, with the digest of its values as Arrow keeps them."""
+    table = pa.Table.from_pylist([{**row, "schema_version": SCHEMA_VERSION, DIGEST: None}], schema=SCHEMA)
+    place = SCHEMA.get_field_index(DIGEST)
+    return table.set_column(place, SCHEMA.field(place), pa.array([digest(table.to_pylist()[0])]))
 
 
 def read(
@@ -248,6 +253,7 @@ def read(
 ) -> tuple[pa.Table, list[str]]:
     """Rows of a campaign in file-name order, and one line for each file that is not a row of ours.
 
+    Where all columns are read, a row whose values are not those of its digest is none.
     Old rows are returned as they would be written today; further columns that one lacks are null. Columns of a newer
     schema that we do not know are dropped and named. Only `columns` are read. `executor`: processes that share the
     files; threads do not help. `progress` hears of files read. `names`: of the files that are read; None: of all.
@@ -276,6 +282,9 @@ def read(
     if files != (ordered := sorted(files)):
         at = {name: i for i, name in enumerate(files)}
         whole = whole.take([at[name] for name in ordered])
+    if len(schema) == len(SCHEMA) and (wrong := damaged(whole)):
+        problems += [f"{shown(ordered[i])}: {DAMAGED}; skipped" for i in wrong]
+        whole = whole.filter(pa.array([i not in wrong for i in range(whole.num_rows)]))
     return as_written_today(whole).select(list(columns)), problems
 
 

@@ -31,14 +31,15 @@ def test_the_console_script_and_the_module_are_the_same():
     assert first.stdout == second.stdout != ""
 
 
-def test_status_counts_rows_from_their_names_alone(capfd, tmp_path):
+def test_status_counts_rows_from_their_names_and_names_those_that_cannot_be_read(capfd, tmp_path):
     folder = tmp_path / "night"
     folder.mkdir()
     for digit, attempt, status in (("a", 0, "oom"), ("a", 1, "ok"), ("b", 0, "unsupported"), ("c", 0, "ok")):
         (folder / store.RowName(digit * 12, "01234567", attempt, status).file_name).touch()
     code, printed, errors = console(capfd, "status", str(folder))
     assert code == 0, errors
-    heading, line = printed.splitlines()
+    heading, line, *skipped = printed.splitlines()
+    assert [each.rpartition("; ")[2] for each in skipped] == ["skipped"] * 4
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert (counts["env_ids"], counts["ok"], counts["oom"], counts["unsupported"]) == ("1", "2", "0", "1")
 

@@ -10,6 +10,25 @@ from sp_bench.driver.derived import predicted_bytes
 
 ERRORS = dict.fromkeys(("output", "dq", "dk", "dv"), 1e-7)
 STEP_MS = 1.5
+OF_ATTENTION = {
+    "correctness_seq_len": 64,
+    **{f"rel_error_{name}": error for name, error in ERRORS.items()},
+    "error_budget": ERRORS,
+    "kernel_rel_error": ERRORS,
+    "sampled_rel_error": 1e-7,
+    "sampled_grad_error": {name: error for name, error in ERRORS.items() if name != "output"},
+    "identity_error": dict.fromkeys(("sum_dv", "sum_dk", "q_dq", "v_dv"), 1e-7),
+}
+_UPDATE = {"parameter": "norm.weight", "error": 1.0, "budget": 4.0}
+PROOFS = {  # what ranks hand over of their correctness, by workload
+    "attention": OF_ATTENTION | {"timed_rel_error": {"output": 1e-7, "dq": 1e-7}},
+    "train_step": OF_ATTENTION
+    | dict.fromkeys(("rel_error_loss", "rel_error_grad_norm", "timed_loss_error", "timed_max_loss_error"), 1e-7)
+    | dict.fromkeys(("full_update_error", "last_update_error"), _UPDATE)
+    | {"full_loss_error": 1e-7, "line_error": 1e-3, "fall_error": 1e-4, "fall_budget": 1e-3},
+    "parity": dict.fromkeys(("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference"), 1e-9),
+    "collective": {},
+}
 
 
 def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
@@ -17,42 +36,27 @@ def record_of(config: TrialConfig, step_ms: float = STEP_MS) -> dict[str, Any]:
     workload, ranks = config.workload, config.world_size
     padded_len = plan.resolve(config).padded_seq_len
     sent = predicted_bytes(config, padded_len) or 0.0
-    proof = {
-        "correctness_seq_len": 64,
-        **{f"rel_error_{name}": error for name, error in ERRORS.items()},
-        "error_budget": ERRORS,
-        "kernel_rel_error": ERRORS,
-        "sampled_rel_error": 1e-7,
-        "sampled_grad_error": {name: error for name, error in ERRORS.items() if name != "output"},
-        "identity_error": dict.fromkeys(("sum_dv", "sum_dk", "q_dq", "v_dv"), 1e-7),
-    }
-    parity = dict.fromkeys(("max_nll_difference", "mean_nll_difference", "max_grad_norm_difference"), 1e-9)
     sizes = message_sizes.message_sizes(config)
     losses = workload.timed_steps + (workload.warmup_steps if workload.name == "parity" else 0)
     trained = {"loss": [5.0 - 0.1 * step for step in range(losses)], "grad_norm": [1.0] * losses}
-    of_losses = ("rel_error_loss", "rel_error_grad_norm", "timed_loss_error", "timed_max_loss_error")
-    update = {"parameter": "norm.weight", "error": 1.0, "budget": 4.0}
-    at_full_depth = {
-        "full_loss_error": 1e-7,
-        **dict.fromkeys(("full_update_error", "last_update_error"), update),
-        "line_error": 1e-3,
-        "fall_error": 1e-4,
-        "fall_budget": 1e-3,
-    }
     of_workload = {
-        "attention": proof | {"timed_rel_error": {"output": 1e-7, "dq": 1e-7}},
-        "train_step": proof | trained | dict.fromkeys(of_losses, 1e-7) | at_full_depth,
-        "parity": parity | trained,
+        "attention": {},
+        "train_step": trained,
+        "parity": trained,
         "collective": {"curve": [{"message_bytes": size.sent_bytes, "ms": step_ms} for size in sizes]},
     }
     entry = {"phase": "forward", "op": "any", "calls": 1, "predicted_bytes": sent, "counted_bytes": sent}
-    return of_workload[workload.name] | {
-        "rank_step_ms": [[step_ms] * workload.timed_steps] * ranks,
-        "window_ms": [step_ms * workload.timed_steps] * ranks,
-        "peak_host_bytes": [2**30] * ranks,
-        "comm": [entry] if sent else [],
-        "comm_counted_bytes": sent,
-        **methods.expected_work(config, padded_len or config.seq_len, 0).columns,
-        "flags": [],
-        "environment": {"hostname": "here", "packages": {"torch": "2.13.0"}, "device_names": []},
-    }
+    return (
+        PROOFS[workload.name]
+        | of_workload[workload.name]
+        | {
+            "rank_step_ms": [[step_ms] * workload.timed_steps] * ranks,
+            "window_ms": [step_ms * workload.timed_steps] * ranks,
+            "peak_host_bytes": [2**30] * ranks,
+            "comm": [entry] if sent else [],
+            "comm_counted_bytes": sent,
+            **methods.expected_work(config, padded_len or config.seq_len, 0).columns,
+            "flags": [],
+            "environment": {"hostname": "here", "packages": {"torch": "2.13.0"}, "device_names": []},
+        }
+    )

@@ -17,11 +17,15 @@ import pyarrow as pa
 from sp_bench.analysis import device_sets
 from sp_bench.analysis.cells import Cell, cells
 from sp_bench.analysis.selection import COLUMNS, Selection, select
-from sp_bench.config.trial import AttentionShape, TrialConfig
+from sp_bench.config.options import OPTIONS
+from sp_bench.config.trial import TRAINING, AttentionShape, TrialConfig
 from sp_bench.costs import attention as attention_costs
 from sp_bench.driver import plan
 from sp_bench.rows import row as row_of
 from sp_bench.rows import store
+from sp_bench.rows.names import config_leaves
+
+from .records import PROOFS
 
 ENV_ID, STARTED_AT = "e0e0e0e0", datetime(2030, 5, 4, 12, 0, tzinfo=UTC)  # after every change of code that moves speed
 BUDGET = dict.fromkeys(("output", "dq", "dk", "dv"), 6e-7)
@@ -45,6 +49,12 @@ NOT_OF_EXCHANGE = (  # null in rows of the collective workload
     *("layout", "kernel", "model", "batch_size", "seq_len", "padded_seq_len"),
     *("num_heads", "num_kv_heads", "head_dim", "causal"),
 )
+STEPS = (-2, -1, 0, 1, 2)  # percent of the median that each timed step is off
+OF_BACKWARD = dict.fromkeys(("rel_error_dq", "rel_error_dk", "rel_error_dv"), 2e-7) | {
+    "sampled_grad_error": dict.fromkeys(("dq", "dk", "dv"), 1.5e-7),
+    "identity_error": PROOFS["attention"]["identity_error"],
+}
+_RATE = "attention_flops_per_s"
 _NAME = ("trial_id", "env_id", "attempt", "status")
 ENVIRONMENT = {
     "hostname": "laptop",
@@ -105,17 +115,20 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
         "dtype": "float32",
     } | {k: v for k, v in columns.items() if k in ASKED}
     asked.setdefault("config", json.dumps({"hardware": {"name": asked["hardware"], "device": "cpu"}, "seed": 0}))
-    several = {
-        k: columns[k] for k in ("micro_batches", "launch", "exchange", "num_nodes") if k in columns
-    }  # later options, as in real identities
-    cell_id = _hash({k: asked.get(k) for k in ASKED} | several, 12)
+    given = config_leaves(asked["config"])
+    for option in OPTIONS:
+        if option.column in asked and option.column not in columns and given.get(option.path) is not None:
+            asked[option.column] = given[option.path]
+    num_steps = len(columns.get("step_ms") or STEPS)
+    asked["config"] = _whole_config(asked["config"], {"timed_steps": num_steps, "warmup_steps": 1} | asked | columns)
+    cell_id = hashlib.sha256((asked["config"] or "").encode()).hexdigest()[:12]
     made = {
         "status": status,
         "reason": None if status == "ok" else f"made up: {status}",
         "phase": "done" if status == "ok" else "plan",
         "campaign": "made_up",
         "cell_id": cell_id,
-        "trial_id": _hash([cell_id, replicate], 12),
+        "trial_id": hashlib.sha256(f"{cell_id}/{replicate}".encode()).hexdigest()[:12],
         "env_id": ENV_ID,
         "replicate": replicate,
         "attempt": 0,
@@ -128,13 +141,32 @@ def row(*, median_ms: float = 10.0, status: str = "ok", replicate: int = 0, **co
         "environment": ENVIRONMENT,
     }
     measured = _measured(asked, made["world_size"], median_ms, columns) if status == "ok" else {}
-    return asked | made | measured | columns
+    return asked | made | measured | columns | {"config": asked["config"]}
+
+
+def _whole_config(config: str | None, columns: Mapping[str, Any]) -> str | None:
+    """The config with all options that the columns give and it does not, as real rows have it; as it is if it is no
+    JSON."""
+    leaves = config_leaves(config)
+    if not leaves and config != "{}":
+        return config
+    for option in OPTIONS:
+        if option.column and option.group not in leaves and columns.get(option.column) is not None:
+            leaves.setdefault(option.path, columns[option.column])
+    tree: dict[str, Any] = {}
+    for path, value in leaves.items():
+        *groups, name = path.split(".")
+        inside = tree
+        for group in groups:
+            inside = inside.setdefault(group, {})
+        inside[name] = value
+    return json.dumps(tree, sort_keys=True, separators=(",", ":"))
 
 
 def _measured(
     asked: Mapping[str, Any], world_size: int, median_ms: float, columns: Mapping[str, Any]
 ) -> dict[str, Any]:
-    step_ms = columns.get("step_ms", [median_ms * (1 + 0.01 * k) for k in (-2, -1, 0, 1, 2)])
+    step_ms = columns.get("step_ms", [median_ms * (1 + 0.01 * k) for k in STEPS])
     sequences = asked["batch_size"] * asked["dp_replicate_size"] * asked["dp_shard_size"]
     tokens = sequences * (columns.get("micro_batches") or 1) * asked["seq_len"]
     host = (300 + asked["seq_len"] // 64 * 5 // asked["sp_size"]) * 2**20
@@ -145,30 +177,38 @@ def _measured(
             for (phase, op), size in traffic(asked).items()
         ]
     inside = [entry for entry in comm if entry["phase"] != "other"]
-    return {
-        "warmup_steps": 1,
-        "timed_steps": len(step_ms),
-        "step_ms": step_ms,
-        "rank_step_ms": [step_ms] * world_size,
-        "window_ms": [sum(step_ms)] * world_size,
-        "median_step_ms": median_ms,
-        "tokens_per_s": 1e3 * tokens / median_ms,
-        "tokens_per_s_per_gpu": 1e3 * tokens / median_ms / world_size,
-        "peak_host_bytes": [host] * world_size,
-        "max_peak_host_bytes": host,
-        "comm": comm,
-        "comm_predicted_bytes": math.fsum(entry["predicted_bytes"] or 0 for entry in inside),
-        "comm_counted_bytes": math.fsum(entry["counted_bytes"] or 0 for entry in inside),
-        "correctness_seq_len": 256,
-        "rel_error_output": 1.2e-7,
-        **(
-            {}
-            if asked["pass_kind"] == "forward"
-            else dict.fromkeys(("rel_error_dq", "rel_error_dk", "rel_error_dv"), 2e-7)
-            | {"sampled_grad_error": dict.fromkeys(("dq", "dk", "dv"), 1.5e-7)}
-        ),
-        "error_budget": BUDGET,
-    }
+    proof = PROOFS[asked["workload"]]
+    if asked["pass_kind"] == "forward":
+        proof = {name: value for name, value in proof.items() if name not in OF_BACKWARD}
+    num_losses = len(step_ms) + (asked["workload"] == "parity")
+    losses = {"loss": [5.0 - 0.1 * step for step in range(num_losses)], "grad_norm": [1.0] * num_losses}
+    work = {"hardware_flops": columns["attention_flops_per_s"] * median_ms / 1e3} if _RATE in columns else {}
+    if "mfu" in columns:
+        work = {"hfu": columns["mfu"], "hardware_flops": columns.get("model_flops")}
+    return (
+        proof
+        | work
+        | (losses if asked["workload"] in TRAINING else {})
+        | {
+            "warmup_steps": 1,
+            "timed_steps": len(step_ms),
+            "step_ms": step_ms,
+            "rank_step_ms": [step_ms] * world_size,
+            "window_ms": [sum(step_ms)] * world_size,
+            "median_step_ms": median_ms,
+            "tokens_per_s": 1e3 * tokens / median_ms,
+            "tokens_per_s_per_gpu": 1e3 * tokens / median_ms / world_size,
+            "peak_host_bytes": [host] * world_size,
+            "max_peak_host_bytes": host,
+            "comm": comm,
+            "comm_predicted_bytes": math.fsum(entry["predicted_bytes"] or 0 for entry in inside),
+            "comm_counted_bytes": math.fsum(entry["counted_bytes"] or 0 for entry in inside),
+            "correctness_seq_len": 256,
+            "rel_error_output": 1.2e-7,
+            **({} if asked["pass_kind"] == "forward" else OF_BACKWARD),
+            "error_budget": BUDGET,
+        }
+    )
 
 
 def collective(fabric: str, primitive: str, gib_per_s: float, **columns: Any) -> dict[str, Any]:
@@ -177,8 +217,14 @@ def collective(fabric: str, primitive: str, gib_per_s: float, **columns: Any) ->
     asked = {"sp_size": 8, "method": method, "primitive": primitive, "fabric": fabric} | columns
     asked["ring_degree"] = 1 if method == "ulysses" else asked["sp_size"]
     largest = {"comm_counted_bytes": 2.0**28, "median_ms": 1e3 * 2**28 / (gib_per_s * 2**30)}
-    made = row(workload="collective", pass_kind="exchange", comm=[], **largest | asked)
-    rates = {"latency_us": 20.0, "bandwidth_bytes_per_s": 1.2 * gib_per_s * 2**30}  # the line's: steeper
+    sent = {"phase": "forward", "op": primitive, "calls": 1, "predicted_bytes": 2.0**28, "counted_bytes": 2.0**28}
+    made = row(workload="collective", pass_kind="exchange", comm=[sent], **largest | asked)
+    curve = [{"message_bytes": 2**28, "ms": made["median_step_ms"]}]
+    rates = {
+        "curve": curve,
+        "latency_us": 20.0,
+        "bandwidth_bytes_per_s": 1.2 * gib_per_s * 2**30,
+    }  # the line's: steeper
     return made | rates | dict.fromkeys((*NOT_OF_EXCHANGE, "tokens_per_s", "tokens_per_s_per_gpu"))
 
 

@@ -67,12 +67,12 @@ def test_a_row_has_the_name_of_its_folder_and_the_one_that_it_was_run_under():
 
 def test_campaigns_of_old_and_of_new_rows_are_one_frame(tmp_path):
     """An old row has no throughput of its window; it follows from others."""
-    new = commit([row(window_tokens_per_s=5.0)], tmp_path / "new")
-    old = commit([row(median_ms=10.0, window_ms=[60.0, 80.0])], tmp_path / "old")
+    new = commit([row(median_ms=10.0, window_tokens_per_s=102_400.0)], tmp_path / "new")
+    old = commit([row(median_ms=10.0, window_ms=[60.0, 80.0], flags=["window_disagrees"])], tmp_path / "old")
     rows = sp_bench.load([new, old])
     assert list(rows["campaign"]) == ["new", "old"]
     assert list(rows["campaign_as_run"]) == ["made_up", "made_up"]
-    assert list(rows["window_tokens_per_s"]) == [5.0, pytest.approx(1e3 * 1024 * 5 / 80)]
+    assert list(rows["window_tokens_per_s"]) == [102_400.0, pytest.approx(1e3 * 1024 * 5 / 80)]
 
 
 def test_the_window_of_an_old_row_is_read_only_where_it_is_asked_for(tmp_path):

@@ -201,7 +201,8 @@ def test_any_other_bound_is_refused_with_the_valid_form(text):
 
 def test_nothing_in_common_says_what_both_have_and_which_options_differ(compared):
     a = [row(config=json.dumps({"workload": {"timed_steps": 5, "name": "attention"}}))]
-    b = [row(config=json.dumps({"workload": {"timed_steps": 9, "name": "attention"}}), method="ulysses")]
+    nine = {"step_ms": [10.0] * 9, "method": "ulysses"}
+    b = [row(config=json.dumps({"workload": {"timed_steps": 9, "name": "attention"}}), **nine)]
     with pytest.raises(NotComparable) as error:
         compared(a, b)
     words = str(error.value)
@@ -313,11 +314,11 @@ def test_a_folder_beside_itself_is_told_apart_nowhere(tmp_path):
 def test_a_row_of_before_an_option_is_the_cell_that_has_its_default(compared, chunks, num_pairs):
     """The option is part of a cell's identity, so that its cell_id is another one from then on."""
 
-    def usp(cell_id, **options):
+    def usp(**options):
         config = json.dumps({"method": {"name": "usp", **options}, "seq_len": 1024})
-        return replicates(BASE_MS, method="usp", cell_id=cell_id, config=config)
+        return replicates(BASE_MS, method="usp", config=config)
 
     alike = row(method="ring", config=json.dumps({"method": {"name": "ring"}, "seq_len": 1024}))
-    comparison = compared([*usp("before"), alike], [*usp("after", head_chunks=chunks), alike])
+    comparison = compared([*usp(), alike], [*usp(head_chunks=chunks), alike])
     assert len(comparison.pairs) == 1 + num_pairs
     assert len(comparison.only_a) == len(comparison.only_b) == 1 - num_pairs

@@ -89,6 +89,7 @@ PASSES_ON = ("rows", "look", "report", "cli", "cli.py", "api.py")  # but for fil
 HAS_A_REASON = {
     *("rows/names.py", "rows/row.py"),  # what old rows mean
     *("look/doctor.py", "look/methods_table.py", "look/pack.py"),
+    "rows/consistency.py",
     *("report/cards.py", "report/packed_gate.py", "report/published.py"),
     *("report/figures/steps.py", "report/figures/style.py", "report/figures/traffic.py"),
 }

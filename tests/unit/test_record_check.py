@@ -207,7 +207,7 @@ def test_each_column_comes_from_where_it_is_declared_to_come_from(make_config, w
     named = {kind: {f.name for f in fields(kind)} for kind in (Identity, Outcome)}
     of_driver = named[Identity] | (named[Outcome] - {"measured", "environment"})
     assert of_driver <= of("driver")
-    assert of("driver") - of_driver == {"schema_version", "node_environments", "proof"}
+    assert of("driver") - of_driver == {"schema_version", "digest", "node_environments", "proof"}
     assert {*asked_for(config, resolved)} == of("asked")
     assert {*derived(config, resolved.padded_seq_len, record, None)} == of("derived")
     assert {*record} - {"flags"} <= of("measured")

@@ -589,7 +589,7 @@ def test_a_page_says_which_planned_trials_are_missing(tmp_path: Path) -> None:
         (line,) = re.findall(r"<li>(.*(?:missing).*)</li>", page)
         return unescape(line)
 
-    ran, other = row(trial_id="a" * 12), row(trial_id="b" * 12, method="ring")
+    ran, other = row(method="ulysses"), row(method="ring")
     folders = [commit([ran], tmp_path / "one"), commit([other], tmp_path / "two")]
     left = [PlannedTrial(digit * 12, "e" * 8, "ring") for digit in "cd"]
     assert said() == "Plan unknown, so missing trials are unknown."

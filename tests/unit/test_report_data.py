@@ -30,6 +30,7 @@ from sp_bench.report.setting_tables import tables
 from sp_bench.rows import store
 
 from .rows import ENV_ID, ENVIRONMENT, STARTED_AT, commit, row
+from .rows import cells_of as in_memory
 
 OTHER_ENV = "0000000f"
 H200 = {"device_names": ["NVIDIA H200"] * 2, "nccl": "2.28.9", "process_group": "ProcessGroupNCCL"}
@@ -70,10 +71,11 @@ def test_of_a_cell_within_one_campaign_the_newest_environment_counts_and_older_o
 
 def test_rows_of_an_edited_method_pair_with_those_of_the_others(tmp_path: Path) -> None:
     """Its env_id is new, that of the others is not: the code that they share is the same."""
-    edited = {"env_id": OTHER_ENV, "core_id": "c0c0c0c0", "started_at": STARTED_AT + timedelta(days=1)}
+    edited = {"env_id": OTHER_ENV, "core_id": "c0c0c0c0"}
+    next_day = [STARTED_AT + timedelta(days=1, seconds=r) for r in range(6)]
     rows = [row(median_ms=10.0 + r, replicate=r, core_id="c0c0c0c0", method="ulysses") for r in range(6)]
     rows += [row(median_ms=9.0, replicate=r) for r in range(6)]  # measured before the edit, and before core_id
-    rows += [row(median_ms=20.0 + 2 * r, replicate=r, **edited) for r in range(6)]
+    rows += [row(median_ms=20.0 + 2 * r, replicate=r, started_at=at, **edited) for r, at in enumerate(next_day)]
     selection = select([commit(rows, tmp_path)])
     ring, ulysses = sorted(cells(selection.rows), key=lambda cell: cell.rows[0]["method"])
     paired = paired_ratio(ring, ulysses)
@@ -84,10 +86,11 @@ def test_rows_of_an_edited_method_pair_with_those_of_the_others(tmp_path: Path) 
 
 def test_of_two_campaigns_between_which_a_method_was_edited_its_newest_code_counts(tmp_path: Path) -> None:
     """Rows of its old code and its new code are no replicates of each other, although their environment is one."""
-    later = {"started_at": STARTED_AT + timedelta(days=1), "core_id": "c0c0c0c0"}
+    next_day = [STARTED_AT + timedelta(days=1, seconds=r) for r in range(2)]
+    later = {"env_id": OTHER_ENV, "core_id": "c0c0c0c0"}
     others = [row(method="ulysses", core_id="c0c0c0c0", replicate=r) for r in range(2)]
     monday = [row(median_ms=1.0, core_id="c0c0c0c0", replicate=r) for r in range(2)]
-    tuesday = [row(median_ms=5.0, env_id=OTHER_ENV, replicate=r, **later) for r in range(2)]
+    tuesday = [row(median_ms=5.0, replicate=r, started_at=at, **later) for r, at in enumerate(next_day)]
     folders = [commit([*others, *monday], tmp_path / "monday"), commit(tuesday, tmp_path / "tuesday")]
     for mix in (False, True):
         selection = select(folders, mix=mix)
@@ -400,7 +403,7 @@ def test_a_config_nested_deeper_than_python_calls_is_a_row_all_the_same(
 
 def other_file(folder: Path, digit: str, **columns: Any) -> Path:
     """A file with a row's name and these columns alone."""
-    identity = {"status": "ok", "trial_id": digit * 12, "env_id": ENV_ID, "attempt": 0}
+    identity = {"status": "ok", "trial_id": digit * 12, "env_id": ENV_ID, "attempt": 0, "schema_version": 1}
     path = folder / f"{digit * 12}-{ENV_ID}-0-{(identity | columns)['status'] or 'ok'}.parquet"
     pq.write_table(pa.table({name: pa.array([value]) for name, value in (identity | columns).items()}), path)
     return path
@@ -428,33 +431,39 @@ def test_whatever_is_no_row_of_ours_is_named_and_skipped(tmp_path: Path) -> None
 
 
 def test_rows_of_an_older_schema_lack_columns_and_are_kept(tmp_path: Path) -> None:
-    other_file(tmp_path, "a", median_step_ms=3.0, replicate=0)
+    old = {name: value for name, value in row(median_ms=3.0).items() if name not in ("identity_error", "git_dirty")}
+    schema = pa.schema([store.SCHEMA.field(name) for name in (*old, "schema_version")])
+    name = store.RowName(*(old[column] for column in ("trial_id", "env_id", "attempt", "status"))).file_name
+    pq.write_table(pa.Table.from_pylist([old | {"schema_version": 1}], schema), tmp_path / name)
     other_file(tmp_path, "b", status="error", reason="why")
-    found = {c.asked["trial_id"][0]: c for c in cells_of(tmp_path)}
-    assert found["a"].median_step_ms == 3.0
-    assert found["b"].statuses == ["error"]
-    assert "none measured" not in words([found["a"]])
+    measured, failed = sorted(cells_of(tmp_path), key=lambda cell: cell.statuses, reverse=True)
+    assert measured.median_step_ms == 3.0
+    assert failed.statuses == ["error"]
+    assert "none measured" not in words([measured])
 
 
-def test_columns_and_statuses_of_a_newer_schema_are_kept_apart_and_named(tmp_path: Path) -> None:
+def test_rows_of_a_newer_schema_are_named_and_skipped(tmp_path: Path) -> None:
     commit([row()], tmp_path)
-    other_file(tmp_path, "a", status="throttled", reason="hot", novelty=1, more=[{"deep": 2}])
+    other_file(tmp_path, "a", schema_version=9, status="throttled", reason="hot", novelty=1, more=[{"deep": 2}])
     selection = select([tmp_path])
-    (problem,) = selection.problems
-    assert selection.unread == ()  # it is a row all the same
-    assert "novelty" in problem
-    assert "more" in problem
-    assert sorted(selection.rows["status"]) == ["ok", "throttled"]
+    columns, version = selection.problems
+    assert "novelty" in columns
+    assert "more" in columns
+    assert "schema_version=9; this version of sp_bench reads 1 to" in version
+    assert list(selection.rows["status"]) == ["ok"]
 
 
 @pytest.mark.parametrize("ms", [0.0, -5.0, float("nan"), float("inf"), None])
-def test_a_time_that_is_none_gives_no_number(tmp_path: Path, ms: float | None) -> None:
-    (cell,) = cells_of(commit([row() | {"median_step_ms": ms}], tmp_path))
+def test_a_row_with_a_time_that_is_none_is_named_and_skipped(tmp_path: Path, ms: float | None) -> None:
+    selection = select([commit([row() | {"median_step_ms": ms}], tmp_path)])
+    assert selection.rows.empty
+    assert "median_step_ms" in selection.problems[0]
+    (cell,) = in_memory([row() | {"median_step_ms": ms}])
     assert (cell.ok, cell.step_ms, cell.interval_ms) == (False, {}, None)
 
 
-def test_a_row_on_no_ranks_has_no_rate_per_rank(tmp_path: Path) -> None:
-    (cell,) = cells_of(commit([row() | {"world_size": 0}], tmp_path))
+def test_a_row_on_no_ranks_has_no_rate_per_rank() -> None:
+    (cell,) = in_memory([row() | {"world_size": 0}])
     assert tokens_per_s_per_gpu(cell) is None
     assert tokens_per_s(cell) is not None
 

@@ -1,0 +1,158 @@
+"""Rows that contradict themselves, or that changed after they were written, are named and left out."""
+
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sp_bench
+from sp_bench.analysis.selection import select
+from sp_bench.look.pack import pack
+from sp_bench.rows import consistency, packed, store
+from sp_bench.rows.digest import DIGEST, digest
+
+from .rows import commit, row
+
+RESULTS = Path(sp_bench.__file__).parents[1] / "results"
+CAMPAIGNS = sorted(path for path in RESULTS.iterdir() if (path / "packed.parquet").exists())
+HEADLINE = RESULTS / "h200x4_step_methods_4"  # training steps on GPUs, all columns
+
+
+def test_every_committed_row_agrees_with_itself():
+    tables = [store.read(folder) for folder in CAMPAIGNS]
+    assert [problem for _, problems in tables for problem in problems] == []
+    assert consistency.breaches(pa.concat_tables([table for table, _ in tables])) == {}
+
+
+@pytest.fixture(scope="module")
+def committed() -> dict[str, object]:
+    return next(each for each in store.read(HEADLINE)[0].to_pylist() if each["status"] == "ok" and each["mfu"])
+
+
+def scaled(column, factor):
+    return lambda row: {column: row[column] * factor}
+
+
+HAND_EDITS = {
+    "half the median": scaled("median_step_ms", 0.5),
+    "twice the rate": scaled("tokens_per_s", 2.0),
+    "twice the rate of a GPU": scaled("tokens_per_s_per_gpu", 2.0),
+    "faster steps than samples": lambda row: {"step_ms": [ms / 2 for ms in row["step_ms"]]},
+    "faster samples than steps": lambda row: {
+        "rank_step_ms": [[ms / 2 for ms in each] for each in row["rank_step_ms"]]
+    },
+    "a negative time": lambda row: {"rank_step_ms": [[-ms for ms in each] for each in row["rank_step_ms"]]},
+    "no number": lambda row: {"loss": [float("nan"), *row["loss"][1:]]},
+    "an infinite energy": lambda row: {"energy_j": [float("inf"), *(row["energy_j"] or [0.0])[1:]]},
+    "more MFU": scaled("mfu", 1.1),
+    "another length than its config's": scaled("seq_len", 2),
+    "another method than its config's": lambda row: {"method": "ring" if row["method"] != "ring" else "ulysses"},
+    "a config of another cell": lambda row: {"config": row["config"].replace('"seed":0', '"seed":1')},
+    "an invented replicate": lambda row: {"replicate": row["replicate"] + 90},
+    "an invented trial": lambda row: {"trial_id": "0123456789ab"},
+    "an invented cell": lambda row: {"cell_id": "0123456789ab"},
+    "an error above its budget": lambda row: {"rel_error_output": 9 * row["error_budget"]["output"]},
+    "a gradient above its budget": lambda row: {"grad_error": row["grad_error"] | {"error": 1.0}},
+    "fewer bytes": scaled("comm_counted_bytes", 0.5),
+    "fewer predicted bytes": scaled("comm_predicted_bytes", 0.5),
+    "a smaller peak": scaled("max_peak_allocated_bytes", 0.5),
+    "fewer ranks than its world": lambda row: {"energy_j": [1.0]},
+    "fewer losses than steps": lambda row: {"loss": row["loss"][1:]},
+    "no proof": lambda row: {"rel_error_output": None},
+    "no proof of the gradients": lambda row: {"sampled_grad_error": None},
+    "no samples": lambda row: {"rank_step_ms": None},
+    "no list of bytes": lambda row: {"comm": None},
+    "a time of a trial that failed": lambda row: {"status": "oom", "reason": "2 GiB"},
+    "a schema of the future": lambda row: {"schema_version": 9},
+}
+
+
+@pytest.mark.parametrize("edit", HAND_EDITS.values(), ids=HAND_EDITS.keys())
+def test_a_hand_edit_of_a_committed_row_is_found(committed, edit):
+    edited = pa.Table.from_pylist([committed, committed | edit(committed)], schema=store.SCHEMA)
+    assert list(consistency.breaches(edited)) == [1]
+
+
+def test_a_flag_that_the_samples_ask_for_cannot_be_taken_away():
+    doubtful = row(median_ms=12.5, step_ms=[10.0, 15.0] * 6, schema_version=store.SCHEMA_VERSION)
+    both = [doubtful | {"flags": flags} for flags in ([], ["transient", "bimodal"])]
+    found = consistency.breaches(pa.Table.from_pylist(both, schema=store.SCHEMA))
+    assert found == {0: "flags lack bimodal, transient, which its samples ask for"}
+
+
+ONE_RANK = RESULTS / "h200x1_one_rank_held"
+
+
+def test_a_row_of_one_rank_names_its_proof_and_has_lists_of_one_entry():
+    held = next(each for each in store.read(ONE_RANK)[0].to_pylist() if each["status"] == "ok")
+    edits = [{}, {"proof": None}, {"window_ms": held["window_ms"] * 2}]
+    found = consistency.breaches(pa.Table.from_pylist([held | edit for edit in edits], schema=store.SCHEMA))
+    assert found == {
+        1: "proof=null; a row of one rank names the row that proves it",
+        2: "window_ms has 2 entries; expected 1, one for each rank",
+    }
+
+
+def test_a_rule_holds_from_the_schema_version_that_brought_it():
+    made = row(timed_rel_error=None)
+    both = [made | {"schema_version": version} for version in (4, 5)]
+    found = consistency.breaches(pa.Table.from_pylist(both, schema=store.SCHEMA))
+    assert found == {1: "timed_rel_error=null of an ok row"}
+
+
+def test_the_row_is_skipped_and_named_and_counts_as_unread(tmp_path):
+    good, bad = row(), row(method="ulysses")
+    commit([good, bad | {"median_step_ms": 5.0}], tmp_path)
+    selection = select([tmp_path])
+    assert list(selection.rows["method"]) == ["ring"]
+    (problem,) = selection.problems
+    assert f"{bad['trial_id']}-" in problem
+    assert "median_step_ms=5.0; the row's other columns give 10.0" in problem
+    assert len(selection.unread) == 1
+    with pytest.warns(UserWarning, match="median_step_ms=5.0"):
+        assert list(sp_bench.load(tmp_path)["method"]) == ["ring"]
+
+
+def test_a_value_that_changed_after_it_was_written_is_found_by_the_digest(tmp_path):
+    (path,) = commit([row()], tmp_path).glob("*.parquet")
+    table = pq.read_table(path)
+    place = table.schema.get_field_index("duration_s")  # nothing follows from it
+    edited = table.set_column(place, table.schema.field(place), pa.array([99.0]))
+    pq.write_table(edited, path)
+    rows, problems = store.read(tmp_path)
+    assert rows.num_rows == 0
+    assert problems == [f"{path.name}: its values are not those that were written (its digest differs); skipped"]
+    place = table.schema.get_field_index(DIGEST)
+    pq.write_table(table.set_column(place, DIGEST, pa.array([None], pa.string())), path)
+    assert store.read(tmp_path) == (rows, problems)
+
+
+def test_the_digest_depends_neither_on_packing_nor_on_columns_that_come_later(tmp_path):
+    commit([row(replicate=r) for r in range(3)], tmp_path)
+    before = store.read(tmp_path)[0]
+    pack(tmp_path)
+    after, problems = store.read(tmp_path)
+    assert problems == []
+    assert after[DIGEST].to_pylist() == before[DIGEST].to_pylist()
+    for each in packed.table(tmp_path).drop_columns([packed.FILE_NAME]).to_pylist():
+        later = {"a_new_column": None, "environment": each["environment"] | {"a_new_field": None}}
+        assert digest(each) == digest(each | later) == each[DIGEST]
+        assert digest(each) != digest(each | {"duration_s": 4.0})
+
+
+def test_a_copy_under_another_name_is_no_further_replicate(tmp_path):
+    made = row(replicate=0)
+    again = row(replicate=1) | {"started_at": made["started_at"]}
+    selection = select([commit([made, again], tmp_path)])
+    assert len(selection.rows) == 1
+    assert any("copy" in problem for problem in selection.problems)
+    later = row(replicate=1) | {"started_at": made["started_at"] + timedelta(seconds=9)}
+    assert len(select([commit([made, later], tmp_path / "real")]).rows) == 2
+
+
+def test_a_config_that_is_no_json_is_a_row_all_the_same(tmp_path):
+    assert len(select([commit([row(config="not JSON")], tmp_path)]).rows) == 1
+    assert json.loads(row()["config"])["seq_len"] == 1024
