@@ -78,6 +78,7 @@ FLAGS = {
     **OF_DEVICES,
     "loss_not_falling": "a loss that does not fall",
     "kernel_uncounted": "calls of the attention kernel that nobody counted",
+    "mean_of_means": "means over micro-batches and data-parallel ranks that are averaged, whatever labels they have",
     "full_depth_unproven": "steps of all layers that are not shown to be right",
     "foreign_load": "other load on the machine",
     "unequal_nodes": "hosts that are not equal",

@@ -7,14 +7,15 @@ Only payload counts: not what a rank keeps for itself, and no protocol overhead.
 that they can be compared for equality with the counted bytes of the ledger.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 
 from sp_bench.config.documents import causal_pairs
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape
+from sp_bench.config.trial import ELEMENT_BYTES, AttentionShape, MethodConfig
 
 Traffic = Mapping[tuple[str, str], Fraction]  # (phase, op) -> bytes one rank sends off-rank
+ClosedForm = Callable[[MethodConfig, AttentionShape, int], Traffic]
 FLASH_BACKWARD = Fraction(5, 2)  # FLOPs of a flash backward per forward: 5 matmuls, since it computes QK^T again
 POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
@@ -161,3 +162,23 @@ def all_gather_traffic(shape: AttentionShape, sp_size: int, dkv_dtype: str | Non
             ("backward", "reduce_scatter"): others * n * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)],
         }
     )
+
+
+def usp_traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+    """Bytes of USP (arXiv 2405.07719): a head exchange among U ranks, and a ring of P/U such groups."""
+    degree = method.ulysses_degree
+    assert degree is not None, "its layout refuses that"
+    ring = ring_traffic(shape, max(sp_size // degree, 1), degree, method.dkv_dtype)
+    return add_traffic(ulysses_traffic(shape, degree, sp_size), ring)
+
+
+# The closed form of each method of ours. It stands here and not in the method's file, whose bytes it checks.
+OF_METHODS: Mapping[str, ClosedForm] = {
+    "single": lambda method, shape, sp_size: {},
+    "ulysses": lambda method, shape, sp_size: ulysses_traffic(shape, sp_size, sp_size),
+    "upipe": lambda method, shape, sp_size: upipe_traffic(shape, sp_size),
+    "ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
+    "double_ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
+    "all_gather": lambda method, shape, sp_size: all_gather_traffic(shape, sp_size, method.dkv_dtype),
+    "usp": usp_traffic,
+}

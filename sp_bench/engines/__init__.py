@@ -65,6 +65,7 @@ class OutsideEngine(Engine, Protocol):
     """What an engine from outside has in addition; `requirements` has it for ours."""
 
     IMPLEMENTATION: str  # whose code
+    READS_UNLABELLED: bool  # may be left out: it knows that a negative number of a text, ~t, is token t but no label
     BATCH_LOADING: str  # before | in_step, as `requirements.batch_loading` says
 
     @staticmethod
@@ -101,6 +102,12 @@ def get(name: str) -> Engine:
         ConfigError: as `get_outside`.
     """
     return cast(Engine, importlib.import_module(f"{__name__}.{name}")) if name in NAMES else get_outside(name)
+
+
+def reads_unlabelled(name: str) -> bool:
+    """Whether the engine called `name` may get texts whose sequences have different numbers of labels (`text.py`).
+    Ours do. One from outside says so; without that it is proven on texts of which each token is a label."""
+    return name in NAMES or bool(getattr(get_outside(name), "READS_UNLABELLED", False))
 
 
 def get_outside(name: str) -> OutsideEngine:

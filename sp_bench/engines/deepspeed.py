@@ -60,24 +60,24 @@ class Training:
 
     def step(self, batches: Sequence[Batch]) -> StepResult:
         """One optimizer step on the micro-batches of this rank. Every rank of the world calls it."""
-        parts = [self._accumulate(batch) for batch in batches]
-        loss, losses = torch.stack([loss for loss, _ in parts]).mean(), torch.cat([each for _, each in parts])
+        num_valid_tokens = sum(batch.num_valid_tokens for batch in batches)
+        losses = torch.cat([self._accumulate(batch, num_valid_tokens) for batch in batches])
+        loss = losses.sum() / num_valid_tokens
         with ledger.phase("loss"):
             dist.all_reduce(loss)
         return StepResult(loss, zero3.grad_norm(self.engine, self.device), losses)
 
-    def _accumulate(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Forward and backward of one micro-batch. Returns this rank's part of its mean loss, and the loss of each of
-        its tokens [B,s], in nats.
+    def _accumulate(self, batch: Batch, num_valid_tokens: int) -> Tensor:
+        """Forward and backward of one micro-batch. Returns the loss of each of its tokens [B,s], in nats.
 
-        DeepSpeed divides each loss by the number of micro-batches. Its `step` is called after each of them, but only
-        the last call of a step updates the parameters.
+        By default DeepSpeed divides each loss by the number of micro-batches, which would make a mean of their means.
+        Its `step` is called after each of them, but only the last call of a step updates the parameters.
         """
         losses = cross_entropy.of_tokens(self.engine(batch.tokens, batch.positions), batch.labels)
-        loss = losses.sum() / batch.num_valid_tokens
-        self.engine.backward(loss * dist.get_world_size())
+        loss = losses.sum() / num_valid_tokens
+        self.engine.backward(loss * dist.get_world_size(), scale_wrt_gas=False)
         self.engine.step()
-        return loss.detach(), losses.detach()
+        return losses.detach()
 
 
 def start(config: TrialConfig, attention: AttentionCall, deepspeed: Any) -> Any:

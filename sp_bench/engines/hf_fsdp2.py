@@ -71,7 +71,8 @@ def run(
         model = _build(config, seq_len, device)
         optimizer = train.make_optimizer(model.parameters(), config.workload)
         model, optimizer, loader = accelerator.prepare(model, optimizer, _loader(config, texts))
-        num_labelled = config.num_sequences * config.num_labels(texts[0].shape[1] - 1) / size / config.world_size
+        num_labels = sum(int((each["shift_labels"] != IGNORED).sum()) for each in _samples(config, texts[0], seq_len))
+        num_labelled = num_labels / size / config.world_size
         training = Training(accelerator, model, optimizer, config, num_labelled, token_losses, watch)
         model.loss_function = training.recorded(model.loss_function)
         loaded = _loaded(loader)

@@ -35,6 +35,7 @@ from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.training import model, train
 from sp_bench.training.cross_entropy import IGNORED
+from sp_bench.training.text import labels_of, tokens_of
 from sp_bench.training.train import StepResult
 
 FLOAT32_FLASH = ("flash_attn", "float32")  # kernel and dtype, in the proof of a step in half precision alone
@@ -341,7 +342,7 @@ def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Te
 def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
     """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence, or if it is
     of packed documents. There they restart in each document."""
-    tokens, labels = sequences[:, :-1], with_prompts_ignored(sequences[:, :-1], config)
+    tokens, labels = tokens_of(sequences[:, :-1]), labels_unshifted(sequences[:, :-1], config)
     if config.workload.packing != "none":
         return _flattened(tokens, labels, config)
     padding = train.padded_seq_len(config, tokens.shape[1]) - tokens.shape[1]
@@ -351,14 +352,14 @@ def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
     return batch
 
 
-def with_prompts_ignored(tokens: Tensor, config: TrialConfig) -> Tensor:
-    """tokens [B,S] -> labels [B,S], which the model or a loader shifts: those are the tokens themselves, but IGNORED
+def labels_unshifted(text: Tensor, config: TrialConfig) -> Tensor:
+    """text [B,S] -> labels [B,S], which the model or a loader shifts: those are the tokens themselves, but IGNORED
     where nothing may be learned of them. That is the first ones of masked labels, and the first one of a document."""
+    labels, seq_len = labels_of(text), text.shape[1]
     if config.workload.packing == "none" and not config.workload.masked_label_share:
-        return tokens
-    seq_len = tokens.shape[1]
+        return labels
     labelled = train.is_labelled(config, seq_len, seq_len, unlabelled=UNLABELLED)
-    return tokens.masked_fill(~F.pad(labelled[:-1], (1, 0)), IGNORED)
+    return labels.masked_fill(~F.pad(labelled[:-1], (1, 0)), IGNORED)
 
 
 def _flattened(tokens: Tensor, labels: Tensor, config: TrialConfig) -> dict[str, Tensor]:

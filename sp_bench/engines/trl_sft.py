@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from sp_bench.config.trial import TrialConfig
 from sp_bench.engines import hugging_face, trainer_loop, zero3
 from sp_bench.engines.trainer_loop import Stack
+from sp_bench.training.text import tokens_of
 from sp_bench.training.train import StepResult, Tick, Watch
 
 UNPREDICTED = zero3.UNPREDICTED
@@ -65,11 +66,11 @@ def dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
-    tokens = [sequence[:-1] for sequence in sequences]
-    labels = [hugging_face.with_prompts_ignored(each[None], config)[0].tolist() for each in tokens]
-    columns = {"input_ids": [each.tolist() for each in tokens], "labels": labels}
+    texts = [sequence[:-1] for sequence in sequences]
+    labels = [hugging_face.labels_unshifted(each[None], config)[0].tolist() for each in texts]
+    columns = {"input_ids": [tokens_of(each).tolist() for each in texts], "labels": labels}
     if config.workload.packing != "none":
-        columns["seq_lengths"] = [list(config.documents(len(each))) for each in tokens]
+        columns["seq_lengths"] = [list(config.documents(len(each))) for each in texts]
     return Dataset.from_dict(columns)
 
 

@@ -24,7 +24,7 @@ from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import Traffic
+from sp_bench.costs.attention import OF_METHODS, ClosedForm, Traffic
 from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
 from sp_bench.kernels import REFERENCE, Kernel
@@ -74,8 +74,9 @@ class Method(Protocol):
     IMPLEMENTATION: str  # whose code: sp_bench, or the library and its version (`installed`)
     PRIMITIVE: str | Mapping[str, str]  # the collective that moves the attention tensors; of each variant, if several
     # (method, shape, sp_size) -> bytes one rank sends off-rank in one attention call, forward and backward. The bytes
-    # that a step sends must equal it. None: there is no closed form, and bytes are counted only.
-    traffic: Callable[[MethodConfig, AttentionShape, int], Traffic] | None
+    # that a step sends must equal it. None: there is no closed form, and bytes are counted only. Adapters and methods
+    # from outside have it; that of our methods is in OF_METHODS of costs/attention.py (`closed_form`).
+    traffic: ClosedForm | None
 
     @staticmethod
     def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -315,8 +316,14 @@ def with_own_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
 def attention_traffic(config: TrialConfig, seq_len: int) -> Traffic | None:
     """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward; None: the method
     has no closed form."""
-    traffic = get(config.method.name).traffic
-    return None if traffic is None else traffic(config.method, config.attention_shape(seq_len), config.sp_size)
+    form = closed_form(config.method.name)
+    return None if form is None else form(config.method, config.attention_shape(seq_len), config.sp_size)
+
+
+def closed_form(name: str) -> ClosedForm | None:
+    """(method, shape, sp_size) -> bytes one rank sends off-rank in one attention call; None: there is none. That of our
+    methods is not their own file's to say, since what they send is compared with it."""
+    return OF_METHODS.get(name) or get(name).traffic
 
 
 # Of these the ranks that a rank sends to follow from the layout: all_to_all among the ulysses ranks, the rest among the

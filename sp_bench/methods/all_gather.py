@@ -12,7 +12,7 @@ from sp_bench.attention.layouts import SequenceLayout, seen_across
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, all_gather_traffic, travelling_dkv_dtype
+from sp_bench.costs.attention import travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, all_gather_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -38,10 +38,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
             f"use {shape.num_kv_heads} or fewer"
         )
     return None
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return all_gather_traffic(shape, sp_size, method.dkv_dtype)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

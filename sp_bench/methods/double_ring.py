@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
+from sp_bench.costs.attention import merging_dtype, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -60,10 +60,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
         return f"method.inner_ring_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
     return None
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return ring_traffic(shape, sp_size, 1, method.dkv_dtype)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

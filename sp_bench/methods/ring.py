@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, merging_dtype, ring_traffic, travelling_dkv_dtype
+from sp_bench.costs.attention import merging_dtype, travelling_dkv_dtype
 from sp_bench.costs.work import KernelCalls, ring_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -32,10 +32,6 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     return None
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return ring_traffic(shape, sp_size, 1, method.dkv_dtype)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

@@ -8,7 +8,6 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic
 from sp_bench.costs.work import ONE_CALL, KernelCalls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -31,10 +30,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
     if sp_size == 1:
         return None
     return f"method single runs on one rank, not sp_size={sp_size}; use sp_size=1, or another method"
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return {}
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

@@ -13,7 +13,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, head_chunks_reason, head_split_reason, ulysses_traffic
+from sp_bench.costs.attention import head_chunks_reason, head_split_reason
 from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -35,10 +35,6 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
     reason = head_split_reason(shape, sp_size, "sp_size", method.name)
     return reason or head_chunks_reason(shape, sp_size, method.head_chunks, may_share_kv=True)
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return ulysses_traffic(shape, sp_size, sp_size)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

@@ -13,7 +13,7 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import Traffic, head_chunks_reason, head_split_reason, upipe_traffic
+from sp_bench.costs.attention import head_chunks_reason, head_split_reason
 from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
@@ -40,10 +40,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 
 def _num_stages(method: MethodConfig, shape: AttentionShape, sp_size: int) -> int:
     return method.head_stages or shape.num_heads // sp_size
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    return upipe_traffic(shape, sp_size)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

@@ -14,14 +14,10 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
-    Traffic,
-    add_traffic,
     head_chunks_reason,
     head_split_reason,
     merging_dtype,
-    ring_traffic,
     travelling_dkv_dtype,
-    ulysses_traffic,
 )
 from sp_bench.costs.work import KernelCalls, usp_calls
 from sp_bench.kernels import Kernel
@@ -50,14 +46,6 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
     reason = head_split_reason(shape, degree, "method.ulysses_degree", method.name)
     # parts may not share a KV head: each part would send it around the ring
     return reason or head_chunks_reason(shape, degree, method.head_chunks, may_share_kv=False)
-
-
-def traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
-    cut = layout(method, sp_size)
-    return add_traffic(
-        ulysses_traffic(shape, cut.ulysses_degree, sp_size),
-        ring_traffic(shape, cut.ring_degree, cut.ulysses_degree, method.dkv_dtype),
-    )
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:

@@ -1,25 +1,26 @@
 """The reference of a training trial: the same training on one process, without sharding or sequence parallelism.
 
-It knows nothing of packing: each document is a sequence of its own.
+Its decoder, its loss and its updates are the oracle's own (`decoder`, `update`), so what the engines' code has wrong is
+not wrong here too. It knows nothing of packing: each document is a sequence of its own.
 
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional
+from torch import Tensor
 
-from sp_bench import kernels
-from sp_bench.attention.autograd import differentiable
 from sp_bench.config.documents import spans
 from sp_bench.config.trial import TrialConfig
-from sp_bench.training import cross_entropy, train
-from sp_bench.training.model import AttentionCall, Decoder, fill, initialise, rotation
+from sp_bench.oracle import decoder
+from sp_bench.oracle.update import FORMULAS, MOMENTS, PARAMETER
+from sp_bench.training import text, train
+from sp_bench.training.cross_entropy import IGNORED
+from sp_bench.training.model import fill
 
 
 def broadcast_steps(
@@ -51,74 +52,91 @@ def gradients(
 ) -> list[Gradients]:
     """The first step on `sequences` [m*D*B,S+1], without its update, from the same weights in each of
     `compute_dtypes`."""
-    decoder, found = _initialised(config, device), []
-    for dtype in compute_dtypes:
-        token_losses = _accumulate(config, decoder, sequences.to(device), dtype)
-        found.append(Gradients(token_losses, {n: p.grad for n, p in decoder.named_parameters() if p.grad is not None}))
-        decoder.zero_grad(set_to_none=True)
-    return found
+    weights = initial(config, decoder.shapes(config.model), device)
+    return [_gradients(config, weights, sequences.to(device), dtype) for dtype in compute_dtypes]
+
+
+def initial(config: TrialConfig, shapes: decoder.Shapes, device: torch.device) -> dict[str, Tensor]:
+    """The initial values of these parameters, in `train.stored_dtype`."""
+    indices = {name: index for index, name in enumerate(decoder.shapes(config.model))}
+    stored = train.stored_dtype(config.dtype)
+    weights = {name: torch.empty(shape, dtype=stored, device=device) for name, shape in shapes.items()}
+    for name, whole in weights.items():
+        fill(whole, name, indices[name], config.seed)
+    return weights
+
+
+class OneProcess:
+    """Takes steps. `compute_dtype`: of activations and gradients; weights are kept and updated in
+    `train.stored_dtype`."""
+
+    def __init__(self, config: TrialConfig, compute_dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._compute_dtype = config, compute_dtype
+        self.weights = initial(config, decoder.shapes(config.model), device)
+        assert config.workload.optimizer is not None
+        zeros = MOMENTS[config.workload.optimizer]
+        self._moments = {n: {key: torch.zeros_like(w) for key in zeros} for n, w in self.weights.items()}
+        self._num_steps = 0
+
+    def step(self, sequences: Tensor) -> train.StepResult:
+        """One optimizer step on `sequences` [m*D*B,S+1]."""
+        token_losses, of = _gradients(self._config, self.weights, sequences, self._compute_dtype)
+        norm = torch.stack([gradient.double().square().sum() for gradient in of.values()]).sum().sqrt()
+        limit = self._config.workload.max_grad_norm or math.inf
+        self._num_steps += 1
+        for name, gradient in of.items():
+            self._update(name, gradient.double() * (limit / (norm + 1e-6)).clamp(max=1))
+        return train.StepResult(token_losses.sum() / num_labels(self._config, sequences), norm, token_losses)
+
+    def _update(self, name: str, gradient: Tensor) -> None:
+        """gradient: clipped, in fp64."""
+        workload, state = self._config.workload, {PARAMETER: self.weights[name]} | self._moments[name]
+        assert workload.optimizer is not None
+        before = {key: tensor.double() for key, tensor in state.items()}
+        after = FORMULAS[workload.optimizer](self._num_steps, workload.learning_rate, gradient, before)
+        for key, moved in after.items():
+            state[key].copy_(moved.value)
 
 
 def run_steps(
     config: TrialConfig, batches: Sequence[Tensor], compute_dtype: torch.dtype, device: torch.device
 ) -> list[train.StepResult]:
-    """Take a step on each of `batches` [m*D*B,S+1], with the `math` kernel as attention.
-
-    compute_dtype: of activations and gradients; parameters are kept and updated in `train.stored_dtype`.
-    """
-    decoder = _initialised(config, device)
-    optimizer = train.make_optimizer(decoder.parameters(), config.workload)
-    return [step(config, decoder, optimizer, sequences.to(device), compute_dtype) for sequences in batches]
-
-
-def _initialised(config: TrialConfig, device: torch.device) -> Decoder:
-    decoder = train.build_decoder(config.model, _attention(config), config.dtype)
-    decoder.to_empty(device=device)
-    initialise(decoder, config.seed)
-    return decoder
-
-
-def _attention(config: TrialConfig) -> AttentionCall:
-    return differentiable(
-        kernels.get(kernels.REFERENCE), causal=config.workload.causal, scale=config.model.head_dim**-0.5
-    )
-
-
-def step(
-    config: TrialConfig,
-    decoder: Decoder,
-    optimizer: torch.optim.Optimizer,
-    sequences: Tensor,
-    compute_dtype: torch.dtype,
-) -> train.StepResult:
-    """One optimizer step on `sequences` [m*D*B,S+1]."""
-    token_losses = _accumulate(config, decoder, sequences, compute_dtype)
-    loss = token_losses.sum() / num_labels(config, sequences)
-    norm = train.update([*decoder.parameters()], optimizer, config.workload.max_grad_norm)
-    return train.StepResult(loss, norm, token_losses)
+    """Take a step on each of `batches` [m*D*B,S+1]."""
+    alone = OneProcess(config, compute_dtype, device)
+    return [alone.step(sequences.to(device)) for sequences in batches]
 
 
 def num_labels(config: TrialConfig, sequences: Tensor) -> int:
     """The number of labels of all `sequences` [m*D*B,S+1]."""
-    return sequences.shape[0] * config.num_labels(sequences.shape[1] - 1)
+    documents = (document for sequence in sequences for _, document in _documents(config, sequence))
+    return sum(int((_labels(config, document) != IGNORED).sum()) for document in documents)
 
 
-def _accumulate(config: TrialConfig, decoder: Decoder, sequences: Tensor, compute_dtype: torch.dtype) -> Tensor:
+def _labels(config: TrialConfig, document: Tensor) -> Tensor:
+    """What a model has to predict at each but the last of a document's tokens [n+1] -> [n]."""
+    labels = text.labels_of(document[1:])
+    labels[: int(config.workload.masked_label_share * len(labels))] = IGNORED
+    return labels
+
+
+def _gradients(
+    config: TrialConfig, weights: decoder.Weights, sequences: Tensor, compute_dtype: torch.dtype
+) -> Gradients:
     """Forward and backward of `sequences` [m*D*B,S+1], one document at a time, so that memory does not grow with the
-    number of ranks or micro-batches. Returns each token's loss [m*D*B,S], in nats, 0 without a label; adds to the
-    parameters' gradients."""
-    token_losses = torch.zeros(sequences[:, 1:].shape, dtype=cross_entropy.wide(compute_dtype), device=sequences.device)
+    number of ranks or micro-batches. A token without a label has the loss 0."""
+    divisor = num_labels(config, sequences)
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    wide = torch.promote_types(compute_dtype, torch.float32)
+    token_losses = torch.zeros(sequences[:, 1:].shape, dtype=wide, device=sequences.device)
     for sequence, sequence_losses in zip(sequences, token_losses, strict=True):
         for start, document in _documents(config, sequence):
-            # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored parameters.
-            parameters = {name: p.to(compute_dtype) for name, p in decoder.named_parameters()}
-            inputs, labels = document[None, :-1], document[None, 1:].clone()
-            labels[:, : int(config.workload.masked_label_share * labels.shape[1])] = cross_entropy.IGNORED
-            positions = torch.arange(inputs.shape[1], device=inputs.device)
-            losses = cross_entropy.of_tokens(functional_call(decoder, parameters, (inputs, positions)), labels)
-            (losses.sum() / num_labels(config, sequences)).backward()
-            sequence_losses[start : start + labels.shape[1]] = losses.detach()[0]
-    return token_losses
+            # The cast is part of the graph, as in FSDP's mixed precision: gradients arrive at the stored weights.
+            narrow = {name: leaf.to(compute_dtype) for name, leaf in leaves.items()}
+            tokens, labels = text.tokens_of(document)[:-1], _labels(config, document)
+            losses = decoder.token_losses(config.model, narrow, tokens, labels)
+            (losses.sum() / divisor).backward()
+            sequence_losses[start : start + len(labels)] = losses.detach()
+    return Gradients(token_losses, {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None})
 
 
 def _documents(config: TrialConfig, sequence: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -135,31 +153,19 @@ def token_losses(config: TrialConfig, sequences: Tensor, device: torch.device) -
 
     Each layer draws its weights when its turn comes, so that a model fits of which one layer does.
     """
-    decoder = train.build_decoder(config.model, _attention(config), config.dtype)
-    indices = {name: index for index, (name, _) in enumerate(decoder.named_parameters())}
-
-    def drawn(module: nn.Module, within: str) -> dict[str, Tensor]:
-        weights = {name: torch.empty_like(p, device=device) for name, p in module.named_parameters()}
-        for name, whole in weights.items():
-            fill(whole, within + name, indices[within + name], config.seed)
-        return weights
-
-    inputs, labels = sequences[:, :-1].to(device), sequences[:, 1:].to(device)
-    seq_len, stored = inputs.shape[1], train.stored_dtype(config.dtype)
+    model = config.model
+    tokens, labels = sequences[:, :-1].to(device), sequences[:, 1:].to(device)
+    seq_len = tokens.shape[1]
     wholes = [slice(of.start, of.stop) for of in spans(config.documents(seq_len) or (seq_len,))]
-    positions = [torch.arange(of.stop - of.start, device=device) for of in wholes]
-    ropes = [rotation(each, config.model.head_dim, config.model.rope_theta, stored) for each in positions]
-    embedding = drawn(decoder.embedding, "embedding.")["weight"]
-    states = functional.embedding(inputs, embedding)
-    for index, block in enumerate(decoder.blocks):
-        weights = drawn(block, f"blocks.{index}.")
-        for state in states.split(1):  # [1,S,h]
-            for of, rope in zip(wholes, ropes, strict=True):
-                state[:, of] = functional_call(block, weights, (state[:, of], rope))
-    norm = drawn(decoder.norm, "norm.")
-    head = embedding if decoder.head is None else drawn(decoder.head, "head.")["weight"]
-    losses = torch.empty(labels.shape, dtype=stored, device=device)
-    for row, state in enumerate(states.split(1)):
-        logits = functional.linear(functional_call(decoder.norm, norm, (state,)), head)
-        losses[row] = cross_entropy.of_tokens(logits, labels[row : row + 1])[0]
-    return losses
+    shapes = decoder.shapes(model)
+    outside = initial(config, {n: shape for n, shape in shapes.items() if not n.startswith("blocks.")}, device)
+    states = outside["embedding.weight"][tokens]
+    for index in range(model.num_layers):
+        module = f"blocks.{index}."
+        drawn = initial(config, {n: shape for n, shape in shapes.items() if n.startswith(module)}, device)
+        weights = decoder.within(drawn, module)
+        for state in states:  # [S,h]
+            for of in wholes:
+                state[of] = decoder.layer(model, weights, state[of])
+    found = (decoder.losses(model, outside, *each) for each in zip(states, labels, strict=True))
+    return torch.stack(list(found))

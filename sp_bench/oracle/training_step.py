@@ -13,6 +13,9 @@ would not do: Adam divides a gradient by its own size, so that near zero a small
 (b) and (c) read every element of a rank's part of a parameter up to SAMPLE of them, and evenly spread ones of a larger
 part. So the proof makes no second copy of a model.
 
+Of the text some labels are taken away, so that micro-batches, ranks and sequences have different numbers of them: an
+engine that takes a mean of means is off.
+
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
@@ -35,6 +38,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sp_bench import engines, methods
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
+from sp_bench.engines import requirements
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
@@ -100,6 +104,7 @@ class Expected:
     """The first step of one process, up to the update."""
 
     token_losses: Tensor  # [m*D*B,S], fp64, nats; 0 without a label
+    num_labels: int
     grad_norm: float
     # Relative error of torch's norm of the same gradients in the dtype in which they are stored. An engine's norm is no
     # better, nor is what it clips with: over the 156M elements of an embedding fp32 sums on a CPU are off by 3e-5.
@@ -119,6 +124,8 @@ def prove(config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> dict[s
     """
     small = proof_config(config)
     batch = text.sequences(0, config.num_sequences, proof_seq_len(config))
+    if engines.reads_unlabelled(config.engine.name) and not requirements.takes_mean_of_means(config):
+        batch = text.unequally_labelled(batch, config.seed)
     expected, budget = _expect(small, batch, device)
     found = _take_steps(small, batch, expected, budget, mesh, device)
     require(found)
@@ -210,13 +217,13 @@ def _expect(config: TrialConfig, batch: Tensor, device: torch.device) -> tuple[E
     sequences = labelled(config, batch)
     stored, computed = train.stored_dtype(config.dtype), getattr(torch, config.dtype)
     token_losses = torch.empty(sequences.shape[0], sequences.shape[1] - 1, dtype=torch.float64, device=device)
+    num_labels = one_process.num_labels(config, sequences)
     gradients, said = {}, [None, None, 0.0]
     if dist.get_rank() == 0:
         with full_precision():
             wide, *low = one_process.gradients(config, sequences, list(dict.fromkeys((stored, computed))), device)
         token_losses.copy_(wide.token_losses)
         gradients = wide.of
-        num_labels = one_process.num_labels(config, sequences)
         low_budget = partial(_low_budget, wide=wide, eps=torch.finfo(computed).eps, num_labels=num_labels)
         budget = low_budget(low[0]) if low else _tight(wide.of, config.dtype)
         norm = float(torch.nn.utils.get_total_norm(list(wide.of.values())))
@@ -226,7 +233,7 @@ def _expect(config: TrialConfig, batch: Tensor, device: torch.device) -> tuple[E
     grad_norm, budget, norm_rounding = said
     assert grad_norm is not None
     assert budget is not None
-    expected = Expected(token_losses, grad_norm, norm_rounding, gradients)
+    expected = Expected(token_losses, num_labels, grad_norm, norm_rounding, gradients)
     return expected, _with_rounding(budget, norm_rounding)
 
 
@@ -318,8 +325,7 @@ def _compare_losses(
     layout, want = train.layout_of(config, padded_len), expected.token_losses
     padded = F.pad(want, (0, padded_len - want.shape[1]))
     mine = torch.cat([train.local_part(part, layout, mesh) for part in train.micro_batches(config, padded)])
-    num_labels = want.shape[0] * config.num_labels(want.shape[1])
-    mean, size = float(want.sum()) / num_labels, float(want.norm()) / math.sqrt(num_labels)
+    mean, size = float(want.sum()) / expected.num_labels, float(want.norm()) / math.sqrt(expected.num_labels)
     off = first.token_losses.double() - mine
     square_sum = off.square().sum()
     dist.all_reduce(square_sum)

@@ -1,4 +1,8 @@
-"""Real text without a download: the bytes of the Python standard library's source files."""
+"""Real text without a download: the bytes of the Python standard library's source files.
+
+A token t that is not a label for the token before it stands in a text as ~t = -1 - t. So each sequence brings its own
+labels, and sequences may have different numbers of them.
+"""
 
 import itertools
 import os
@@ -10,6 +14,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sp_bench.training.cross_entropy import IGNORED
+
+# Share of the tokens that stay labels in `unequally_labelled`, from the first token of all sequences to the last.
+KEPT = (0.25, 1.0)
 # Folders that are not the standard library's, or that some distributions of Python leave out.
 _SKIPPED = {"site-packages", "dist-packages", "test", "tests"}
 
@@ -52,3 +60,22 @@ def sequences(first: int, num_sequences: int, seq_len: int) -> Tensor:
         if len(text) == needed:
             break
     return torch.frombuffer(text, dtype=torch.uint8).long().unfold(0, seq_len + 1, seq_len)
+
+
+def unequally_labelled(sequences: Tensor, seed: int) -> Tensor:
+    """`sequences` [n,S+1] with some labels taken away at random. Early sequences, and in them early tokens, keep the
+    fewest labels, so that hardly two micro-batches or ranks have equally many."""
+    labels = sequences[:, 1:]
+    kept = torch.linspace(*KEPT, labels.numel()).view_as(labels)
+    drawn = torch.rand(labels.shape, generator=torch.Generator().manual_seed(seed))
+    return torch.cat((sequences[:, :1], torch.where(drawn < kept, labels, ~labels)), dim=1)
+
+
+def tokens_of(text: Tensor) -> Tensor:
+    """The tokens of a text, whether or not they are labels."""
+    return torch.where(text < 0, ~text, text)
+
+
+def labels_of(text: Tensor) -> Tensor:
+    """What a model has to predict at each place of a text: its token, or IGNORED."""
+    return text.masked_fill(text < 0, IGNORED)

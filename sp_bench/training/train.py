@@ -27,6 +27,7 @@ from sp_bench.measure import ledger
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.model import EVERYTHING, AttentionCall, Decoder, Keeping
 from sp_bench.training.model_code import EAGER, ModelCode
+from sp_bench.training.text import labels_of, tokens_of
 
 T = TypeVar("T")
 
@@ -115,17 +116,18 @@ def attention_traffic(config: TrialConfig, padded_len: int) -> Traffic:
 
 def unpredicted_phases(config: TrialConfig, of_engine: Sequence[str]) -> tuple[str, ...]:
     """Phases whose bytes are counted only: those of the engine, and those of a method without a closed form."""
-    has_form = methods.get(config.method.name).traffic is not None
+    has_form = methods.closed_form(config.method.name) is not None
     return (*of_engine, *(() if has_form else ("forward", "recompute", "backward")))
 
 
 def shift_and_pad(sequences: Tensor, padded_len: int) -> tuple[Tensor, Tensor]:
-    """Sequences [B,S+1] -> tokens [B,S'] and labels [B,S'].
+    """Sequences [B,S+1] -> tokens [B,S'] and labels [B,S'], IGNORED where the text has none.
 
     Labels are shifted here, before the sequences are cut: afterwards the successor of a token may live on another rank.
     """
     padding = padded_len - (sequences.shape[1] - 1)
-    return F.pad(sequences[:, :-1], (0, padding)), F.pad(sequences[:, 1:], (0, padding), value=IGNORED)
+    tokens, labels = tokens_of(sequences[:, :-1]), labels_of(sequences[:, 1:])
+    return F.pad(tokens, (0, padding)), F.pad(labels, (0, padding), value=IGNORED)
 
 
 def is_labelled(config: TrialConfig, seq_len: int, padded_len: int, *, unlabelled: int = 0) -> Tensor:
@@ -156,14 +158,14 @@ def shard_batch(
     sequences: Tensor, config: TrialConfig, layout: SequenceLayout, mesh: DeviceMesh, device: torch.device
 ) -> Batch:
     """This rank's share of one micro-batch; `sequences` [D*B,S+1] is its text for all data-parallel ranks."""
-    num_sequences, seq_len = sequences.shape[0], sequences.shape[1] - 1
+    seq_len = sequences.shape[1] - 1
     padded_len = layout.padded(seq_len)
     tokens, labels = shift_and_pad(sequences, padded_len)
     labels = labels.masked_fill(~is_labelled(config, seq_len, padded_len), IGNORED)
+    num_labels = int((labels != IGNORED).sum())
     tokens, labels = (local_part(x, layout, mesh) for x in (tokens, labels))
     mine = layout.global_positions(mesh.get_rank() % layout.sp_size, padded_len)
     positions = document_positions(config, padded_len)[mine]
-    num_labels = num_sequences * config.num_labels(seq_len)
     return Batch(tokens.to(device), labels.to(device), positions.to(device), num_labels)
 
 

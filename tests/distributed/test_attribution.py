@@ -82,7 +82,7 @@ def check_arms(case: Case, mesh: DeviceMesh) -> None:
         (q, k, v), moved = step(case, NoKernel(), mesh)
     assert [t.shape for t in moved] == [t.shape for t in (q, q, k, v)], str(case)
     counted = {key: size for key, (_, size) in book.counts.items() if size}
-    assert counted == methods.get(case.method.name).traffic(case.method, case.shape, mesh.size()), str(case)
+    assert counted == methods.closed_form(case.method.name)(case.method, case.shape, mesh.size()), str(case)
 
 
 def check_any_inputs(case: Case, mesh: DeviceMesh) -> None:

@@ -50,7 +50,7 @@ def ledger_of(case: Case, mesh: DeviceMesh) -> Ledger:
 def check(case: Case, mesh: DeviceMesh) -> Ledger:
     book, size = ledger_of(case, mesh), mesh.size()
     sent = {key: sent for key, (_, sent) in book.counts.items() if sent}
-    assert sent == methods.get(case.method.name).traffic(case.method, case.shape, size), str(case)
+    assert sent == methods.closed_form(case.method.name)(case.method, case.shape, size), str(case)
     calls = methods.kernel_calls(case.method, case.shape, size, mesh.get_rank())
     if calls is not None:
         assert (book.work.calls["forward"], book.work.calls["backward"]) == calls, str(case)
@@ -67,7 +67,7 @@ def check_all(rank: int, sp_size: int) -> None:
         if sp_size % 2 == 0:
             alone = WorkloadConfig("attention", "forward_backward", True, 0, 1, 48)
             config = trial(case.method, sp_size, workload=alone, num_nodes=sp_size // 2)
-            traffic = methods.get(case.method.name).traffic(case.method, case.shape, sp_size)
+            traffic = methods.closed_form(case.method.name)(case.method, case.shape, sp_size)
             assert far == methods.between_nodes(config, traffic, rank), str(case)
 
 

@@ -53,7 +53,7 @@ def check_uneven_heads(rank: int, sp_size: int) -> None:
         assert max(errors.values()) < 1e-13, f"{case} on rank {rank}: {errors}"
         sent: list[Any] = [None] * sp_size
         dist.all_gather_object(sent, counted(case, mesh))
-        predicted = methods.get(DEEPSPEED.name).traffic(DEEPSPEED, case.shape, sp_size)
+        predicted = methods.closed_form(DEEPSPEED.name)(DEEPSPEED, case.shape, sp_size)
         assert {key: sum((s[key] for s in sent), Fraction(0)) / sp_size for key in predicted} == predicted
         # one KV head more: the output of its group goes to P-1 ranks; its own Q, K and V would have gone to another
         more = hq // hkv * (sp_size - 2) - 2

@@ -43,7 +43,7 @@ def reason(method: MethodConfig, kernel: str, shape: AttentionShape, sp_size: in
 
 
 def mebibytes(method: MethodConfig, sp_size: int) -> Fraction:
-    return sum(methods.get(method.name).traffic(method, GQA, sp_size).values(), Fraction(0)) / 2**20
+    return sum(methods.closed_form(method.name)(method, GQA, sp_size).values(), Fraction(0)) / 2**20
 
 
 @pytest.mark.parametrize(("name", "package"), PACKAGES.items())
@@ -189,14 +189,14 @@ def test_at_the_headline_shape_the_libraries_send_these_mebibytes():
 @given(st.sampled_from([1, 2, 4, 8]), st.sampled_from(["contiguous", "zigzag", "striped"]), st.booleans())
 def test_yunchang_sends_what_our_usp_does_and_dkv_a_hop_further_in_fp32(degree, layout, inner):
     placement = "ulysses_inner" if inner else "ring_inner"
-    theirs = methods.get("yunchang").traffic(yunchang(layout, "usp", degree, placement), GQA, 8)
-    ours = methods.get("usp").traffic(MethodConfig("usp", layout, None, degree, placement, "float32"), GQA, 8)
+    theirs = methods.closed_form("yunchang")(yunchang(layout, "usp", degree, placement), GQA, 8)
+    ours = methods.closed_form("usp")(MethodConfig("usp", layout, None, degree, placement, "float32"), GQA, 8)
     hop = attention_costs.kv_shard_elements(GQA, 8 // degree, degree) * 4
     assert theirs == attention_costs.add_traffic(ours, {("backward", "send"): hop if degree < 8 else Fraction(0)})
 
 
 @given(st.sampled_from([2, 4]))
 def test_transformer_engine_sends_what_our_usp_does(degree):
-    theirs = methods.get("transformer_engine").traffic(engine("a2a+p2p", degree), GQA, 8)
-    ours = methods.get("usp").traffic(MethodConfig("usp", "zigzag", None, degree, None, "input"), GQA, 8)
+    theirs = methods.closed_form("transformer_engine")(engine("a2a+p2p", degree), GQA, 8)
+    ours = methods.closed_form("usp")(MethodConfig("usp", "zigzag", None, degree, None, "input"), GQA, 8)
     assert theirs == ours

@@ -59,7 +59,7 @@ def test_a_pattern_is_our_method_with_its_default_options(name: patterns.Kind, s
         cut = methods.get(name).layout(method, 8)
         split = Degrees(cut.ulysses_degree, cut.ring_degree)
         sent = patterns.closed_form(name, shape, split)
-        assert sent == by_phase(methods.get(name).traffic(method, shape, 8))
+        assert sent == by_phase(methods.closed_form(name)(method, shape, 8))
         assert kind(name, None, split) == name
 
 
@@ -77,7 +77,7 @@ def test_a_library_sends_its_pattern_s_bytes_and_the_declared_differences(
         for more in patterns.differences(LIBRARIES[name, variant], shape, split).values():
             for phase, size in more.items():
                 expected[phase] += size
-        assert by_phase(methods.get(name).traffic(question.method, shape, question.sp_size)) == expected, question
+        assert by_phase(methods.closed_form(name)(question.method, shape, question.sp_size)) == expected, question
 
 
 @each_library

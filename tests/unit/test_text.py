@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sp_bench.training import text
+from sp_bench.training.cross_entropy import IGNORED
 
 
 def test_text_is_the_first_source_file_of_the_standard_library() -> None:
@@ -35,3 +36,17 @@ def test_text_begins_again_after_its_last_file() -> None:
     size = sum(path.stat().st_size for path in text.source_files())
     last = text.sequences(size // 50, 1, 50)[0]
     assert torch.equal(last[size % 50 :], text.sequences(0, 1, 50 - size % 50)[0])
+
+
+@given(count=st.integers(2, 6), seq_len=st.integers(32, 200), seed=st.integers(0, 99))
+def test_unequally_labelled_sequences_have_the_same_tokens_and_different_numbers_of_labels(
+    count: int, seq_len: int, seed: int
+) -> None:
+    whole = text.sequences(0, count, seq_len)
+    some = text.unequally_labelled(whole, seed)
+    assert torch.equal(text.tokens_of(some), whole)
+    labels = text.labels_of(some[:, 1:])
+    assert torch.equal(labels[labels != IGNORED], whole[:, 1:][labels != IGNORED])
+    numbers = (labels != IGNORED).sum(1)
+    assert numbers.min() > 0
+    assert numbers[0] < numbers[-1] < seq_len

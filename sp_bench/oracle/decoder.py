@@ -1,0 +1,110 @@
+"""The decoder of the reference, in plain torch. It shares no code with `training.model`, of which it is the check:
+RoPE, RMSNorm, grouped queries, SwiGLU and the loss are written once more, each in another way where there is one.
+
+One document of n tokens at a time, which begins at position 0. h hidden size, H query and Hkv KV heads, D head size.
+Weights are tensors by the names that our decoder gives them. Norms, rotations, attention and losses are computed in
+fp32 (fp64 for fp64 weights), and rounded to the weights' dtype.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from sp_bench.config.trial import ModelConfig
+
+Weights = Mapping[str, Tensor]
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+def layer_shapes(model: ModelConfig) -> Shapes:
+    """The shape of each parameter of a layer, in the order of our decoder."""
+    hidden, width, head = model.hidden_size, model.intermediate_size, model.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
+    for name, heads in (("q", model.num_heads), ("k", model.num_kv_heads), ("v", model.num_kv_heads)):
+        shapes[f"attention.{name}.weight"] = (heads * head, hidden)
+        if model.qkv_bias:
+            shapes[f"attention.{name}.bias"] = (heads * head,)
+    shapes["attention.out.weight"] = (hidden, model.num_heads * head)
+    if model.qk_norm:
+        shapes |= {"attention.q_norm.weight": (head,), "attention.k_norm.weight": (head,)}
+    mlp = {"gate.weight": (width, hidden), "up.weight": (width, hidden), "down.weight": (hidden, width)}
+    return shapes | {"feed_forward_norm.weight": (hidden,)} | {f"feed_forward.{name}": mlp[name] for name in mlp}
+
+
+def shapes(model: ModelConfig) -> Shapes:
+    """Of all parameters."""
+    found: dict[str, tuple[int, ...]] = {"embedding.weight": (model.vocab_size, model.hidden_size)}
+    for index in range(model.num_layers):
+        found |= {f"blocks.{index}.{name}": shape for name, shape in layer_shapes(model).items()}
+    found["norm.weight"] = (model.hidden_size,)
+    return found if model.tie_embeddings else found | {"head.weight": (model.vocab_size, model.hidden_size)}
+
+
+def within(weights: Weights, module: str) -> dict[str, Tensor]:
+    """The weights of a module, by their names in it."""
+    return {name.removeprefix(module): weight for name, weight in weights.items() if name.startswith(module)}
+
+
+def token_losses(model: ModelConfig, weights: Weights, tokens: Tensor, labels: Tensor) -> Tensor:
+    """tokens, labels [n] -> the loss of each token [n] in nats; 0 where the label is negative."""
+    x = weights["embedding.weight"][tokens]
+    for index in range(model.num_layers):
+        x = layer(model, within(weights, f"blocks.{index}."), x)
+    return losses(model, weights, x, labels)
+
+
+def layer(model: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
+    """The residual stream [n,h] before a layer -> after it."""
+    normed = _rms_norm(x, weights["attention_norm.weight"], model.norm_eps)
+    q, k, v = (
+        linear(normed, weights[f"attention.{name}.weight"], weights.get(f"attention.{name}.bias")).view(
+            len(x), -1, model.head_dim
+        )
+        for name in "qkv"
+    )
+    if model.qk_norm:
+        q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
+    attended = _attention(_turned(q, model.rope_theta), _turned(k, model.rope_theta), v)
+    x = x + linear(attended.flatten(1), weights["attention.out.weight"])
+    normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
+    gate, up = (linear(normed, weights[f"feed_forward.{name}.weight"]) for name in ("gate", "up"))
+    return x + linear(_wide(gate).mul(_wide(gate).sigmoid()).to(up) * up, weights["feed_forward.down.weight"])
+
+
+def losses(model: ModelConfig, weights: Weights, x: Tensor, labels: Tensor) -> Tensor:
+    """The residual stream [n,h] after all layers, labels [n] -> as `token_losses`."""
+    matrix = weights["embedding.weight" if model.tie_embeddings else "head.weight"]
+    logits = _wide(linear(_rms_norm(x, weights["norm.weight"], model.norm_eps), matrix))
+    of_label = logits.gather(1, labels.clamp(min=0)[:, None])[:, 0]
+    return torch.where(labels < 0, 0.0, logits.logsumexp(1) - of_label)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Over the last axis."""
+    wide = _wide(x)
+    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x)
+
+
+def _turned(x: Tensor, theta: float) -> Tensor:
+    """RoPE of x [n,H,D]: elements i and i + D/2 are a complex number, which is turned by position * theta^(-2i/D)."""
+    half = x.shape[-1] // 2
+    places, powers = (torch.arange(n, dtype=torch.float64, device=x.device) for n in (len(x), half))
+    angles = torch.outer(places, theta ** (-powers / half))[:, None]  # [n,1,D/2]
+    turns = torch.polar(torch.ones_like(angles), angles)
+    turned = torch.complex(*_wide(x).split(half, dim=-1)) * turns.to(torch.promote_types(_wide(x).dtype, torch.cfloat))
+    return torch.cat((turned.real, turned.imag), dim=-1).to(x)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal: q [n,H,D], k and v [n,Hkv,D] -> [n,H,D]. Query heads h*H/Hkv and those after it read KV head h."""
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    scores = torch.einsum("qhd,khd->hqk", _wide(q), _wide(k)) / q.shape[-1] ** 0.5
+    later = torch.full_like(scores[0], -torch.inf).triu(1)
+    weights = (scores + later).softmax(-1).to(v)
+    return torch.einsum("hqk,khd->qhd", _wide(weights), _wide(v)).to(q)
