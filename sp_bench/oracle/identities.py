@@ -41,13 +41,12 @@ def check_identities(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: 
     Raises:
         Incorrect: a quotient is above its budget, or not a number; the message begins with `what`.
     """
-    limit = budget(inputs[0].dtype)
     differences, squares = all_reduce(_sums(inputs, results), mesh).split([2 * inputs[0].shape[-1] + 2, 4], dim=1)
     sizes = [inputs[0].shape[-1]] * 2 + [1, 1]
     quotients: Errors = {}
     for name, difference, square in zip(IDENTITIES, differences.split(sizes, dim=1), squares.T, strict=True):
         found, head = (difference.norm(dim=1) / square.sqrt()).max(0)
-        quotients[name] = float(found)
+        quotients[name], limit = float(found), budget(name, inputs[0].dtype)
         if not quotients[name] <= limit:  # also true for NaN
             raise Incorrect(
                 f"{what}: {IDENTITIES[name]} does not hold in KV head {int(head)}: the sides differ by "
@@ -56,10 +55,13 @@ def check_identities(inputs: Sequence[Tensor], results: Sequence[Tensor], mesh: 
     return quotients
 
 
-def budget(dtype: torch.dtype) -> float:
-    """The largest quotient of a result in `dtype` that passes: over five times the largest of any right result that was
-    measured (docs/METRICS.md)."""
-    return (8 if dtype.itemsize == 2 else 64) * torch.finfo(dtype).eps
+def budget(identity: str, dtype: torch.dtype) -> float:
+    """The largest quotient of a result in `dtype` that passes: 3.5 times the largest of any right result that was
+    measured, and for `sum_dv` in half precision six times (docs/METRICS.md). That is so narrow that dv may be off by 2%
+    in no KV head."""
+    if dtype.itemsize == 2:
+        return (1 if identity == "sum_dv" else 8) * torch.finfo(dtype).eps
+    return 64 * torch.finfo(dtype).eps
 
 
 def _sums(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> Tensor:

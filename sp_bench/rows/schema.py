@@ -261,6 +261,8 @@ COLUMNS = (
     measured("sampled_grad_error", TENSOR_ERRORS, "",
         "dq, dk, dv of a loss of those rows; null: no backward, or an old row",
         required=("forward_backward", "train_step"), since=2, unless=("fits", "one_rank")),
+    measured("sampled_head_error", TENSOR_ERRORS, "",
+        "output, dq, dk, dv of those rows in the worst KV head; null: an old row"),
     measured("identity_error", IDENTITY_ERRORS, "",
         "identities of all rows' gradients at the timed length, the largest of any KV head; null: no backward, old row",
         required=("forward_backward", "train_step"), since=2, unless=("fits", "one_rank")),

@@ -56,6 +56,7 @@ def _no_bytes(record: dict[str, Any]) -> None:
 
 # The proofs have 48 tokens and the timed steps 96. A lie about the timed length alone begins above this many.
 REDUCED = 64
+TENSORS = ("output", "dq", "dk", "dv")
 MEASURED = 4  # steps: one of warm-up, two that are timed, one that is counted
 
 
@@ -105,6 +106,29 @@ def _dv_of_a_kv_head_dropped() -> None:
         return dq, dk, dv
 
     math.backward = backward
+
+
+def _off_by_3_percent(place: int, *, last_row: bool = False) -> Callable[[], None]:
+    """In sequences beyond a length the kernel's output (place 0), dq, dk or dv is 3% too large in one KV head of this
+    rank, or in the last row of one."""
+
+    def plant() -> None:
+        from sp_bench.kernels import math
+
+        name = "backward" if place else "forward"
+        honest = getattr(math, name)
+
+        def larger(x: Any, *args: Any, **options: Any) -> Any:
+            results = list(honest(x, *args, **options))
+            if x.shape[1] > REDUCED:
+                group = max(x.shape[2] // args[place > 0].shape[2], 1) if place < 2 else 1
+                rows = slice(-1, None) if last_row else slice(None)
+                results[max(place - 1, 0)][:, rows, :group] *= 1.03
+            return tuple(results)
+
+        setattr(math, name, larger)
+
+    return plant
 
 
 def _gradients_of_the_sample_only() -> None:
@@ -538,6 +562,65 @@ def _documents_leak() -> None:
     math.forward = forward
 
 
+def _no_rope() -> None:
+    """The decoder turns no queries and no keys."""
+    from torch import ones_like, zeros_like
+
+    from sp_bench.training import model
+
+    honest = model.rotation
+
+    def rotation(*args: Any) -> Any:
+        cos, sin = honest(*args)
+        return ones_like(cos), zeros_like(sin)
+
+    model.rotation = rotation
+
+
+def _hidden_bytes() -> None:
+    """Ulysses makes each of its exchanges twice, and its own file says that this is its closed form."""
+    from sp_bench.attention.exchange import Collectives
+    from sp_bench.costs.attention import scale_traffic, ulysses_traffic
+    from sp_bench.methods import ulysses
+
+    honest = Collectives.all_to_all
+
+    def twice(self: Any, *args: Any, **options: Any) -> Any:
+        honest(self, *args, **options).wait_all()
+        return honest(self, *args, **options)
+
+    Collectives.all_to_all = twice
+    own: Any = ulysses
+    own.traffic = lambda _, shape, sp_size: scale_traffic(ulysses_traffic(shape, sp_size, sp_size), 2)
+
+
+def _mean_of_means() -> None:
+    """A step's gradient is that of the mean of its micro-batches' means, however many labels each has."""
+    from sp_bench.engines.fsdp2 import Training
+
+    honest, micro_batches = Training._accumulate, 2
+
+    def accumulate(self: Any, batch: Any, _: int) -> Any:
+        return honest(self, batch, micro_batches * batch.num_valid_tokens)
+
+    Training._accumulate = accumulate
+
+
+def _mean_of_data_ranks() -> None:
+    """The gradient is that of the mean over data-parallel ranks of each one's mean; P is 1."""
+    from torch import distributed
+
+    from sp_bench.engines.fsdp2 import Training
+    from sp_bench.training.cross_entropy import IGNORED
+
+    honest = Training._accumulate
+
+    def accumulate(self: Any, batch: Any, _: int) -> Any:
+        return honest(self, batch, int((batch.labels != IGNORED).sum()) * distributed.get_world_size())
+
+    Training._accumulate = accumulate
+
+
 def _loss_averaged_over_ranks() -> None:
     """The gradient is that of the mean over ranks of each one's mean, however many labels each has."""
     from torch import distributed
@@ -602,6 +685,10 @@ LIES: Mapping[str, Callable[[], None]] = {
     "kernel_left_out_in_a_hop": _kernel_left_out_in_a_hop,
     "boundaries_ignored": _boundaries_ignored,
     "documents_leak": _documents_leak,
+    "no_rope": _no_rope,
+    "hidden_bytes": _hidden_bytes,
+    "mean_of_means": _mean_of_means,
+    "mean_of_data_ranks": _mean_of_data_ranks,
     "loss_averaged_over_ranks": _loss_averaged_over_ranks,
 }
 
@@ -967,6 +1054,8 @@ LIES = {
     ),
     "half_of_timed_text": _in_timed_steps(lambda _, __, batch: _without_labels(batch, batch.labels.shape[1] // 2)),
     "timed_attention_left_out": _in_timed_steps(_without_attention),
+    **{f"kv_head_of_{name}_3_percent_off": _off_by_3_percent(place) for place, name in enumerate(TENSORS)},
+    **{f"last_row_of_{TENSORS[place]}_3_percent_off": _off_by_3_percent(place, last_row=True) for place in (0, 1)},
     "timed_output_halved": _of_timed_attention(0),
     "timed_dq_halved": _of_timed_attention(1),
     "timed_dv_halved": _of_timed_attention(3),

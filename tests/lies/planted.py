@@ -403,6 +403,42 @@ LIES = [
         MASKED,
         "the gradient of .* in step 1, before clipping, differs from one process",
     ),
+    Lie(
+        "no_rope",
+        "The reference",
+        "no RoPE anywhere, on one rank and in the decoder that all engines of ours share",
+        ALONE,
+        "loss of (step 1|one token of step 1) differs from one process",
+        quick=True,
+    ),
+    Lie(
+        "hidden_bytes",
+        "The reference",
+        "a method sends everything twice, and its own closed form says so",
+        ATTENTION,
+        "forward all_to_all",
+        quick=True,
+    ),
+    *(
+        Lie(name, "Unequal labels", what, trial, "the gradient of .* in step 1, before clipping, differs", quick=True)
+        for name, what, trial in (
+            (
+                "mean_of_means",
+                "the step's loss is the mean of its micro-batches' means",
+                (*TRAIN_STEP, "workload.micro_batches=2"),
+            ),
+            (
+                "mean_of_data_ranks",
+                "the step's loss is the mean of its data-parallel ranks' means",
+                ("workload=train_step", "method=single", "sp_size=1", "dp_shard_size=2", "seq_len=96", "kernel=math"),
+            ),
+            (
+                "loss_averaged_over_ranks",
+                "the step's loss is the mean over the ranks of a sequence of each one's mean, without masked labels",
+                TRAIN_STEP,
+            ),
+        )
+    ),
 ]
 
 # Of all layers, of later steps, and of gradients at the timed length.
@@ -579,6 +615,34 @@ LIES += [
                 (*ALONE, FULL, "workload.mlp_tile_tokens=20"),
                 "with all . layers at seq_len=96: the loss changes by",
                 False,
+            ),
+        )
+    ),
+    *(
+        Lie(
+            name,
+            "At the timed length",
+            what,
+            (*ATTENTION, "model.num_heads=8", "model.num_kv_heads=4"),
+            f"(the last timed step|sampled rows) at seq_len=96, in one {where}: relative error of {tensor}"
+            + "|sum dv = sum dout does not hold in KV head 0" * (tensor == "dv"),
+            ranks="0",
+            dtypes=("bfloat16",),
+            quick=tensor == "dk" or name.startswith("last_row_of_output"),
+        )
+        for name, what, tensor, where in (
+            *(
+                (f"kv_head_of_{tensor}_3_percent_off", f"{tensor} is 3% too large in one KV head", tensor, "KV head")
+                for tensor in ("output", "dq", "dk", "dv")
+            ),
+            *(
+                (
+                    f"last_row_of_{t}_3_percent_off",
+                    f"{t} of one row is 3% too large in one KV head",
+                    t,
+                    "row and KV head",
+                )
+                for t in ("output", "dq")
             ),
         )
     ),
