@@ -50,6 +50,19 @@ def root_shapes(model: ModelConfig) -> ParameterShapes:
     return shapes if model.tie_embeddings else shapes | {"head.weight": (model.vocab_size, model.hidden_size)}
 
 
+def takes_mean_of_means(config: TrialConfig) -> bool:
+    """Whether the stack takes the mean of its micro-batches' and data-parallel ranks' means, which is the mean over
+    labels only where all have equally many, as in our texts. So it is proven on such a text, and its row is flagged.
+
+    Neither DeepSpeed's loop in the post about Ulysses nor transformers' `deepspeed_sp_compute_loss` has an option for
+    another mean. Without sequence parallelism the Trainer divides by the labels of all ranks and micro-batches.
+    """
+    averages = config.engine.name == "hf_deepspeed" or (
+        config.engine.name in ("hf_trainer", "trl_sft") and config.sp_size > 1
+    )
+    return averages and config.workload.num_micro_batches * config.world_size // config.sp_size > 1
+
+
 def num_parameters(model: ModelConfig) -> int:
     """Elements of all parameters."""
     block, root = (sum(map(prod, shapes(model).values())) for shapes in (block_shapes, root_shapes))

@@ -175,7 +175,7 @@ def _flags(config: TrialConfig, row: Columns, record: Record) -> list[str]:
     uncounted = record.get("counted_attention_flops") is None and not record.get("kernel_launches")
     flags += ["kernel_uncounted"] if computes and uncounted else []
     flags += flags_of_full_depth(record)
-    flags += ["mean_of_means"] if requirements.takes_mean_of_means(config) else []
+    flags += ["mean_of_means"] if training_costs.takes_mean_of_means(config) else []
     return [*flags, *(record.get("flags") or [])]
 
 

@@ -75,19 +75,6 @@ def unsupported_reason(config: TrialConfig) -> Prose | None:
     return f"a step in {config.dtype} is proven in float32 too, and there: {reason}" if reason else None
 
 
-def takes_mean_of_means(config: TrialConfig) -> bool:
-    """Whether the stack takes the mean of its micro-batches' and data-parallel ranks' means, which is the mean over
-    labels only where all have equally many, as in our texts. So it is proven on such a text, and its row is flagged.
-
-    Neither DeepSpeed's loop in the post about Ulysses nor transformers' `deepspeed_sp_compute_loss` has an option for
-    another mean. Without sequence parallelism the Trainer divides by the labels of all ranks and micro-batches.
-    """
-    averages = config.engine.name == "hf_deepspeed" or (
-        config.engine.name in ("hf_trainer", "trl_sft") and config.sp_size > 1
-    )
-    return averages and config.workload.num_micro_batches * config.world_size // config.sp_size > 1
-
-
 def _reason(config: TrialConfig) -> Prose | None:
     name, engine = config.engine.name, config.engine
     if name not in engines.NAMES:

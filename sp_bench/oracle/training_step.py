@@ -38,7 +38,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from sp_bench import engines, methods
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TrialConfig, WorkloadConfig
-from sp_bench.engines import requirements
+from sp_bench.costs.training import takes_mean_of_means
 from sp_bench.engines.float32_twin import float32_twin
 from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import release_memory
@@ -124,7 +124,7 @@ def prove(config: TrialConfig, mesh: DeviceMesh, device: torch.device) -> dict[s
     """
     small = proof_config(config)
     batch = text.sequences(0, config.num_sequences, proof_seq_len(config))
-    if engines.reads_unlabelled(config.engine.name) and not requirements.takes_mean_of_means(config):
+    if engines.reads_unlabelled(config.engine.name) and not takes_mean_of_means(config):
         batch = text.unequally_labelled(batch, config.seed)
     expected, budget = _expect(small, batch, device)
     found = _take_steps(small, batch, expected, budget, mesh, device)

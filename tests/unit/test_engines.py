@@ -662,3 +662,23 @@ def test_the_memory_model_says_nothing_of_parameters_and_gradients_that_stay_who
     reason = memory.unmodelled_reason(make("fsdp2", method="ulysses", workload__micro_batches=2, **whole))
     assert reason is not None
     assert "reshard_after_forward=false and engine.reduce_gradients=last_micro_batch" in reason
+
+
+@pytest.mark.parametrize(
+    ("name", "sp_size", "micro_batches", "dp_shard_size", "expected"),
+    [
+        ("hf_deepspeed", 1, 2, 1, True),
+        ("hf_deepspeed", 2, 1, 2, True),
+        ("hf_deepspeed", 2, 1, 1, False),  # one mean
+        ("hf_trainer", 1, 2, 2, False),  # it divides by all labels
+        ("hf_trainer", 2, 2, 1, True),
+        ("trl_sft", 2, 2, 1, True),
+        ("hf_fsdp2", 2, 2, 2, False),
+        ("deepspeed", 2, 2, 2, False),
+    ],
+)
+def test_which_stacks_take_a_mean_of_means(make_config, name, sp_size, micro_batches, dp_shard_size, expected):
+    method = "single" if sp_size == 1 else "deepspeed_ulysses_hf"
+    shape = {"sp_size": sp_size, "dp_shard_size": dp_shard_size, "workload__micro_batches": micro_batches}
+    config = make_config(workload="train_step", engine=name, method=method, **shape)
+    assert training_costs.takes_mean_of_means(config) == expected
