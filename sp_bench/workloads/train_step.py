@@ -3,6 +3,7 @@
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
+import gc
 import statistics
 from contextlib import ExitStack
 from dataclasses import replace
@@ -208,6 +209,7 @@ def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | N
     several = replace(config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
     columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
     release_memory(job.device)
+    gc.freeze()  # what the engine's libraries have loaded: each collection would look at all of it
     if config.workload.fit:
         return columns, None
     shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
