@@ -1,7 +1,7 @@
 """The files through which a trial's ranks speak to the process that launched them. No torch.
 
-In the trial's work folder: trial.json (parent -> ranks), rank<r>.events.jsonl and rank<r>.log (each rank -> parent),
-record.json (rank 0 -> parent, only when the trial is ok).
+In the trial's work folder: trial.json and proofs.json (parent -> ranks), rank<r>.events.jsonl and rank<r>.log (each
+rank -> parent), record.json and proof.json (rank 0 -> parent, only when the trial is ok).
 """
 
 import json
@@ -18,6 +18,7 @@ from sp_bench.config.trial import TrialConfig
 
 TRIAL, RECORD = "trial.json", "record.json"
 RECORD_TEMPORARY = f".{RECORD}"
+PROOFS, PROOF = "proofs.json", "proof.json"
 LISTEN_FD = "SP_BENCH_LISTEN_FD"  # the variable that names rank 0's inherited socket, listening at MASTER_PORT
 # The variable by which the processes of a host have one clock: what the monotonic clock lacks to the epoch, in seconds
 CLOCK_OFFSET_S = "SP_BENCH_CLOCK_OFFSET_S"
@@ -67,6 +68,15 @@ def read_trial(path: Path) -> tuple[TrialConfig, int]:
     return parse(TrialConfig, trial["config"]), trial["replicate"]
 
 
+def write_proofs(folder: Path, found: Mapping[str, Any]) -> None:
+    """Write what earlier trials of the same options and code have proven, by the machine on which they did."""
+    (folder / PROOFS).write_text(json.dumps(found))
+
+
+def read_proofs(folder: Path) -> dict[str, Any]:
+    return _read(folder / PROOFS) or {}
+
+
 def log_path(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
@@ -106,9 +116,23 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
     os.replace(temporary, folder / RECORD)
 
 
+def write_proof(folder: Path, machine: str, found: Mapping[str, Any] | None) -> None:
+    """What this trial proved on its machine; None: it relies on the proof that it was given for that. Written before
+    the record, with which a trial ends."""
+    (folder / PROOF).write_text(json.dumps({"machine": machine, "found": found}))
+
+
 def read_record(folder: Path) -> Any:
     """What rank 0 handed over, columns if it is honest; its text if that is no JSON; None if there is nothing."""
-    path = folder / RECORD
+    return _read(folder / RECORD)
+
+
+def read_proof(folder: Path) -> Any:
+    """The same of its proof: machine and found."""
+    return _read(folder / PROOF)
+
+
+def _read(path: Path) -> Any:
     if not path.exists():
         return None
     text = path.read_text(errors="replace")

@@ -104,11 +104,15 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     _emulate_memory(config, device)
 
     def enter_phase(name: str) -> None:
-        if name == "warmup":  # the proof has made the communicators, whose buffers count as well
+        if name in ("warmup", "measure"):  # proof or warm-up has made the communicators, whose buffers count as well
             _emulate_memory(config, device)
         _enter_phase(folder, rank, name)
 
-    job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate)
+    machine, known = record.machine_id(device), handover.read_proofs(folder)
+    if known and machine not in known:
+        print(f"machine {machine} has other devices, drivers or settings than {', '.join(known)}: it proves anew")
+    proof = known.get(machine)
+    job = workloads.Job(config, _mesh(config), device, enter_phase, handover.traces(folder), replicate, proof)
     with _library_state_restored(device):
         measurement = workloads.get(config.workload.name).run(job)
     if config.world == "one_rank":
@@ -116,6 +120,8 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
         measurement.columns["link_busy_ms"] = busy_ms
     copy_engines.transport.cache_clear()  # its memory is of this trial's message sizes
     _enter_phase(folder, rank, "handover")
+    if rank == 0 and (proof or measurement.proof):
+        handover.write_proof(folder, machine, measurement.proof)
     gathered = record.of_all_ranks(measurement)
     captured = record.environment(device)
     is_mean = methods.traffic_is_mean(config.method.name)

@@ -154,7 +154,7 @@ def archive(
     out: Annotated[Path, typer.Option(metavar="FILE.zip", help="Where the archive is written")],
     anonymous: Annotated[bool, typer.Option("--anonymous", help="The report without hosts, users and paths")] = False,
 ) -> None:
-    """Make the artifact of a paper: rows, plans, environment, report and checksums of campaigns in one zip.
+    """Make the artifact of a paper: rows, plans, proofs, environment, report and checksums of campaigns in one zip.
 
     sp-bench archive results/night --out night.zip
 

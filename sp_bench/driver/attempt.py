@@ -15,7 +15,7 @@ from typing import Any
 
 from sp_bench import handover, hardware
 from sp_bench.config.parsing import ConfigError
-from sp_bench.driver import devices, identity, launch, proofs, ranks
+from sp_bench.driver import devices, identity, launch, proofs, proven, ranks
 from sp_bench.driver.claims import Claim, Claims, LostClaim
 from sp_bench.driver.nodes import Nodes
 from sp_bench.driver.plan import Trial, process_key, resolve
@@ -200,9 +200,17 @@ def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
     _require_unedited(held[0].attempt, campaign)
     _drop_leftovers(held, campaign)
     trials = [(each.trial.config, each.folder) for each in held]
-    deadlines, replicate = campaign.settings.deadlines, held[0].trial.replicate
-    with closing(launch.launch(trials, deadlines, watch.on_phase, replicate=replicate, nodes=driver.nodes)) as outcomes:
-        for current in held:
+    given = [_known_proofs(each.attempt, driver) for each in held]
+    launched = launch.launch(
+        trials,
+        campaign.settings.deadlines,
+        watch.on_phase,
+        replicate=held[0].trial.replicate,
+        nodes=driver.nodes,
+        proofs=[{machine: proof.found for machine, proof in known.items()} for known in given],
+    )
+    with closing(launched) as outcomes:
+        for current, known in zip(held, given, strict=True):
             progress.start(current.trial)
             watch.begin()
             try:
@@ -217,11 +225,33 @@ def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
             if signals.taken_away and outcome.status != "ok":  # its ranks may get the signal first
                 outcome = watch.preempted()
             _require_unedited(current.attempt, campaign)
+            outcome = proven.relied_on(outcome, current.folder, campaign.settings.campaign, known)
             if _commit(current, outcome, driver):
                 done.append(current.attempt)
+                _keep_proof(current, outcome, known, driver)
             else:
                 progress.refuse(current.trial)
     return done
+
+
+def _known_proofs(attempt: Attempt, driver: Driver) -> proven.Known:
+    campaign = driver.campaign
+    if campaign.settings.proof == "always":
+        return {}
+    return proven.known(attempt.trial, attempt.env_id, campaign.folder, driver.progress.note)
+
+
+def _keep_proof(claimed: Claimed, outcome: Outcome, given: proven.Known, driver: Driver) -> None:
+    """
+    Raises:
+        StorageError: the campaign cannot be written.
+    """
+    attempt, folder = claimed.attempt, driver.campaign.folder
+    row = store.RowName(attempt.trial.trial_id, attempt.env_id, attempt.number, outcome.status)
+    try:
+        proven.keep(outcome, claimed.folder, attempt.trial, row, folder, given, driver.progress.note)
+    except OSError as error:
+        raise StorageError(folder, error) from error
 
 
 class _Watch:

@@ -41,20 +41,23 @@ def launch(
     command: Sequence[str] | None = None,
     replicate: int = 0,
     nodes: Nodes | None = None,
+    proofs: Sequence[Mapping[str, Any]] | None = None,
 ) -> Generator[Outcome, None, None]:
     """Run trials one after another in one set of processes, each in its own new folder; yield the outcome of each.
 
     The generator ends after the first trial that is not ok, because its processes are gone, and before a trial that no
     rank has begun. It leaves no process behind, even if it is interrupted. All trials have the same world size,
     environment and replicate. `command` runs instead of the worker, once per rank. `nodes`: the hosts of this run, for
-    trials over several.
+    trials over several. `proofs`: for each trial, what earlier ones have proven, by machine; None: nothing.
     """
     trials = [(config, folder.resolve()) for config, folder in trials]
     folders = [folder for _, folder in trials]
-    for config, folder in trials:
+    for (config, folder), proven in zip(trials, proofs or [{}] * len(trials), strict=True):
         shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted launch of the same attempt
         folder.mkdir(parents=True)
         handover.write_trial(folder, config, replicate)
+        if proven:
+            handover.write_proofs(folder, proven)
     num_nodes = trials[0][0].num_hosts
     assert num_nodes == 1 or nodes, "a plan refuses more hosts than the run has"
     ranks = nodes.ranks(num_nodes) if nodes and num_nodes > 1 else Ranks()

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from sp_bench.config.parsing import require_path, require_plain_name, require_positive
 
@@ -49,6 +50,7 @@ class CampaignConfig:
     plan_only: bool  # show the trials and launch none
     max_points: int  # a sweep of more points is refused before it is expanded
     proofs: str | None = None  # folder of campaigns whose rows prove what one rank computes; None: results_root
+    proof: Literal["auto", "always"] = "auto"  # auto: a trial relies on what one of the same key has proven
     search: SearchConfig = field(default_factory=lambda: SearchConfig(0.02, 16, None, None))
 
     def __post_init__(self) -> None:

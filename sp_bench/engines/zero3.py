@@ -5,7 +5,7 @@ DeepSpeed's copy of the group of all ranks, which the next training of this proc
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, wraps
 from types import FunctionType, ModuleType
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from sp_bench.config.trial import TrialConfig
-from sp_bench.measure import ledger
+from sp_bench.measure import ledger, timing
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.methods import _deepspeed
 from sp_bench.training import train
@@ -66,8 +66,32 @@ def settings(config: TrialConfig, *, communication_dtype: str | None = None) -> 
 def library(device: torch.device) -> Iterator[ModuleType]:
     """Yields the deepspeed module for this device, which inside communicates over torch's process group."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; otherwise DeepSpeed guesses the device
-    with _deepspeed.connected(None) as deepspeed, _no_model_kept():
+    with _deepspeed.connected(None) as deepspeed, _no_model_kept(), _flattened_on(device):
         yield deepspeed
+
+
+@contextmanager
+def _flattened_on(device: torch.device) -> Iterator[None]:
+    """Makes ZeRO-3 lay a rank's parameters behind each other on the GPU. Its `defragment` copies them to host memory
+    that is not page-locked, and back, so that they are not on the device twice: seconds for billions of parameters,
+    each time a model is built. Twice the parameters is no more than a step holds of parameters and gradients."""
+    if device.type != "cuda":
+        yield
+        return
+    from deepspeed.runtime.zero import stage3  # pyright: ignore[reportMissingImports]
+
+    with _deepspeed.replaced(stage3, "defragment", flattened):
+        yield
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """A new tensor that has the elements of all `tensors`, which become views of it."""
+    buffer = torch.cat([tensor.flatten() for tensor in tensors])
+    for tensor, elements in zip(tensors, buffer.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.data = elements
+    timing.synchronise(buffer.device)
+    torch.cuda.empty_cache()
+    return buffer
 
 
 @contextmanager

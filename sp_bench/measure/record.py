@@ -1,5 +1,7 @@
 """From the ranks' measurements to the record that rank 0 hands over."""
 
+import hashlib
+import json
 import os
 import statistics
 from collections.abc import Sequence
@@ -148,15 +150,30 @@ def device_name(device: torch.device) -> str | None:
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The row's `environment`. Every rank of the world calls it, since each names the device that it used."""
+    mine = _environment(device)
+    used = of_all_ranks((mine["device_names"], mine["device_uuids"]))
+    return mine | {
+        "device_names": [name for names, _ in used for name in names],
+        "device_uuids": [uuid for _, uuids in used for uuid in uuids],
+        "topology": hardware.topology() if device.type == "cuda" else None,
+    }
+
+
+def machine_id(device: torch.device) -> str:
+    """8 hex digits of what the ranks run on: host, processors, device, driver, libraries and variables of each. Every
+    rank of the world calls it, and gets the same."""
+    text = json.dumps(of_all_ranks(_environment(device)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _environment(device: torch.device) -> dict[str, Any]:
+    """That of this rank, with the one device that it uses."""
     cuda = device.type == "cuda"
-    mine = (device_name(device), f"GPU-{torch.cuda.get_device_properties(device).uuid}") if cuda else None
-    used = of_all_ranks(mine)
     return hardware.environment(device.type, os.environ) | {
-        "device_names": [device[0] for device in used if device],
-        "device_uuids": [device[1] for device in used if device],
+        "device_names": [device_name(device)] if cuda else [],
+        "device_uuids": [f"GPU-{torch.cuda.get_device_properties(device).uuid}"] if cuda else [],
         "cuda": torch.version.cuda,
         "cudnn": str(torch.backends.cudnn.version()) if cuda else None,
         "nccl": ".".join(map(str, nccl.version())) if cuda else None,
         "process_group": type(_get_default_group()._get_backend(device)).__name__,
-        "topology": hardware.topology() if cuda else None,
     }

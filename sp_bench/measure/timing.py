@@ -82,6 +82,7 @@ class Measurement(RankColumns):
     expected: ExpectedWork = field(default_factory=ExpectedWork)  # the same by closed form
     trace_files: list[str] = field(default_factory=list)  # of the untimed step, as paths from the campaign's folder
     columns: dict[str, Any] = field(default_factory=dict)  # row columns that are equal on every rank
+    proof: Mapping[str, Any] | None = None  # for trials of the same key (rows/proofs.py); None: this one relied on one
 
 
 class Schedule:

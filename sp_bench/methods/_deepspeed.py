@@ -38,15 +38,15 @@ def connected(mpu: Any) -> Iterator[ModuleType]:
 
     with ExitStack() as restored:
         # Otherwise, on CPU, it would compile an all-reduce over shared memory, and send by that and not by the group.
-        restored.enter_context(_replaced(deepspeed.ops, "__compatible_ops__", {}))
-        restored.enter_context(_replaced(groups, "mpu", mpu))
-        restored.enter_context(_replaced(comm, "cdb", None))
+        restored.enter_context(replaced(deepspeed.ops, "__compatible_ops__", {}))
+        restored.enter_context(replaced(groups, "mpu", mpu))
+        restored.enter_context(replaced(comm, "cdb", None))
         deepspeed.init_distributed(verbose=False)
         yield deepspeed
 
 
 @contextmanager
-def _replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+def replaced(module: ModuleType, name: str, value: Any) -> Iterator[None]:
     """Inside, the module's global `name` is `value`. Restores it, or removes it if the module had none."""
     names = vars(module)
     before = {name: names[name]} if name in names else {}

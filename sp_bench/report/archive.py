@@ -1,5 +1,5 @@
-"""The artifact of a paper: rows, plans, environment, report and checksums of campaigns in one zip. Equal rows give
-equal bytes."""
+"""The artifact of a paper: rows, plans, proofs, environment, report and checksums of campaigns in one zip. Equal rows
+give equal bytes."""
 
 import hashlib
 import os
@@ -16,13 +16,14 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
-from sp_bench.rows import campaign_file, git, packed, plans, store
+from sp_bench.rows import campaign_file, git, packed, plans, proofs, store
 
 SUMS = "SHA256SUMS"
 README = """Rows of sp_bench{names}.
 
 rows/<campaign>/*.parquet   one row an attempt; sp_bench.load, pandas, DuckDB and polars read them
 rows/<campaign>/_plans      what the runs planned
+rows/<campaign>/_proofs     what was proven once for several rows, which name it in their column proof
 rows/<campaign>/_campaign.yaml  their commands, and what no row says
 report/index.html           page, figures and tables made from these rows
 environment.txt             what the rows ran on
@@ -67,7 +68,9 @@ def write(
     for name, folder in zip(names, folders, strict=True) if not options.anonymous else ():
         rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
-        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in (rows | planned).items() if path.exists()}
+        proven = {f"{proofs.FOLDER}/{path.name}": path for path in proofs.files(folder)}
+        kept = rows | planned | proven
+        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in kept.items() if path.exists()}
         with suppress(ConfigError):  # the report names it
             if text := campaign_file.text(folder):
                 files[f"rows/{name}/{campaign_file.NAME}"] = text.encode()

@@ -127,6 +127,7 @@ COLUMNS = (
         "measured: all ranks were there | one_rank: one was, and holds the only entry of all lists by rank; its "
         "messages took what `link` says, and counts are its own | projected: by a fit; null in old rows: measured"),
     driver("proof", TEXT, "",
+        "where it was proven, if not here: campaign/_proofs/ and a record of equal options, code and machine | "
         "one_rank: campaign/trial_id-env_id of the ok row of real ranks that proved its method, options and kernel"),
     measured("link_busy_ms", REAL, "ms",
         "one_rank: by the link model, how long the messages of a step keep the busiest link"),
@@ -304,6 +305,9 @@ COLUMNS = (
         required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("last_update_error", PARAMETER_ERROR, "roundings", "update_error of the step that is not timed",
         required=("train_step",), since=5, unless=("one_rank",)),
+    measured("repeated_gradient_error", REAL, "",
+        "train_step with a `proof`: the gradient that the optimizers get in the first step, off that of the trial that "
+        "proved it (relative, the worst tensor)"),
     measured("timed_rel_error", TENSOR_ERRORS, "",
         "attention: output and dq of 64 rows that the last timed step returned",
         required=("attention",), since=5, unless=("one_rank",)),

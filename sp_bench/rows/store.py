@@ -1,8 +1,8 @@
 """The row (schema.py has its columns): atomic write, listing by name, and read.
 
 One parquet file an attempt: results/<campaign>/<trial_id>-<env_id>-<attempt>-<status>.parquet, or a line of the
-campaign's pack (packed.py), before which a file of its name stands. Plans (plans.py) lie in _plans beside them, and all
-else in _work; pandas and this reader ignore both.
+campaign's pack (packed.py), before which a file of its name stands. Plans (plans.py) lie in _plans beside them, proofs
+(proofs.py) in _proofs, and all else in _work; pandas and this reader ignore them.
 """
 
 import os
@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sp_bench.config.parsing import ConfigError, nearest, shown
-from sp_bench.rows import packed
+from sp_bench.rows import packed, proofs
 from sp_bench.rows.digest import DIGEST, damaged, digest
 from sp_bench.rows.packed import LEADS_OUT, NO_FILE, stays
 from sp_bench.rows.row import as_written_today, needed_to_read
@@ -158,7 +158,7 @@ def require_contained(campaign: Path) -> None:
         entries = [work, *work.iterdir()] if work.is_dir() else [work]
     except OSError as error:
         raise ConfigError(f"{campaign} cannot be read: {error.strerror}") from error
-    for path in entries:
+    for path in (campaign / proofs.FOLDER, *entries):
         if path.is_symlink() and not stays(path, campaign):
             raise ConfigError(f"{path} is a link that leads out of {campaign}; remove it, or use another campaign")
 

@@ -10,9 +10,10 @@ To add one: a file with `run`, its name in `WorkloadConfig.name` and in PASS_KIN
 """
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from sp_bench.config.trial import TrialConfig
 
@@ -37,6 +38,7 @@ class Job:
     enter_phase: "EnterPhase"
     traces: Path  # a folder for traces of this trial
     replicate: int = 0
+    proof: Mapping[str, Any] | None = None  # of an earlier trial of the same options, code and machine
 
     @property
     def trace_to(self) -> Path | None:

@@ -3,21 +3,27 @@
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 
+import gc
 import statistics
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 from sp_bench import engines, kernels, methods
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import HUGGING_FACE, offloaded_inputs_bytes
 from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.record import of_all_ranks
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
-from sp_bench.oracle import reduced_length, timed_step, training_step
+from sp_bench.oracle import recorded, reduced_length, timed_step, training_step
+from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_length import Draw, check_attention
+from sp_bench.oracle.timed_step import Shorter
 from sp_bench.training import text, train
 from sp_bench.training.limit import limit_ms
 from sp_bench.training.model_code import compiling
@@ -35,29 +41,27 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     job.enter_phase("correctness")
     compile_s = [compiling.seconds]  # spent until here and until each tick
     proves = job.config.world == "ranks"  # one rank's values are wrong by design, and proven elsewhere
-    attention_columns: dict[str, Any] = {}
-    step_columns: dict[str, Any] = {}
-    if proves:
-        attention_columns = prove_attention(job)
-        # the proof's steps are several, of an optimizer as it comes
-        warmup_steps = max(job.config.workload.warmup_steps, 1)
-        several = replace(job.config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
-        whole = replace(job.config, workload=several)
-        step_columns = training_step.prove(whole, job.mesh, job.device)
-    release_memory(job.device)
     config, engine = job.config, engines.get(job.config.engine.name)
     padded_len = train.padded_seq_len(config, config.seq_len)
     sequences = text.sequences(0, config.num_sequences, config.seq_len)
-    # with `fit` the losses at the timed length are of no attention, so nothing is compared with them
+    proven: dict[str, Any] = {}  # columns, as all below
+    sampled: dict[str, Any] = {}
     shorter = None
-    if proves and not config.workload.fit:
-        shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
+    if proves:
+        proven = dict(job.proof["columns"]) if job.proof else prove_attention(job)
+        sampled = check_timed_length(job, proven["error_budget"])
+    if job.proof:
+        shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
+    elif proves:
+        step_columns, shorter = prove_step(job, sequences)
+        proven |= step_columns
+    release_memory(job.device)
     if config.workload.single_step and config.workload.warmup_steps == 0:
         warm_up(job, memory)
     leftover = allocated_bytes(job.device)
     schedule = Schedule(config.workload)
     clock = Clock(schedule, job.device, job.enter_phase, job.trace_to)
-    weights, last_update = timed_step.Weights(schedule), LastUpdate(config, schedule)
+    weights, last_update, first_gradient = timed_step.Weights(schedule), LastUpdate(config, schedule), FirstGradient()
 
     def tick() -> bool:
         compile_s.append(compiling.seconds)
@@ -67,6 +71,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         ticking = watching.enter_context(weights.watched(tick))
         if proves:
             ticking = watching.enter_context(last_update.watched(ticking))
+            ticking = watching.enter_context(first_gradient.watched(ticking))
         texts = [sequences] * num_steps(config.workload)
         results = engine.run(config, texts, job.mesh, job.device, ticking, token_losses=1)
     measurement = clock.measurement
@@ -81,6 +86,10 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
         timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+    if job.proof:
+        repeated = first_gradient.compared(config, job.proof["gradients"][job.mesh.get_rank()])
+        training_step.require({"gradient": repeated})
+        timed_columns["repeated_gradient_error"] = repeated.error
     if proves:
         found = last_update.findings()
         if is_judged(config):
@@ -96,13 +105,15 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     measurement.predicted = engine.traffic(config, padded_len)
     measurement.expected = methods.expected_work(config, padded_len, job.mesh.get_rank())
     measurement.unpredicted = train.unpredicted_phases(config, engine.UNPREDICTED)
-    if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
-        attention_columns = {
-            name: each for name, each in attention_columns.items() if name not in reduced_length.PERTURBED
+    if proves and job.proof is None:
+        measurement.proof = {
+            "columns": proven,
+            "shorter": shorter and recorded.recorded(shorter),
+            "gradients": of_all_ranks(first_gradient.sketches),
         }
     measurement.columns = {
-        **attention_columns,
-        **step_columns,
+        **proven,
+        **sampled,
         **timed_columns,
         **steps,
         "compile_s": compile_seconds(config, schedule.last_timed, compile_s),
@@ -168,26 +179,56 @@ def warm_up(job: Job, memory: HostMemory) -> None:
 
 
 def prove_attention(job: Job) -> dict[str, Any]:
-    """Prove the method's output and gradients on random inputs, at the reduced length, and at the timed length unless
-    most attention is left out. Returns row columns.
+    """Prove the method's output and gradients on random inputs at the reduced length. Returns row columns.
+
+    Raises:
+        Incorrect: an error is above its budget.
+    """
+    config, kernel = job.config, kernels.get(job.config.kernel.name)
+    shape = config.attention_shape(train.padded_seq_len(config, training_step.proof_seq_len(config)))
+    with train.open_attention(config, shape.seq_len, job.mesh) as attention:
+        columns = reduced_length.check_attention(
+            attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
+        )
+    if config.engine.name in HUGGING_FACE:  # the perturbed attention was not that of the model that trains
+        columns = {name: each for name, each in columns.items() if name not in reduced_length.PERTURBED}
+    return columns
+
+
+def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | None]:
+    """Prove a training step of few layers at the reduced length, and the first steps of the whole model on `sequences`
+    [m*D*B,S+1] cut short. Returns row columns, and what the first timed step is compared with; None with
+    `workload.fit`, where its losses are of no attention.
 
     Raises:
         Incorrect: an error is above its budget.
     """
     config = job.config
-    shape = config.attention_shape(train.padded_seq_len(config, training_step.proof_seq_len(config)))
-    kernel = kernels.get(config.kernel.name)
-    with train.open_attention(config, shape.seq_len, job.mesh) as attention:
-        columns = reduced_length.check_attention(
-            attention, kernel, config.kernel.name, shape, job.mesh, job.device, config.seed
-        )
+    # the proof's steps are several, of an optimizer as it comes
+    warmup_steps = max(config.workload.warmup_steps, 1)
+    several = replace(config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
+    columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
+    release_memory(job.device)
+    gc.freeze()  # what the engine's libraries have loaded: each collection would look at all of it
     if config.workload.fit:
-        return columns
+        return columns, None
+    shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
+    return {**columns, **shorter.columns}, shorter
+
+
+def check_timed_length(job: Job, budget: reduced_length.Errors) -> dict[str, Any]:
+    """Prove the attention at the timed length on random inputs, unless most of it is left out. Returns row columns.
+
+    Raises:
+        Incorrect: an error is above its budget.
+    """
+    config = job.config
+    if config.workload.fit:
+        return {}
     timed = config.attention_shape(train.padded_seq_len(config, config.seq_len))
     with train.open_attention(config, timed.seq_len, job.mesh) as attention:
         seed = config.seed * config.world_size + job.mesh.get_rank()
         inputs = local_inputs(timed, timed.seq_len // config.sp_size, job.device, seed)
         step, draw = partial(attention_step, inputs, attention), Draw(config.seed, job.replicate)
         step()  # whose results must not come again for other inputs
-        budget = columns["error_budget"]
-        return columns | check_attention(step, step, inputs, attention.layout, timed, job.mesh, draw, budget)
+        return check_attention(step, step, inputs, attention.layout, timed, job.mesh, draw, budget)

@@ -7,8 +7,9 @@ import zipfile
 import pytest
 
 import sp_bench
-from sp_bench.rows import campaign_file, git, plans, store
+from sp_bench.rows import campaign_file, git, plans, proofs, store
 from sp_bench.rows.plans import PlannedTrial
+from sp_bench.rows.proofs import Proof
 
 from ..unit.rows import commit, row
 from .console import console, refusal
@@ -19,6 +20,7 @@ def campaign(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = commit([row(), row(method="ulysses")], tmp_path / "night")
     plans.write(folder, [PlannedTrial("a" * 12, "b" * 8, "ring")])
+    proofs.write(Proof("a" * 12, "b" * 8, "c" * 8, "row.parquet", 1.0, {"columns": {}}, {}), folder)
     return folder
 
 
@@ -35,6 +37,7 @@ def test_an_archive_holds_rows_plans_report_and_their_checksums(campaign, capfd,
     assert len(rows) == 2
     assert names >= rows | {"report/index.html", "environment.txt", "CITATION.cff", "README.txt", "SHA256SUMS"}
     assert any(name.startswith("rows/night/_plans/") for name in names)
+    assert f"rows/night/_proofs/{'a' * 12}-{'b' * 8}-{'c' * 8}.json" in names
     sums = dict(reversed(line.split("  ")) for line in (tmp_path / "there" / "SHA256SUMS").read_text().splitlines())
     assert set(sums) == names - {"SHA256SUMS"}
     for name, wanted in sums.items():

@@ -269,15 +269,20 @@ def test_each_fault_is_incorrect() -> None:
     run(2, check_faults, 2)
 
 
+def prove_attention(config: TrialConfig) -> dict[str, Any]:
+    columns = train_step.prove_attention(job(config))
+    return columns | train_step.check_timed_length(job(config), columns["error_budget"])
+
+
 def check_training(rank: int) -> None:
     """The attention of a training step is proven at the timed length too."""
     config = replace(trial(ULYSSES, 2), workload=replace(TRAIN, correctness_seq_len=PROOF_LEN))
-    columns = train_step.prove_attention(job(config))
+    columns = prove_attention(config)
     assert columns["correctness_seq_len"] == PROOF_LEN
     assert set(columns["sampled_grad_error"]) == {"dq", "dk", "dv"}
     wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, -2))
     with wrong, pytest.raises(Incorrect, match=f"sampled rows at seq_len={SEQ_LEN}: relative error of dk is "):
-        train_step.prove_attention(job(config))
+        prove_attention(config)
 
 
 def test_the_attention_of_a_training_step_is_proven_at_the_timed_length() -> None:

@@ -1,0 +1,98 @@
+"""The gradients that this rank's optimizers get in the first of the measured steps, against those of the trial whose
+proof this one relies on: weights and text are the same, so only rounding may differ.
+
+Of each tensor a sample of elements is kept as its norm and its products with a few vectors of signs, whose differences
+are on average as large as the difference of the samples.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from sp_bench.config.prose import Prose
+from sp_bench.config.trial import TrialConfig
+from sp_bench.oracle.full_depth import SAMPLE
+from sp_bench.oracle.training_step import TOLERANCES, Finding, worst_of_ranks
+from sp_bench.training.train import Tick
+
+NUM_SIGNS = 4  # products of a tensor's sample
+BUDGET, HALF_BUDGET = 0.01, 0.25  # relative difference; the second in half precision, where kernels add in any order
+NOISE = 0.01  # of the root mean square over all tensors: what a gradient that is mathematically zero may have
+Sketch = Sequence[float]  # number of elements, norm, products
+
+
+class FirstGradient:
+    """Watches the first step between ticks. The order of the tensors is that in which optimizers update them."""
+
+    def __init__(self) -> None:
+        self._num_ticks = 0
+        self.sketches: list[Sketch] = []  # of this rank
+
+    @contextmanager
+    def watched(self, tick: Tick) -> Iterator[Tick]:
+        """Yields what the engine is to call instead of `tick`."""
+        pending: list[Tensor] = []
+
+        def before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            if self._num_ticks == 1:
+                given = (each.grad for group in optimizer.param_groups for each in group["params"])
+                pending.extend(_sketch(gradient) for gradient in given if gradient is not None)
+
+        def ticking() -> bool | None:
+            is_last = tick()
+            self._num_ticks += 1
+            return is_last
+
+        hook = register_optimizer_step_pre_hook(before_update)
+        try:
+            yield ticking
+        finally:
+            hook.remove()
+        self.sketches = [sketch.tolist() for sketch in pending]
+
+    def compared(self, config: TrialConfig, want: Sequence[Sketch]) -> Finding:
+        """The worst difference of any rank from `want`, of the same rank of the other trial; the same on every rank."""
+        budget = BUDGET if config.dtype in TOLERANCES else HALF_BUDGET
+        error, number = max(_errors(self.sketches, want), default=(math.inf, 0))
+        message: Prose = (
+            f"the gradient of tensor {number} of the optimizer in the first step differs from that of the trial whose "
+            f"proof this one relies on by {error:.3g} (relative), budget {budget:.3g}"
+        )
+        return worst_of_ranks({"gradient": Finding(error, budget, message)}, ("gradient",))["gradient"]
+
+
+def _errors(got: Sequence[Sketch], want: Sequence[Sketch]) -> Iterator[tuple[float, int]]:
+    """The relative difference of each tensor, and its number."""
+    total, squares = sum(each[0] for each in want), sum(each[1] ** 2 for each in want)
+    for number, (mine, other) in enumerate(zip(got, want, strict=False)):
+        size = other[1] + NOISE * math.sqrt(squares / total * other[0])
+        differences = [a - b for a, b in zip(mine[2:], other[2:], strict=True)]
+        difference = max(abs(mine[1] - other[1]), math.hypot(*differences) / math.sqrt(NUM_SIGNS))
+        yield (difference / size if size else 0.0), number
+    if [each[0] for each in got] != [each[0] for each in want]:
+        yield math.inf, min(len(got), len(want))
+
+
+def _sketch(gradient: Tensor) -> Tensor:
+    """On the gradient's device, since the host must not wait."""
+    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
+    flat = local.detach().flatten()
+    # DeepSpeed's buffers have gaps, which hold whatever the memory held
+    sample = flat[:: max(-(-flat.numel() // SAMPLE), 1)].double().nan_to_num(0.0, 0.0, 0.0)
+    products = _signs(sample.device)[:, : sample.numel()] @ sample
+    number = torch.tensor([float(flat.numel())], dtype=torch.float64, device=sample.device)
+    return torch.cat([number, sample.norm()[None], products])
+
+
+@cache
+def _signs(device: torch.device) -> Tensor:
+    """[NUM_SIGNS,SAMPLE], equal in every process."""
+    drawn = torch.randint(2, (NUM_SIGNS, SAMPLE), generator=torch.Generator().manual_seed(0))
+    return (2 * drawn - 1).double().to(device)
