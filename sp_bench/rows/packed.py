@@ -53,6 +53,11 @@ def table(folder: Path, columns: Sequence[str] | None = None) -> pa.Table:
     return _read(folder / PACK, columns)
 
 
+def opened(source: Path | pa.BufferReader) -> pq.ParquetFile:
+    """A parquet file whose pages are held against their checksums as they are read. Older files have none."""
+    return pq.ParquetFile(source, pre_buffer=False, page_checksum_verification=True)
+
+
 def stays(path: Path, root: Path) -> bool:
     """Whether `path` is inside `root` once links are followed; a loop of links leads nowhere."""
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(root))
@@ -73,7 +78,7 @@ def columns(folder: Path) -> set[str]:
 def _read(path: Path, columns: Sequence[str] | None) -> pa.Table:
     _require_own(path)
     try:
-        file = pq.ParquetFile(path, pre_buffer=False)
+        file = opened(path)
         groups = range(file.metadata.num_row_groups)
         if (size := sum(file.metadata.row_group(i).total_byte_size for i in groups)) > MAX_BYTES:
             raise ValueError(f"it unpacks to {size:,} bytes; at most {MAX_BYTES:,}")
@@ -106,7 +111,9 @@ def replace(folder: Path, rows: pa.Table, place: Path, verify: Callable[[Path], 
     place.mkdir(parents=True, exist_ok=True)
     try:
         with open(place / PACK, "wb") as file:
-            pq.write_table(rows, file, compression="zstd", compression_level=LEVEL, store_schema=False)
+            pq.write_table(
+                rows, file, compression="zstd", compression_level=LEVEL, store_schema=False, write_page_checksum=True
+            )
             file.flush()
             os.fsync(file.fileno())
         reach("pack_written")

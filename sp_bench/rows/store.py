@@ -231,7 +231,9 @@ def write_table(row: pa.Table, file: BinaryIO, schema: pa.Schema = SCHEMA) -> No
     """Write a row as its file has it. `schema`: of a row of another version, its own."""
     # of a single value, dictionaries and statistics are larger than the value; Arrow's own schema, of which the file's
     # says all that a reader needs, would be a third of the file
-    with pq.ParquetWriter(file, schema, use_dictionary=False, write_statistics=False, store_schema=False) as writer:
+    with pq.ParquetWriter(
+        file, schema, use_dictionary=False, write_statistics=False, store_schema=False, write_page_checksum=True
+    ) as writer:
         writer.write_table(row)
         writer.add_key_value_metadata(SCHEMA.metadata)
 
@@ -344,8 +346,9 @@ def as_written(path: Path) -> pa.Table:
     Raises:
         ValueError, OSError, OverflowError, pa.ArrowException: it is no row of ours.
     """
-    _read_file(path, SCHEMA)
-    return pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False).read(use_threads=False)
+    if damaged(_read_file(path, SCHEMA)[0]):
+        raise ValueError(DAMAGED)
+    return packed.opened(pa.BufferReader(path.read_bytes())).read(use_threads=False)
 
 
 def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
@@ -359,7 +362,7 @@ def _read_file(path: Path, schema: pa.Schema) -> tuple[pa.Table, list[str]]:
         raise ValueError(NO_FILE)
     if (size := path.stat().st_size) > MAX_ROW_BYTES:
         raise ValueError(f"not a row ({size:,} bytes; a row has at most {MAX_ROW_BYTES:,})")
-    file = pq.ParquetFile(pa.BufferReader(path.read_bytes()), pre_buffer=False)
+    file = packed.opened(pa.BufferReader(path.read_bytes()))
     columns = set(file.schema_arrow.names)
     if absent := [column for column in IDENTITY if column not in columns]:
         raise ValueError(f"not a row (it has no {', '.join(absent)})")

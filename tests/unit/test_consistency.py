@@ -1,6 +1,7 @@
 """Rows that contradict themselves, or that changed after they were written, are named and left out."""
 
 import json
+import random
 from datetime import timedelta
 from pathlib import Path
 
@@ -156,3 +157,35 @@ def test_a_copy_under_another_name_is_no_further_replicate(tmp_path):
 def test_a_config_that_is_no_json_is_a_row_all_the_same(tmp_path):
     assert len(select([commit([row(config="not JSON")], tmp_path)]).rows) == 1
     assert json.loads(row()["config"])["seq_len"] == 1024
+
+
+@pytest.mark.parametrize("packs", [False, True], ids=["file", "pack"])
+@pytest.mark.parametrize("width", [1, 64], ids=["a bit", "64 bytes of noise"])
+def test_damage_on_the_disk_is_named_and_gives_no_other_value(tmp_path, packs, width):
+    commit([row(replicate=replicate) for replicate in range(3)], tmp_path)
+    if packs:
+        pack(tmp_path)
+    path = min(tmp_path.glob("*.parquet"))
+    whole, written = path.read_bytes(), {each["trial_id"]: each for each in consistency.read(tmp_path)[0].to_pylist()}
+    draw, num_named = random.Random(width), 0
+    for _ in range(60):
+        at = draw.randrange(len(whole) - width)
+        noise = bytes([whole[at] ^ 1 << draw.randrange(8)]) if width == 1 else draw.randbytes(width)
+        path.write_bytes(whole[:at] + noise + whole[at + width :])
+        table, problems = consistency.read(tmp_path)
+        rows = table.to_pylist()
+        assert all(each == written[each["trial_id"]] for each in rows), at
+        assert len(rows) == len(written) or problems, at
+        num_named += bool(problems)
+    assert num_named > 30  # the others hit bytes that nothing reads
+
+
+def test_a_damaged_file_is_not_packed(tmp_path):
+    damaged = min(commit([row(), row(replicate=1)], tmp_path).glob("*.parquet"))
+    table = pq.read_table(damaged)
+    place = table.schema.get_field_index("duration_s")
+    pq.write_table(table.set_column(place, table.schema.field(place), pa.array([99.0])), damaged)
+    packed_rows = pack(tmp_path)
+    assert packed_rows.num_rows == 1
+    assert damaged.exists()
+    assert "its digest differs" in packed_rows.left[0]
