@@ -7,7 +7,9 @@ from typing import Any
 
 from sp_bench.formats import number
 
-MEASUREMENT = ("warmup", "measure", "ledger")  # the phases that produce a row's numbers
+TIMED = "measure"  # the phase of the timed steps
+MEASUREMENT = ("warmup", TIMED, "ledger")  # the phases that produce a row's numbers
+COLUMNS = ("status", "duration_s", "phase_s")  # what `effort` needs of a row
 PROOF = ("correctness",)
 
 
@@ -16,6 +18,7 @@ class Effort:
     """Seconds of launched trials, from launch to exit; `wall_s` is their sum, not the span of the campaign."""
 
     wall_s: float
+    timed_s: float  # TIMED phase of ok rows
     measured_s: float  # MEASUREMENT phases of ok rows
     proof_s: float  # PROOF phases of ok rows
     failed_s: float  # all phases of rows that are not ok
@@ -32,7 +35,7 @@ class Effort:
         if self.measured_share is None:
             return ""
         spent = f"{number(self.measured_s)} of the campaign's {number(self.wall_s)} s"
-        return f"measuring took {spent} ({self.measured_share:.0%})"
+        return f"measuring took {spent} ({self.measured_share:.0%}; timed steps {self.timed_s / self.wall_s:.0%})"
 
     @property
     def shares(self) -> dict[str, float]:
@@ -40,7 +43,8 @@ class Effort:
         if not self.wall_s:
             return {}
         parts = {
-            "measurement (warm-up, timed and counted steps)": self.measured_s,
+            "timed steps": self.timed_s,
+            "warm-up, counted steps and arms": self.measured_s - self.timed_s,
             "proofs of correctness": self.proof_s,
             "trials that are not ok": self.failed_s,
             "starting and ending processes": self.wall_s - self.measured_s - self.proof_s - self.failed_s,
@@ -49,9 +53,8 @@ class Effort:
 
 
 def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
-    """Add up rows, which need the columns status, duration_s and phase_s. Trials that were never launched have no
-    duration."""
-    wall_s = measured_s = proof_s = failed_s = 0.0
+    """Add up rows, which need COLUMNS. Trials that were never launched have no duration."""
+    wall_s = timed_s = measured_s = proof_s = failed_s = 0.0
     num_trials = num_unknown = 0
     for row in rows:
         duration_s, phase_s = _known(row["duration_s"]), _phases(row["phase_s"])
@@ -65,9 +68,10 @@ def effort(rows: Iterable[Mapping[str, Any]]) -> Effort:
         if row["status"] != "ok":
             failed_s += duration_s
             continue
+        timed_s += phase_s.get(TIMED, 0.0)
         measured_s += sum(phase_s.get(name, 0.0) for name in MEASUREMENT)
         proof_s += sum(phase_s.get(name, 0.0) for name in PROOF)
-    return Effort(wall_s, measured_s, proof_s, failed_s, num_trials, num_unknown)
+    return Effort(wall_s, timed_s, measured_s, proof_s, failed_s, num_trials, num_unknown)
 
 
 def _phases(value: Any) -> dict[str, float]:

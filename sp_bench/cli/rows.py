@@ -29,6 +29,7 @@ def status(
     which jobs of `submit` wait or run. With several campaigns, failures are counted and their reasons left out, no row
     is opened, and what _campaign.yaml says is left out.
     """
+    from sp_bench.analysis.effort import COLUMNS, effort
     from sp_bench.look import status as state
     from sp_bench.rows import store
 
@@ -47,6 +48,8 @@ def status(
     for folder, each in zip(folders, found, strict=True):
         for line in (*state.lines(each), *state.notes(folder, whole=len(folders) == 1)):
             print(line)
+    if len(folders) == 1 and (spent := effort(store.read(folders[0], COLUMNS)[0].to_pylist()).summary()):
+        print(f"  {spent}")
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
         print(line)

@@ -169,10 +169,10 @@ class Reporter:
     """Makes the report of a run. It imports matplotlib, so it is imported only once rows are there."""
 
     def effort(self, folder: Path) -> str:
-        from sp_bench.analysis.effort import effort
+        from sp_bench.analysis.effort import COLUMNS, effort
         from sp_bench.rows import store
 
-        rows, _ = store.read(folder, ("status", "duration_s", "phase_s"))
+        rows, _ = store.read(folder, COLUMNS)
         return effort(rows.to_pylist()).summary()
 
     def build(self, folder: Path) -> Iterator[str]:

@@ -87,7 +87,8 @@ def likely_gpu_hours(packs: Sequence[Pack], slowest_s: Mapping[str, float]) -> f
         if trial.unsupported_reason:
             continue
         if trial.cell_id not in seconds:
-            seconds[trial.cell_id] = device_time.trial_s(trial.config, None)
+            estimate = device_time.trial_time(trial.config, None)
+            seconds[trial.cell_id] = None if estimate is None else estimate.whole
         if (of_trial := seconds[trial.cell_id]) is None:
             return None
         total += pack.num_nodes * pack.gpus_per_node * of_trial / 3600

@@ -4,6 +4,8 @@
 length, and trials that compile take longer.
 """
 
+from typing import NamedTuple
+
 from sp_bench import hardware, methods
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.driver.derived import flops
@@ -32,16 +34,25 @@ def step_s(config: TrialConfig, device_name: str | None, share: float) -> float 
     return flops(config, layout.padded(config.seq_len))["hardware_flops"] / (config.world_size * peak * share)
 
 
-def trial_s(config: TrialConfig, device_name: str | None) -> float | None:
-    """Likely seconds of one trial; None as for `step_s`."""
+class TrialTime(NamedTuple):
+    """Likely seconds of a trial."""
+
+    whole: float
+    timed: float  # of its timed steps
+
+
+def trial_time(config: TrialConfig, device_name: str | None) -> TrialTime | None:
+    """None as for `step_s`."""
     workload = config.workload
     if (one_step_s := step_s(config, device_name, LIKELY_SHARE)) is None:
         return None
+    timed_steps = workload.num_timed_steps(1e3 * one_step_s)
     # 3: the step that the ledger counts, the proof at the timed length, and the arms
-    steps = workload.warmup_steps + workload.num_timed_steps(1e3 * one_step_s) + (0 if workload.single_step else 3)
+    other_steps = workload.warmup_steps + (0 if workload.single_step else 3)
     kind = "attention" if workload.name == "attention" else config.engine.name
     fresh, warm = BESIDE_S.get(kind, BESIDE_S["other engines"])
-    return (warm if config.isolation == "group" else fresh) + steps * one_step_s
+    beside = warm if config.isolation == "group" else fresh
+    return TrialTime(beside + (other_steps + timed_steps) * one_step_s, timed_steps * one_step_s)
 
 
 def minutes(seconds: float) -> str:

@@ -11,7 +11,7 @@ from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory
 from sp_bench.driver import derived, ranks
 from sp_bench.driver.attempt import Campaign
-from sp_bench.driver.device_time import minutes, trial_s
+from sp_bench.driver.device_time import minutes, trial_time
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import layout
@@ -176,10 +176,12 @@ def _device_time(left: Sequence[Trial], searches: Sequence[Searching], machine: 
     cells = {trial.cell_id: trial.config for trial in left}  # far fewer than trials
     refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
     runnable = [trial.config for trial in left if refused[trial.cell_id] is None]
-    listed = [seconds for config in runnable if (seconds := trial_s(config, machine.device_name)) is not None]
+    listed = [time for config in runnable if (time := trial_time(config, machine.device_name)) is not None]
     searched = [seconds for each in searches if (seconds := each.left_s)]
     if not listed and not searched:
         return []
     counts = [counted(len(listed), "trial")] if listed else []
     counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
-    return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(sum(listed) + sum(searched))}"]
+    whole_s = sum(each.whole for each in listed)
+    timed = f", {sum(each.timed for each in listed) / whole_s:.0%} of the trials' time in timed steps" if listed else ""
+    return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(whole_s + sum(searched))}{timed}"]

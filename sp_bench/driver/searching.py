@@ -9,7 +9,7 @@ from sp_bench.config.documents import MAX_DOCUMENTS
 from sp_bench.costs import memory
 from sp_bench.driver import identity, to_run
 from sp_bench.driver.attempt import Campaign, Driver
-from sp_bench.driver.device_time import minutes, trial_s
+from sp_bench.driver.device_time import minutes, trial_time
 from sp_bench.driver.filling import fill
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
@@ -70,8 +70,8 @@ class Searching:
         config = self.search.at(step.seq_len, confirming=step.confirming)
         if self._machine.refusal(config) is not None:
             return 0.0
-        probe_s = trial_s(config, self._machine.device_name)
-        return None if probe_s is None else len(self.ahead) * probe_s
+        probe = trial_time(config, self._machine.device_name)
+        return None if probe is None else len(self.ahead) * probe.whole
 
     @property
     def words(self) -> str:

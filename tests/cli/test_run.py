@@ -78,7 +78,7 @@ def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):
     *_, summary, last = printed.splitlines()
     counts, effort, rows = summary.split("; ")
     assert counts == "2 trials: 1 ok, 1 unsupported, 0 oom, 0 failed"
-    assert re.fullmatch(r"measuring took [\d.]+ of the campaign's [\d.]+ s \(\d+%\)", effort)
+    assert re.fullmatch(r"measuring took [\d.]+ of the campaign's [\d.]+ s \(\d+%; timed steps \d+%\)", effort)
     assert rows == "rows: results/small"
     assert last == "report: results/small/_work/report/index.html"
     assert (folder / last.removeprefix("report: ")).is_file()

@@ -10,7 +10,7 @@ import pandas as pd
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, listed
 from sp_bench.analysis.device_sets import several
-from sp_bench.analysis.effort import effort
+from sp_bench.analysis.effort import COLUMNS, effort
 from sp_bench.analysis.metrics import nearest_error
 from sp_bench.analysis.pattern_bytes import PatternBytes, pattern_bytes
 from sp_bench.analysis.selection import Selection
@@ -359,7 +359,7 @@ def environment(selection: Selection) -> list[tuple[str, str]]:
 
 
 def _effort(rows: pd.DataFrame) -> str:
-    columns = rows[["status", "duration_s", "phase_s"]]
+    columns = rows[list(COLUMNS)]
     spent = effort([dict(zip(columns, row, strict=True)) for row in columns.itertuples(index=False)])
     shares = ", ".join(f"{what} {share:.0%}" for what, share in spent.shares.items())
     return f"{number(spent.wall_s)} s in {counted(spent.num_trials, 'launched trial')}: {shares}" if shares else ""
