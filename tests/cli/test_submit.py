@@ -352,3 +352,8 @@ def test_trials_that_no_node_can_run_take_no_job_and_no_hours(cluster, capfd):
     assert heading == "1 trial: 0 done, 0 in earlier jobs, 0 in 0 new jobs"
     assert reason.startswith("1 trial in no job, since no node can run them: 16 ranks (sp_size=16 x ")
     assert scripts(cluster) == []
+
+
+@pytest.mark.parametrize("words", [("sweep=smoke", "--cluster", "slurm"), ("results/night", "--cluster=slurm")])
+def test_resume_on_a_cluster_names_the_verb(cluster, capfd, words):
+    assert "is a flag of submit, which resumes too" in refusal(capfd, "resume", *words)
