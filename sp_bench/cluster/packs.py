@@ -46,7 +46,8 @@ def at_most_s(trial: Trial, deadlines: DeadlinesConfig, slowest_s: Mapping[str, 
 def packs(
     trials: Sequence[Trial], deadlines: DeadlinesConfig, slowest_s: Mapping[str, float], limit_minutes: int
 ) -> list[Pack]:
-    """The jobs that run these trials, in the order of the plan.
+    """The jobs that run these trials, in the order of the plan. A trial that no node can run gets its row in a job of
+    others; where there is none, it is in no job.
 
     Raises:
         ConfigError: a trial that may take longer than a job.
@@ -59,11 +60,11 @@ def packs(
         if not trial.unsupported_reason:
             key = (trial.replicate, trial.config.num_hosts, trial.config.gpus_per_node)
             groups.setdefault(key, []).append(trial)
+    runnable = list(groups)
     for trial in trials:  # trials that cannot run go to the largest pack: their reasons may name the number of GPUs
-        if trial.unsupported_reason:
-            of_replicate = [key for key in groups if key[0] == trial.replicate]
-            largest = max(of_replicate, default=(trial.replicate, 1, int(trial.config.gpus_per_node > 0)))
-            groups.setdefault(largest, []).append(trial)
+        if trial.unsupported_reason and runnable:
+            of_replicate = [key for key in runnable if key[0] == trial.replicate]
+            groups[max(of_replicate or runnable)].append(trial)
     found = []
     for (replicate, num_nodes, num_gpus), group in sorted(groups.items()):
         for part in _parts(group, seconds, 60 * limit_minutes - START_S):

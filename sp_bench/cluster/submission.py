@@ -45,7 +45,7 @@ def submit(
             Slurm. Jobs that were submitted before that stay, and the message names them.
     """
     store.require_contained(settings.folder)
-    trials = _planned(configs, settings, cluster)
+    trials, notes = _planned(configs, settings, cluster)
     submitted = submissions.jobs(settings.folder)
     try:
         queued = slurm.queue() if submitted else {}
@@ -70,6 +70,8 @@ def submit(
         f"{counted(len(trials), 'trial')}: {len(trials) - len(left):,} done, {len(waiting):,} in earlier jobs", end=""
     )
     print(f", {new:,} in {counted(len(found), 'new job')}")
+    for note in (*notes, *_without_job(left, waiting, found)):
+        print(note)
     if packs.gpu_hours(found):
         print(packs.hours_text(found, slowest_s))
     if dry_run:
@@ -88,12 +90,14 @@ class Planned:
     statuses: Sequence[str | None]  # status of each trial's row that counts as done
     packs: Sequence[Pack]
     slowest_s: Mapping[str, float]  # cell_id -> seconds of its slowest trial that was ok
+    notes: Sequence[str]
 
     @property
     def words(self) -> list[str]:
         """A line per pack, and the GPU-hours of all."""
         lines = [f"pack {n}: {_described(pack)}" for n, pack in enumerate(self.packs)]
-        return [*lines, f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s)}"]
+        hours = f"{counted(len(self.packs), 'pack')}, {packs.hours_text(self.packs, self.slowest_s)}"
+        return [*lines, *self.notes, hours]
 
     def as_json(self) -> dict[str, Any]:
         described = [{**_as_json(pack), "estimate_s": pack.estimate_s} for pack in self.packs]
@@ -111,13 +115,14 @@ def planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: C
         ConfigError: an impossible config, or a trial that fits no job.
     """
     store.require_contained(settings.folder)
-    trials = _planned(configs, settings, cluster)
+    trials, notes = _planned(configs, settings, cluster)
     left, slowest_s = _without_row(trials, settings, cluster)
     keys = {trial.trial_id for trial in left}
     rows = _rows([trial for trial in trials if trial.trial_id not in keys], settings.folder, cluster)
     latest = {key: max(found, key=lambda row: row.attempt).status for key, found in rows.items()}
     found = packs.packs(left, settings.deadlines, slowest_s, cluster.time_limit_minutes)
-    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found, slowest_s)
+    notes += _without_job(left, (), found)
+    return Planned(trials, [latest.get(trial.trial_id) for trial in trials], found, slowest_s, notes)
 
 
 def wait(
@@ -128,7 +133,7 @@ def wait(
     Raises:
         ConfigError: squeue does not answer.
     """
-    trial_ids = {trial.trial_id for trial in _planned(configs, settings, cluster)}
+    trial_ids = {trial.trial_id for trial in _planned(configs, settings, cluster)[0]}
     left, failures, before = set(job_ids), 0, ""
     while left:
         try:
@@ -151,27 +156,68 @@ def wait(
 
 def statuses(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> Counter[str]:
     """Status -> number of trials, by their latest rows; `missing` counts trials without a row."""
-    trials = _planned(configs, settings, cluster)
+    trials, _ = _planned(configs, settings, cluster)
     rows = _rows(trials, settings.folder, cluster)
     latest = [max(rows[trial.trial_id], key=lambda row: row.attempt, default=None) for trial in trials]
     return Counter(row.status if row else "missing" for row in latest)
 
 
-def _planned(configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig) -> list[Trial]:
-    """The trials as a job of the cluster plans them: it has as many nodes as its trials need."""
-    gpus = cluster.gpus_per_node
-    return plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=gpus, num_hosts=None)
+def _planned(
+    configs: Sequence[TrialConfig], settings: CampaignConfig, cluster: ClusterConfig
+) -> tuple[list[Trial], list[str]]:
+    """(the trials as a job of the cluster plans them, lines about what that rests on). A job has as many nodes as its
+    trials need. Where its packages are unknown here, it is assumed to have those that the trials need."""
+
+    def trials() -> list[Trial]:
+        gpus = cluster.gpus_per_node
+        return plan.plan(configs, settings.replicates, settings.order_seed, num_gpus=gpus, num_hosts=None)
+
+    here = trials()
+    if cluster.same_packages:
+        return here, []
+    with hardware.as_if_installed():
+        there = trials()
+    lacking = [
+        before.unsupported_reason
+        for before, after in zip(here, there, strict=True)
+        if before.unsupported_reason and not after.unsupported_reason
+    ]
+    notes = []
+    if lacking:
+        notes.append(
+            f"assumed: the nodes of {cluster.name} have what {counted(len(lacking), 'trial')} cannot find on this "
+            f"machine ({'; '.join(sorted(set(lacking)))}). A trial whose package the nodes lack gets an unsupported row"
+        )
+    num_nodes = max(trial.config.num_hosts for trial in there)
+    if cluster.container and num_nodes > 1:
+        notes.append(
+            f"warning: num_nodes={num_nodes} with `container`: the run calls srun to reach the other nodes, so the "
+            "container must have Slurm's srun and its files (slurm.conf, munge)"
+        )
+    return there, notes
+
+
+def _without_job(left: Sequence[Trial], waiting: Sequence[Trial], found: Sequence[Pack]) -> list[str]:
+    """A line about trials that no node of the cluster can run and that are in no job."""
+    packed = {trial.trial_id for trial in waiting}.union(trial.trial_id for pack in found for trial in pack.trials)
+    reasons = [trial.unsupported_reason for trial in left if trial.trial_id not in packed]
+    if not reasons:
+        return []
+    return [f"{counted(len(reasons), 'trial')} in no job, since no node can run them: {reasons[0]}"]
 
 
 def _without_row(
     trials: Sequence[Trial], settings: CampaignConfig, cluster: ClusterConfig
 ) -> tuple[list[Trial], dict[str, float]]:
-    """(trials that `resume` would run, cell_id -> seconds of the slowest ok trial)."""
+    """(trials that `resume` would run, cell_id -> seconds of the slowest ok trial). Where the nodes' packages are
+    unknown here, an `unsupported` row ends its trial, until `rm` moves it away."""
     retrying = replace(settings, resume=True)
     rows = _rows(trials, settings.folder, cluster)
     left = []
     for trial in trials:
         found = rows[trial.trial_id]
+        if not cluster.same_packages and any(row.status == "unsupported" for row in found):
+            continue  # the nodes said that they cannot run it
         if all(to_run.next_attempt(row, trial, retrying) is not None for row in found):
             left.append(trial)
     cells = {trial.cell_id for trial in left}

@@ -70,6 +70,7 @@ def is_cell_key(key: str) -> bool:
 # Methods, kernels and engines from outside
 
 METHOD_PATH = "method.path"
+OF_SUBMIT = ("--cluster", "--dry-run", "--wait")
 ONLY = "only."  # only.KEY=VALUE,...: run only the trials that have one of these values
 
 
@@ -286,6 +287,11 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             if next(remaining, None) != "job":
                 raise ConfigError(f"{argument} shows the composed config; use {argument} job")
             show_config = True
+        elif argument.partition("=")[0] in OF_SUBMIT:
+            raise ConfigError(
+                f"{shown(argument)} is a flag of submit, which resumes too: its jobs run what has no row and retry what "
+                "`resume` retries. Use sp-bench submit, with the words of the run and --cluster NAME"
+            )
         elif argument.startswith("-"):
             raise ConfigError(
                 f"{shown(argument)} is not a flag of run and plan; write a field as KEY=VALUE, such as method=ring; "

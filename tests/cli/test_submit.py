@@ -302,3 +302,58 @@ def test_a_plan_with_packs_composes_once_and_looks_at_each_cell_and_each_trial_o
         assert {name: each.call_count for name, each in a_cell.items()} == dict.fromkeys(a_cell, cells)
         assert {name: each.call_count for name, each in a_trial.items()} == dict.fromkeys(a_trial, 3 * cells)
     assert reads[0] >= reads[1], "more files were read for more lengths"
+
+
+IN_CONTAINER = "name: image\ncontainer: [apptainer, exec, --nv, torch.sif]\nsp_bench: [sp-bench]\n"
+OVER_NODES = ("method=ulysses,ring", "sp_size=8", "seq_len=32768", "hardware=h200", "fabric=network", "num_nodes=2")
+OVER_NODES += ("kernel=flash_attn_4", "dtype=bfloat16", "model.head_dim=64")
+NEEDS_A_PACKAGE = tuple(word for word in OVER_NODES if word not in ("fabric=network", "num_nodes=2"))
+NEEDS_A_PACKAGE += ("fabric=nvlink",)
+
+
+def in_container(folder: Path, capfd, verb: str, *words: str) -> tuple[str, ...]:
+    (folder / "conf" / "cluster").mkdir(parents=True, exist_ok=True)
+    (folder / "conf" / "cluster" / "image.yaml").write_text(IN_CONTAINER)
+    code, out, err = console(capfd, verb, *words, "--cluster", "image")
+    assert (code, err) == (0, "")
+    return tuple(out.splitlines())
+
+
+def test_packages_of_a_container_are_assumed_and_the_assumption_is_printed(cluster, capfd):
+    heading, assumed, hours, *_ = in_container(cluster, capfd, "submit", *NEEDS_A_PACKAGE, "--dry-run")
+    assert heading == "2 trials: 0 done, 0 in earlier jobs, 2 in 1 new job"
+    assert assumed.startswith(
+        "assumed: the nodes of image have what 2 trials cannot find on this machine (kernel flash"
+    )
+    assert re.search(r"at most 1\d\.\d GPU-hours", hours)
+    pack, *_, counts = in_container(cluster, capfd, "plan", *NEEDS_A_PACKAGE)[-4:]
+    assert pack.startswith("pack 0: 2 trials of replicate 0 on 8 GPUs of one node, ")
+    assert counts == "2 trials: 2 to run; nothing was launched"
+
+
+def test_a_trial_that_the_container_could_not_run_is_not_submitted_again(cluster, capfd):
+    configs, _ = sweep.configs(overrides.read_arguments(list(NEEDS_A_PACKAGE)))
+    trial, _ = plan.plan(configs, 1, 0, 8)
+    (cluster / "results" / "default").mkdir(parents=True)
+    row = store.RowName(trial.trial_id, identity.env_id(trial.config), 0, "unsupported")
+    (cluster / "results" / "default" / row.file_name).touch()
+    heading, *_ = in_container(cluster, capfd, "submit", *NEEDS_A_PACKAGE, "--dry-run")
+    assert heading == "2 trials: 1 done, 0 in earlier jobs, 1 in 1 new job"
+
+
+def test_a_container_over_nodes_warns_that_it_needs_srun(cluster, capfd):
+    lines = in_container(cluster, capfd, "submit", *OVER_NODES, "--dry-run")
+    assert any(line.startswith("warning: num_nodes=2 with `container`: the run calls srun") for line in lines)
+
+
+def test_trials_that_no_node_can_run_take_no_job_and_no_hours(cluster, capfd):
+    words = ("method=ring", "sp_size=16", *ON_GPUS[2:], "dtype=bfloat16")
+    heading, reason = submit(capfd, *words).splitlines()
+    assert heading == "1 trial: 0 done, 0 in earlier jobs, 0 in 0 new jobs"
+    assert reason.startswith("1 trial in no job, since no node can run them: 16 ranks (sp_size=16 x ")
+    assert scripts(cluster) == []
+
+
+@pytest.mark.parametrize("words", [("sweep=smoke", "--cluster", "slurm"), ("results/night", "--cluster=slurm")])
+def test_resume_on_a_cluster_names_the_verb(cluster, capfd, words):
+    assert "is a flag of submit, which resumes too" in refusal(capfd, "resume", *words)
