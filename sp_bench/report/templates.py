@@ -91,7 +91,7 @@ class Rows:
 
     @property
     def helpers(self) -> dict[str, Any]:
-        own = ("cell", "cells", "pair", "longest", "grid", "results", "code_changes", "campaign_pages")
+        own = ("has", "cell", "cells", "pair", "longest", "grid", "results", "code_changes", "campaign_pages")
         plain = (require, evidence, grade, ms, gib, mfu, span, whole)
         return {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain} | {"pair_of": Pair}
 
@@ -102,6 +102,10 @@ class Rows:
     @cached_property
     def settings(self) -> list[Setting]:
         return settings(self.every_cell)
+
+    def has(self, campaign: str) -> bool:
+        """Whether there are rows of it."""
+        return campaign in self.folders
 
     def cells(self, campaign: str, **asked: Any) -> list[Cell]:
         """The measured cells of a campaign with these values of columns, or of options without a column."""
