@@ -1,4 +1,4 @@
-"""What mkdocs calls when it builds the site: two pages that are made, and links to files that are beside docs/."""
+"""What mkdocs calls when it builds the site: pages that are made, and links to files that are beside docs/."""
 
 import re
 from pathlib import Path
@@ -7,16 +7,23 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from sp_bench.config.options import OPTIONS
+from sp_bench.report.templates import Rows, rendered
 
 ROOT = Path(__file__).parents[1]
+BUILT = ("RESULTS.md", "CAMPAIGNS.md")
 OUTSIDE = re.compile(r"\[([^\]\n]*(?:\n[^\]\n]+)*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """README.md is the first page, and the declarations of the options are a page."""
+    """README.md is the first page, and the declarations of the options are a page. Pages that are not committed are
+    made from the rows, unless they were written."""
     readme = (ROOT / "README.md").read_text("utf-8").replace("](docs/", "](").replace('src="docs/', 'src="')
     files.append(File.generated(config, "index.md", content=readme))
     files.append(File.generated(config, "OPTIONS.md", content=options()))
+    rows = Rows(sorted(path for path in (ROOT / "results").iterdir() if path.is_dir()))
+    for name in BUILT:
+        if not (ROOT / "docs" / name).exists():
+            files.append(File.generated(config, name, content=rendered(ROOT / f"docs/{name}.jinja", rows)))
     return files
 
 
@@ -25,7 +32,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     def named(link: re.Match[str]) -> str:
         text, target = link[1], link[2]
-        if target == "OPTIONS.md" or ((ROOT / "docs" / target).exists() and ".." not in target):
+        if target in ("OPTIONS.md", *BUILT) or ((ROOT / "docs" / target).exists() and ".." not in target):
             return link[0]  # a page or a figure
         base = ROOT if page.file.src_uri == "index.md" else ROOT / "docs"
         if not (base / target).exists():

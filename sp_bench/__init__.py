@@ -51,6 +51,19 @@ def run(*words: str) -> "pandas.DataFrame":
     return import_module("sp_bench.api").run(*words)
 
 
+def ratios(paths: "str | Path | Iterable[str | Path]", slow: str, fast: str) -> "pandas.DataFrame":
+    """The step time of one method over another's, in every place where both ran: a line each, with `ratio`, the bounds
+    `low` and `high` of its interval (null below 6 pairs), `pairs`, `verdict` and `grade`. Each method by its fastest
+    variant; replicates pair within one campaign, machine and code. Methods are named as in the column `method`.
+
+    Raises:
+        OSError: a folder is missing or cannot be read.
+        ValueError: no folders.
+    """
+    folders = [paths] if isinstance(paths, str | Path) else list(paths)
+    return import_module("sp_bench.api").ratios(folders, slow, fast)
+
+
 def compare(a: "str | Path", b: "str | Path") -> "dict[str, Any]":
     """Compare two campaigns cell by cell, as `sp-bench compare --json` prints it. Ratios are B over A of step times.
 

@@ -1,11 +1,15 @@
 """The functions for programs and notebooks, which `import sp_bench` provides. Words are command-line arguments."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from sp_bench.analysis import comparison
+from sp_bench.analysis import comparison, words
+from sp_bench.analysis.cells import cells, of_equal_steps
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.settings import Difference, settings
 from sp_bench.driver import campaign, overrides, sweep
 from sp_bench.driver.progress import plan_as_json
 from sp_bench.rows import campaign_file, plans
@@ -30,6 +34,33 @@ def run(*words: str) -> pd.DataFrame:
         found |= plans.read(asked.settings.folder)[-1].probes
     rows = load([asked.settings.folder])
     return pd.DataFrame(rows[rows["trial_id"].isin([*found])]).reset_index(drop=True)
+
+
+RATIO_COLUMNS = (
+    *("workload", "pass_kind", "model", "num_heads", "num_kv_heads", "hardware", "fabric", "kernel", "packing"),
+    *("sp_size", "seq_len"),
+)
+
+
+def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
+    """See `sp_bench.ratios`."""
+    if not folders:
+        raise ValueError("ratios: no folders; name campaigns, as results/smoke")
+    measured = cells(of_equal_steps(select([Path(folder) for folder in folders]).rows))
+    lines = []
+    for place in (place for setting in settings(measured) for place in setting.contests):
+        over, under = (next((c for c in place.best if c.asked["method"] == name), None) for name in (slow, fast))
+        if over is None or under is None or (found := Difference(under, over, place.smallest)).ratio is None:
+            continue
+        interval = found.paired.interval if found.paired else None
+        lines.append(
+            {name: place.first.asked[name] for name in RATIO_COLUMNS}
+            | {"recomputed": place.first.options["workload.activation_checkpointing"]}
+            | {"slow": words.method(over), "fast": words.method(under), "ratio": found.ratio}
+            | {"low": interval and interval.low, "high": interval and interval.high, "pairs": len(found.keys)}
+            | {"verdict": found.outcome, "grade": found.grade.mark, "campaign": found.keys[0].campaign}
+        )
+    return pd.DataFrame(lines)
 
 
 def compare(a: str | Path, b: str | Path) -> dict[str, Any]:

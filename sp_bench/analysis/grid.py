@@ -102,9 +102,8 @@ def grid(settings: Sequence[Setting], at_least: int = 0) -> Grid | None:
     lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
     heads, kv_heads, head_dim, _, hardware = shape
     caption = (
-        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal. "
-        "The faster of Ulysses and the ring, each by its fastest variant, and the other's step time over its own, with "
-        "an interval from 6 pairs on."
+        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal. The "
+        "faster of Ulysses and the ring, and how many times as long the other takes."
     )
     return Grid(caption, columns, tuple(lines))
 
@@ -126,13 +125,13 @@ def _question(place: Place) -> Difference | None:
 
 
 def _entries(runs: dict[tuple[str, str], list[Difference]], column: str) -> tuple[Entry, ...]:
-    """By label; that of the best grade first, then of the most pairs, then the newest."""
+    """One a label, of its best run: that of the best grade, then of the most pairs, then the newest. The best first."""
     made = []
     for (of, label), found in sorted(runs.items()):
         if of == column:
             best, *others = sorted(found, key=_by_evidence)
             made.append(Entry(label, best, tuple(sorted(_alike(best, others)))))
-    return tuple(made)
+    return tuple(sorted(made, key=lambda entry: _by_evidence(entry.difference)[:1]))
 
 
 def _by_evidence(found: Difference) -> tuple[Any, ...]:

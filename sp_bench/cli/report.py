@@ -43,6 +43,12 @@ def report(
     campaigns: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write where the rows come from between two lines of that file")
     ] = None,
+    render: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE.jinja", help="Fill this template, or those of a folder, from the rows; write no page"
+        ),
+    ] = None,
     one_rank: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one real rank beside all ranks there, likewise")
     ] = None,
@@ -74,6 +80,10 @@ def report(
 
         sp-bench report results/* --one-rank docs/ONE_RANK.md
 
+    Fill README.md and docs/ from the rows:
+
+        sp-bench report results/* --render . --render docs
+
     It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv; and tables.tex,
     md, csv, json. With --only it writes that figure alone. A later report removes files that it no longer makes. Exit
     codes: 0 written, 2 bad input.
@@ -89,6 +99,9 @@ def report(
     folders = named_campaigns(folders)
     if campaigns is not None:
         _write_campaigns(folders, campaigns)
+        return
+    if render:
+        _render(folders, render)
         return
     if one_rank is not None:
         _write_one_rank(folders, one_rank)
@@ -147,6 +160,18 @@ def _write_one_rank(folders: Sequence[Path], file: Path) -> None:
         cells = reports.read(folders, executor)
     write_between(file, held_tables.BEGIN, held_tables.END, held_tables.markdown(cells))
     print(f"one rank: {file}")
+
+
+def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
+    from sp_bench.report import processes
+    from sp_bench.report import templates as documents
+
+    try:
+        with processes(folders) as executor:
+            for document in documents.render(templates, folders, executor):
+                print(f"written: {document}")
+    except OSError as error:
+        raise ConfigError(f"--render: {shown(error)}") from error
 
 
 def archive(

@@ -3,27 +3,35 @@
 from sp_bench.analysis.grid import Entry, Grid
 from sp_bench.formats import escape_markdown
 
+BRIEF = (
+    "Bold: decided. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one pair, doubtful or older code."
+)
 LEGEND = (
     "Bold: decided by an interval without a doubt. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak: one "
     "pair, a doubtful one or older code. More: other runs of the place, or other packs."
 )
 
 
-def markdown(grid: Grid) -> str:
-    """A table; what is weak is in `<sub>`, which GitHub and the site show small."""
+def markdown(grid: Grid, brief: bool = False) -> str:
+    """A table; what is weak is in `<sub>`, which GitHub and the site show small.
+
+    brief: without other runs, and without lines that have a single answer, which is weak.
+    """
     lines = [f"| GPUs, tokens | {' | '.join(grid.columns)} |", f"|{'---|' * (len(grid.columns) + 1)}"]
-    lines += [
-        f"| {' | '.join([line.head, *('<br>'.join(map(_entry, each)) for each in line.entries)])} |"
-        for line in grid.lines
-    ]
+    for line in grid.lines:
+        answers = [entry for entries in line.entries for entry in entries]
+        if brief and len(answers) == 1 and answers[0].difference.grade.is_weak:
+            continue
+        texts = ["<br>".join(_entry(entry, brief) for entry in entries) for entries in line.entries]
+        lines.append(f"| {' | '.join([line.head, *texts])} |")
     return "\n".join(lines) + "\n"
 
 
-def _entry(entry: Entry) -> str:
+def _entry(entry: Entry, brief: bool) -> str:
     found = entry.difference
     verdict = escape_markdown(entry.verdict)
     if entry.is_decided:
         verdict = f"**{verdict}**"
-    more = f" ({entry.more})" if entry.more else ""
+    more = f" ({entry.more})" if entry.more and not brief else ""
     text = f"{escape_markdown(entry.label)}: {verdict} {found.grade.mark}{more}"
     return f"<sub>{text}</sub>" if found.grade.is_weak else text

@@ -236,8 +236,9 @@ def _answer(place: Place) -> str:
     return verdict(place)
 
 
-LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference]], ...] = (
+LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference, str]], ...] = (
     Column("library", lambda of: f"{words.method(of[0])} / {words.method(of[1])}"),
+    Column("setting", lambda of: of[3]),
     Column("where", lambda of: _beside(of[0])),
     Column("its step time over ours", lambda of: _over(of[2])),
     Column("grade", lambda of: _grade(of[2])),
@@ -246,10 +247,10 @@ LIBRARIES: tuple[Column[tuple[Cell, Cell, Difference]], ...] = (
 )
 
 
-def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference]]:
-    """(library, our method of its kind, the difference of their times)."""
+def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference, str]]:
+    """(library, our method of its kind, the difference of their times, their setting)."""
     return [
-        (their, ours, Difference(ours, their, setting.smallest))
+        (their, ours, Difference(ours, their, setting.smallest), setting.title)
         for setting in settings
         for their in setting.cells
         if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None

@@ -11,23 +11,12 @@ from sp_bench.rows.campaign_file import NAME
 from .rows import commit, row
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/CAMPAIGNS.md"
 
 
 def committed() -> list[Path]:
     """Folders of results but for those that the README's commands make, which git ignores."""
     found = (path for path in (ROOT / "results").iterdir() if path.is_dir())
     return sorted(path for path in found if path.name not in ("smoke", "default"))
-
-
-def test_the_page_of_the_docs_is_the_one_that_report_writes_now():
-    folders = committed()
-    text, problems = campaigns.markdown(folders)
-    _, _, rest = PAGE.read_text("utf-8").partition(campaigns.BEGIN)
-    written, end, _ = rest.partition(campaigns.END)
-    assert end
-    assert written.strip() == text.strip(), "sp-bench report results/* --campaigns docs/CAMPAIGNS.md writes it anew"
-    assert problems == []
 
 
 def test_every_committed_campaign_says_what_its_rows_do_not():

@@ -1,0 +1,247 @@
+"""Documents over rows: `NAME.md.jinja` becomes `NAME.md`. A number in it comes from rows by a helper, and `require`
+holds what a sentence says beside its numbers. Equal rows give equal text.
+
+    {{ pair("h200x2_headline", "ulysses", "ring", kernel="flash_attn_4") }}   ->   1.005x [1.000, 1.006]
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import SandboxedEnvironment
+
+from sp_bench import formats
+from sp_bench.analysis import words
+from sp_bench.analysis.cells import Cell, cells, of_equal_steps
+from sp_bench.analysis.grades import code_changes
+from sp_bench.analysis.grid import grid
+from sp_bench.analysis.limits import limits
+from sp_bench.analysis.metrics import memory_gib
+from sp_bench.analysis.ratios import times
+from sp_bench.analysis.selection import select
+from sp_bench.analysis.settings import APART, Difference, Setting, settings
+from sp_bench.config.parsing import ConfigError, shown
+from sp_bench.formats import MISSING, counted, whole
+from sp_bench.report import answers, campaigns
+from sp_bench.report.findings import findings
+
+SUFFIX = ".jinja"
+
+
+def render(templates: Sequence[Path], folders: Sequence[Path], executor: Executor | None = None) -> list[Path]:
+    """Write each document beside its template. A folder stands for the templates in it.
+
+    Raises:
+        ConfigError: no such template, or one that cannot be rendered: the message has file, line and reason.
+        OSError: a campaign cannot be read, or a document cannot be written.
+    """
+    rows = Rows(folders, executor)
+    written = []
+    for template in _found(templates):
+        target = template.with_suffix("")
+        target.write_text(rendered(template, rows), "utf-8")
+        written.append(target)
+    return written
+
+
+def rendered(template: Path, rows: "Rows") -> str:
+    """The text of one document.
+
+    Raises:
+        ConfigError: as `render`.
+    """
+    environment = SandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
+    )
+    environment.globals |= rows.helpers
+    try:
+        return environment.from_string(template.read_text("utf-8")).render()
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"{shown(template)}, line {error.lineno}: {shown(error, 1000)}") from None
+    except (jinja2.TemplateError, _Refused, TypeError, ValueError, ArithmeticError) as error:
+        raise ConfigError(f"{shown(template)}, line {_line(error)}: {shown(error, 1000)}") from None
+
+
+class _Refused(Exception):
+    """What a helper cannot give, or what `require` holds is no longer so."""
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The longest sequence that fits, and the shortest that does not, in tokens."""
+
+    fits: int
+    fails: int
+
+    def __str__(self) -> str:
+        return f"{whole(self.fits)}, not {whole(self.fails)}"
+
+
+class Rows:
+    """The helpers of a template, over campaigns. Each campaign is read once, and by itself."""
+
+    def __init__(self, folders: Sequence[Path], executor: Executor | None = None) -> None:
+        self.folders = {folder.resolve().name: folder for folder in folders}
+        self.executor = executor
+        self.campaigns: dict[str, list[Cell]] = {}
+
+    @property
+    def helpers(self) -> dict[str, Any]:
+        own = ("has", "cell", "cells", "pair", "longest", "grid", "results", "code_changes", "campaign_pages")
+        plain = (require, evidence, grade, ms, gib, mfu, span, whole)
+        return {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain} | {"pair_of": Pair}
+
+    @cached_property
+    def every_cell(self) -> list[Cell]:
+        return cells(of_equal_steps(select(list(self.folders.values()), executor=self.executor).rows))
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        return settings(self.every_cell)
+
+    def has(self, campaign: str) -> bool:
+        """Whether there are rows of it."""
+        return campaign in self.folders
+
+    def cells(self, campaign: str, **asked: Any) -> list[Cell]:
+        """The measured cells of a campaign with these values of columns, or of options without a column."""
+        if campaign not in self.folders:
+            raise _Refused(f"campaign {campaign} is not among the folders")
+        if campaign not in self.campaigns:
+            rows = select([self.folders[campaign]], executor=self.executor).rows
+            self.campaigns[campaign] = cells(of_equal_steps(rows))
+        return [each for each in self.campaigns[campaign] if each.ok and _is_asked(each, asked)]
+
+    def cell(self, campaign: str, method: str, **asked: Any) -> Cell:
+        """The one measured cell of a campaign that these values name."""
+        found = self.cells(campaign, method=method, **asked)
+        if len(found) != 1:
+            names = "; ".join(f"{words.method(each)}, {words.place(each)}" for each in found[:4])
+            raise _Refused(f"{campaign} has {counted(len(found), 'cell')} of {method} with {asked}: {names}")
+        return found[0]
+
+    def pair(
+        self, campaign: str, slow: str, fast: str, of_slow: Any = None, of_fast: Any = None, **asked: Any
+    ) -> "Pair":
+        """The step time of one method over another's. of_slow, of_fast: values of one of them alone."""
+        cell_slow = self.cell(campaign, slow, **{**asked, **(of_slow or {})})
+        return Pair(self.cell(campaign, fast, **{**asked, **(of_fast or {})}), cell_slow)
+
+    def longest(self, campaign: str, method: str, **asked: Any) -> Bracket:
+        """How long a sequence one method fits with one set of options."""
+        self.cells(campaign)
+        known = [each for each in self.campaigns[campaign] if _is_asked(each, {"method": method, **asked})]
+        found = [each for each in limits(known) if each.largest_ok and each.smallest_oom]
+        if len(found) != 1:
+            raise _Refused(f"{campaign} has {counted(len(found), 'bracket')} of {method} with {asked}")
+        ends = found[0].largest_ok, found[0].smallest_oom
+        return Bracket(*(end.asked["seq_len"] for end in ends if end))
+
+    def grid(self, at_least: int = 0, brief: bool = False) -> str:
+        """Ulysses or the ring, as a table, and under it what it is over. brief: see `answers.markdown`."""
+        found = grid(self.settings, at_least)
+        if found is None:
+            raise _Refused("Ulysses and the ring did not meet")
+        return f"{answers.markdown(found, brief)}\n*{found.caption} {answers.BRIEF if brief else answers.LEGEND}*"
+
+    def results(self) -> str:
+        """Every place that was measured."""
+        return findings(self.settings, self.every_cell)
+
+    def code_changes(self) -> str:
+        """A line a change: what it moves, by how much, and the campaigns with rows from before it."""
+        lines = []
+        for change in code_changes():
+            older = {r["folder"] for cell in self.every_cell for r in cell.rows if r["started_at"] < change.at}
+            names = ", ".join(f"`{name}`" for name in sorted(older))
+            lines.append(f"- **{change.commit}**: {change.what}. {change.by}. Older: {names}.")
+        return "\n".join(lines)
+
+    def campaign_pages(self) -> str:
+        """Where the rows come from."""
+        return campaigns.markdown(list(self.folders.values()))[0]
+
+
+class Pair(Difference):
+    """A ratio that prints itself: 1.034x [1.025, 1.037]."""
+
+    def __str__(self) -> str:
+        if self.ratio is None:
+            raise _Refused(f"{words.method(self.slow)} and {words.method(self.fast)} are {APART}")
+        return self.words
+
+
+def require(holds: bool, what: str) -> str:
+    """Nothing, while it holds."""
+    if not holds:
+        raise _Refused(f"no longer so: {what}")
+    return ""
+
+
+def grade(found: Difference) -> str:
+    return found.grade.mark
+
+
+def evidence(*found: Difference | Cell) -> str:
+    """6 replicates, grade A, FlashAttention-4; `h200x2_headline`."""
+    known = [each for one in found for each in ((one.fast, one.slow) if isinstance(one, Difference) else (one,))]
+    sizes = sorted({len(one.keys) if isinstance(one, Difference) else len(one.step_ms) for one in found})
+    replicates = counted(sizes[-1], "replicate") if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} replicates"
+    pairs = [one for one in found if isinstance(one, Difference)]
+    grades = f"grade {' and '.join(sorted({one.grade.mark for one in pairs}))}" if pairs else ""
+    doubts = {why for one in pairs if one.grade.is_weak for why in one.grade.why.split(", ")[:-1]}
+    kernels = words.listed_words(sorted({words.kernel(each) for each in known}))
+    folders = ", ".join(sorted({f"`{row['folder']}`" for each in known for row in each.measured}))
+    return f"{', '.join(filter(None, [replicates, grades, *sorted(doubts), kernels]))}; {folders}"
+
+
+def ms(cell: Cell) -> str:
+    return whole(cell.median_step_ms)
+
+
+def gib(cell: Cell) -> str:
+    found = memory_gib(cell)
+    return MISSING if found is None else formats.gib(found)
+
+
+def mfu(cell: Cell) -> str:
+    return MISSING if cell.mfu is None else f"{cell.mfu:.2f}"
+
+
+def span(found: Sequence[Difference | float]) -> str:
+    """1.06x to 1.08x."""
+    ratios = [each.ratio if isinstance(each, Difference) else each for each in found]
+    low, high = (times(bound(each for each in ratios if each is not None)) for bound in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def _is_asked(cell: Cell, asked: dict[str, Any]) -> bool:
+    known = {path.rpartition(".")[2]: value for path, value in cell.options.items()} | dict(cell.asked)
+    if unknown := asked.keys() - known.keys():
+        raise _Refused(f"{', '.join(sorted(unknown))}: no column and no option")
+    return all(known[name] == value for name, value in asked.items())
+
+
+def _found(templates: Sequence[Path]) -> list[Path]:
+    found = []
+    for path in templates:
+        inside = sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path] if path.suffix == SUFFIX else []
+        if not inside or not all(each.is_file() for each in inside):
+            raise ConfigError(
+                f"--render {shown(path)}: no template; name a file that ends with {SUFFIX}, or its folder"
+            )
+        found += inside
+    return found
+
+
+def _line(error: Exception) -> int:
+    """Of the template, where the error was raised: jinja gives its frames the template's lines."""
+    line, trace = 0, error.__traceback__
+    while trace is not None:
+        line = trace.tb_lineno if trace.tb_frame.f_code.co_filename == "<template>" else line
+        trace = trace.tb_next
+    return line
