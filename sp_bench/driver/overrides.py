@@ -289,8 +289,8 @@ def read_arguments(arguments: Sequence[str]) -> Request:
             show_config = True
         elif argument.partition("=")[0] in OF_SUBMIT:
             raise ConfigError(
-                f"{shown(argument)} is a flag of submit, which resumes too: its jobs run what has no row and retry what "
-                "`resume` retries. Use sp-bench submit, with the words of the run and --cluster NAME"
+                f"{shown(argument)} is a flag of submit, which resumes too: its jobs run what has no row, and "
+                "retry what `resume` retries. Use sp-bench submit, with the words of the run and --cluster NAME"
             )
         elif argument.startswith("-"):
             raise ConfigError(
