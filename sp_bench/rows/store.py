@@ -303,16 +303,21 @@ def _read_pack(
             *(rows[column].to_pylist() for column in ("trial_id", "env_id", "attempt", "status")), strict=True
         )
         wanted = [RowName(*identity).file_name for identity in identities]
+        first: dict[str, int] = {}
+        for i, name in enumerate(every):
+            first.setdefault(name, i)
         kept = [
             i
             for i, (name, expected) in enumerate(zip(every, wanted, strict=True))
-            if name == expected and name not in files and (names is None or name in names)
+            if name == expected and first[name] == i and name not in files and (names is None or name in names)
         ]
         wrong = [name for name, expected in zip(every, wanted, strict=True) if name != expected]
         table = _conform(rows.take(pa.array(kept, pa.int64())), schema)
     except (ValueError, pa.ArrowException) as error:
         return schema.empty_table(), [], [f"{packed.PACK}: {shown(str(error))}; skipped"]
     lines = [f"{packed.PACK}: {shown(str(name))} is not the row of this name; skipped" for name in wrong]
+    if again := len(every) - len(first):
+        lines.append(f"{packed.PACK}: {again:,} rows stand in it again; each counts once")
     if unknown := sorted(packed.columns(folder) - {*SCHEMA.names, packed.FILE_NAME}):
         lines.append(f"{packed.PACK}: columns of another schema left out: {shown(', '.join(unknown))}")
     return table.combine_chunks(), [every[i] for i in kept], lines

@@ -177,7 +177,7 @@ def test_damage_on_the_disk_is_named_and_gives_no_other_value(tmp_path, packs, w
         assert all(each == written[each["trial_id"]] for each in rows), at
         assert len(rows) == len(written) or problems, at
         num_named += bool(problems)
-    assert num_named > 30  # the others hit bytes that nothing reads
+    assert num_named > 15  # the others hit bytes that nothing reads, of which a small file has many
 
 
 def test_a_damaged_file_is_not_packed(tmp_path):

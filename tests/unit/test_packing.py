@@ -234,3 +234,29 @@ def test_the_claim_of_a_killed_pack_blocks_nobody(campaign):
     assert killed(campaign, "pack_written")
     with Claims(campaign / store.WORK / FOLDER) as claims:
         assert claims.holders() == []
+
+
+def test_a_pack_is_limited_by_the_memory_that_it_takes(tmp_path, monkeypatch):
+    monkeypatch.setattr(packed, "MAX_BYTES", 2**26)
+    num, text = 10_000, "a" * 50_000  # one text that all rows have: 500 MB in memory
+    rows = {
+        packed.FILE_NAME: pa.array([f"{i:012x}-01234567-0-ok.parquet" for i in range(num)]),
+        "reason": pa.DictionaryArray.from_arrays(pa.array([0] * num, pa.int32()), pa.array([text])),
+    }
+    pq.write_table(pa.table(rows), tmp_path / packed.PACK, compression="zstd", store_schema=False)
+    assert (tmp_path / packed.PACK).stat().st_size < 100_000
+    with pytest.raises(ValueError, match=r"it takes over 67,108,864 bytes in memory"):
+        packed.table(tmp_path)
+    assert len(packed.names(tmp_path)) == num  # which reads the names alone
+
+
+def test_a_pack_in_which_rows_stand_four_times_has_each_once(campaign):
+    pack.pack(campaign)
+    once, rows = sp_bench.load(campaign), packed.table(campaign)
+    with pq.ParquetWriter(campaign / packed.PACK, rows.schema, store_schema=False) as writer:
+        for _ in range(4):
+            writer.write_table(rows)
+    with pytest.warns(UserWarning, match=rf"packed\.parquet: {3 * len(rows)} rows stand in it again"):
+        again = sp_bench.load(campaign)
+    pd.testing.assert_frame_equal(again, once)
+    assert len(list(store.committed(campaign))) == len(rows)
