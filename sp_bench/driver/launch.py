@@ -222,9 +222,11 @@ def bound_logs(folder: Path) -> None:
 
 
 def _phase_seconds(folder: Path, started: float, duration_s: float) -> dict[str, float]:
-    """Seconds rank 0 spent in each phase, from the launch on; a phase entered twice has the sum."""
-    entries = [("init", started)]
-    entries += [(e.name, e.at) for e in handover.read_events(folder) if e.rank == 0 and e.name in handover.PHASES[1:]]
+    """Seconds rank 0 spent in each phase, from the launch on, when it imports its code; a phase entered twice has the
+    sum. A warm rank has imported it already, and may enter a trial before the driver looks at it."""
+    entries = [("imports", started)]
+    events = [e for e in handover.read_events(folder) if e.rank == 0 and e.name in handover.PHASES]
+    entries += [(e.name, max(e.at, started)) for e in events]
     ends = [at for _, at in entries[1:]] + [started + duration_s]
     seconds = dict.fromkeys((name for name, _ in entries), 0.0)
     for (name, at), end in zip(entries, ends, strict=True):

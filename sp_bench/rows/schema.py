@@ -324,7 +324,7 @@ COLUMNS = (
     # provenance
     driver("started_at", TIME, "UTC", "when the attempt was launched"),
     driver("duration_s", REAL, "s", "launch to exit"),
-    driver("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0"),
+    driver("phase_s", pa.map_(TEXT, REAL), "s", "seconds in each phase, rank 0; old rows have imports in init"),
     driver("git_sha", TEXT, "", "commit; <commit>+tree:<hash> of changed code, tree:<hash> of a copy (rows/git.py)"),
     driver("git_dirty", FLAG, "", "uncommitted changes of sp_bench/ or conf/"),
     measured("environment", ENVIRONMENT, "", "libraries, devices, driver, process group, variables by allow-list",

@@ -48,7 +48,7 @@ def test_a_record_and_exit_code_0_is_ok(launch):
     assert result.phase == "done"
     assert result.duration_s > 0
     assert result.started_at.tzinfo is not None
-    assert list(result.phase_s) == list(handover.PHASES)
+    assert list(result.phase_s) == ["imports", *handover.PHASES]
     assert sum(result.phase_s.values()) == pytest.approx(result.duration_s, abs=0.05)
     assert "done" in phases
 
@@ -412,11 +412,25 @@ def test_kill_all_spares_processes_without_the_token():
 
 
 def test_a_phase_that_is_entered_twice_has_the_seconds_of_both(tmp_path):
-    for at, name in ((101.0, "warmup"), (103.0, "measure"), (110.0, "warmup"), (111.5, "measure"), (120.0, "done")):
+    for at, name in (
+        (100.4, "init"),
+        (101.0, "warmup"),
+        (103.0, "measure"),
+        (110.0, "warmup"),
+        (111.5, "measure"),
+        (120.0, "done"),
+    ):
         handover.send_event(tmp_path, handover.Event(0, at, name))
     seconds = launching._phase_seconds(tmp_path, 100.0, 21.0)
-    assert seconds == {"init": 1.0, "warmup": 3.5, "measure": 15.5, "done": 1.0}
-    assert list(seconds) == ["init", "warmup", "measure", "done"]
+    expected = {"imports": 0.4, "init": 0.6, "warmup": 3.5, "measure": 15.5, "done": 1.0}
+    assert seconds == pytest.approx(expected)
+    assert list(seconds) == list(expected)
+
+
+def test_a_warm_rank_imports_nothing_and_begins_before_it_is_looked_at(tmp_path):
+    for at, name in ((99.9, "init"), (100.5, "done")):
+        handover.send_event(tmp_path, handover.Event(0, at, name))
+    assert launching._phase_seconds(tmp_path, 100.0, 1.0) == {"imports": 0.0, "init": 0.5, "done": 0.5}
 
 
 @pytest.mark.parametrize("step_s", [3600, -3600])
