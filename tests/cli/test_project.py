@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from sp_bench import api
 
 from .console import console, refusal
 
@@ -56,10 +59,17 @@ def test_a_model_of_ones_own_is_found_in_a_config_folder(capfd, tmp_path):
 def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = ["--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536", "--measure"]
+    ran = []
+
+    def run(*words):
+        ran.append(words)
+        return pd.DataFrame({"status": ["unsupported"], "reason": ["nobody proved it"]})
+
+    monkeypatch.setattr(api, "run", run)
     told = refusal(capfd, "advise", *asked)
-    assert "--measure: " in told
-    assert "world=one_rank" in told
-    assert "unsupported" in told
+    assert "--measure: workload=train_step" in told
+    assert told.rstrip().endswith("unsupported: nobody proved it")
+    assert {"world=one_rank", "link=nvlink", "method=ulysses", "sp_size=4", "campaign=advised"} <= set(ran[0])
 
 
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
