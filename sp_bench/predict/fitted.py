@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.cells import Cell, of_equal_steps
+from sp_bench.analysis.cells import cells as cells_of
 from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.over_depth import OverDepth, over_depth
+from sp_bench.analysis.selection import select
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.parsing import parse
 from sp_bench.config.trial import NO_DELAY, TrialConfig
@@ -161,9 +163,8 @@ def _network_gib_per_s(config: TrialConfig) -> float | None:
 
 
 def main(folders: Sequence[str]) -> None:
-    from sp_bench import report as reports
-
-    cells = [cell for cell in reports.read([Path(folder) for folder in folders]) if cell.processor == "GPU"]
+    read = cells_of(of_equal_steps(select([Path(folder) for folder in folders]).rows))
+    cells = [cell for cell in read if cell.processor == "GPU"]
     sha, _ = git.state()
     text = json.dumps(
         to_json(of_cells(cells, git.short(sha or "unknown"), HARDWARE)), separators=(",", ":"), allow_nan=False

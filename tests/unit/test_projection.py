@@ -308,14 +308,18 @@ def fit_of_all() -> Fit:
 
 def test_the_file_of_the_package_is_what_committed_rows_say(fit_of_all):
     """Written anew by: python -m sp_bench.predict.fitted results/*"""
-    kept, now = fitted.load(), fitted.to_json(fitted.Fitted("", 0, {"h200": fit_of_all}, (), None))["fits"]["h200"]
+    kept = fitted.load()
+    written, now = kept.fits["h200"], fit_of_all
     assert kept.commit
-    written = fitted.to_json(kept)["fits"]["h200"]
+    assert (written.steps, written.attention, written.ranks) == (now.steps, now.attention, now.ranks)
+    assert written.inside == pytest.approx(now.inside)
     for part in ("attention", "step"):
-        assert written["rates"][part] == pytest.approx(now["rates"][part], rel=1e-6, abs=1e-18)
-    for of_both in (written, now):
-        del of_both["rates"]
-    assert json.loads(json.dumps(written)) == pytest.approx(json.loads(json.dumps(now)), rel=1e-6) or written == now
+        assert getattr(written.rates, part) == pytest.approx(getattr(now.rates, part), rel=1e-6, abs=1e-18)
+    for options, errors in now.peak_errors.items():
+        assert written.peak_errors[options] == pytest.approx(errors)
+    for before, after in zip(written.errors, now.errors, strict=True):
+        assert (before.what, before.worst) == (after.what, after.worst)
+        assert before.errors == pytest.approx(after.errors, rel=1e-5, abs=1e-9)
     cells = committed()
     assert [s.step_ms for s in kept.one_rank] == pytest.approx([s.step_ms for s in fitted.one_rank_steps(cells)])
     assert kept.one_rank_error == pytest.approx(largest_error(held(cells), "train_step"))
