@@ -8,15 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from sp_bench.cli.options import AsJson, named_campaigns
+from sp_bench.cli.options import AsJson, ConfigDir, named_campaigns
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.driver.progress import working
 
 Rows = Annotated[
-    list[Path] | None, typer.Argument(help="Campaign folders; default: all in results/", show_default=False)
+    list[Path] | None,
+    typer.Argument(help="Campaign folders; default: what the committed rows of this version say", show_default=False),
 ]
 
-Kernel = Annotated[str, typer.Option(help="Whose rows say how fast attention is")]
+Kernel = Annotated[
+    str | None, typer.Option(help="Whose rows say how fast attention is; default: the fastest that rows have")
+]
 
 Hardware = Annotated[str, typer.Option(help="Whose rows say how fast it is; speeds of others are not predicted")]
 
@@ -35,11 +38,12 @@ def project(
     gpus: Annotated[str, typer.Option(metavar="N,N", help="Numbers of GPUs, powers of two")] = "8,64,512,4096",
     seq_len: Annotated[str, typer.Option(metavar="N,N", help="Lengths in tokens")] = "131072,1048576",
     recompute: Annotated[str, typer.Option(help="What is recomputed: full, selective, ..., or any")] = "full",
-    kernel: Kernel = "cudnn",
+    kernel: Kernel = None,
     hardware: Hardware = "h200",
     gpus_per_node: Node = 8,
     network: Network = 45.0,
     memory: MemoryGib = None,
+    config_dir: ConfigDir = None,
     decisions: Annotated[bool, typer.Option("--map", help="The fastest attention by heads, ranks and network")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -60,17 +64,18 @@ def project(
     known = advice.CHECKPOINTING
     if recompute != "any" and recompute not in known:
         raise ConfigError(f"--recompute {shown(recompute)}: use any, or one of {', '.join(known)}")
-    fit = _fit(folders, hardware)
+    fit = _fitted(folders, hardware).fits[hardware]
+    attention = kernel or fit.fastest_kernel
     try:
         found = []
         if decisions:
-            print(advice.decision_map(fit, kernel, gpus_per_node))
+            print(advice.decision_map(fit, attention, gpus_per_node))
             print(f"\nBold: ahead by more than {fit.band(False, 1):.0%}, the error to reckon with.")
-            print(f"\n{advice.evidence_of_map(fit, kernel)}")
+            print(f"\n{advice.evidence_of_map(fit, attention)}")
         else:
             for number in _numbers("--gpus", gpus):
                 cluster = advice.Cluster(number, gpus_per_node, network, _memory_gib(fit, memory))
-                for config in _steps(model, hardware, kernel, fit.fabric, seq_len):
+                for config in _steps(model, hardware, attention, fit.fabric, seq_len, config_dir):
                     kept = known if recompute == "any" else (recompute,)
                     try:
                         found += advice.best_of_each_method(advice.candidates(fit, config, cluster, kept))
@@ -92,55 +97,105 @@ def advise(
     gpus: Annotated[int, typer.Option(min=1, help="Number of GPUs, a power of two")],
     seq_len: Annotated[int, typer.Option(min=2, help="Tokens of a sequence")],
     folders: Rows = None,
-    kernel: Kernel = "cudnn",
+    kernel: Kernel = None,
     hardware: Hardware = "h200",
     gpus_per_node: Node = 8,
     network: Network = 45.0,
     memory: MemoryGib = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="First run the methods as one real rank, on this machine's GPU")
+    ] = False,
+    config_dir: ConfigDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Advise in five lines how to train a model: method, memory, step time, runner-up, how to measure it.
+    """Say how to train a model on so many GPUs: method, memory, step time, and what the other methods would take.
 
     sp-bench advise --model qwen3_8b --gpus 16 --seq-len 262144
 
-    Speeds are those of the rows of --hardware, whatever --memory a GPU has. `project` explains the prediction and its
-    errors. Exit codes: 0 answered, 2 bad input, missing rows or nothing that fits.
+    Where rows of one real rank have such a step, they say it; elsewhere the rates that were fitted to measured rows.
+    Times within the error of each other are a tie. On a machine with a GPU:
+
+        sp-bench advise --model qwen3_8b --gpus 64 --seq-len 1048576 --measure
+
+    Speeds are those of the rows of --hardware, whatever --memory a GPU has.
+    `project` says how it is predicted, and how wrong that can be. Exit codes: 0 answered, 2 bad input, nothing that
+    fits, or rows that are missing.
     """
     from sp_bench.predict import advice, projection
+    from sp_bench.predict.fitted import one_rank_steps
 
     _numbers("--gpus", str(gpus))
-    fit = _fit(folders, hardware)
+    fitted = _fitted(folders, hardware)
+    fit = fitted.fits[hardware]
     cluster = advice.Cluster(gpus, gpus_per_node, network, _memory_gib(fit, memory))
     try:
-        (config,) = _steps(model, hardware, kernel, fit.fabric, str(seq_len))
+        attention = kernel or fit.fastest_kernel
+        (config,) = _steps(model, hardware, attention, fit.fabric, str(seq_len), config_dir)
         found = advice.candidates(fit, config, cluster)
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
+    steps = one_rank_steps(_measured_as_one_rank(advice.to_measure(found, cluster))) if measure else fitted.one_rank
+    ones = [] if fitted.one_rank_error is None else advice.as_one_rank(found, steps, fitted.one_rank_error, cluster)
     if as_json:
-        print(json.dumps([each.as_json() for each in advice.best_and_others(found)], indent=1))
+        print(json.dumps([each.as_json() for each in [*ones, *advice.best_and_others(found)]], indent=1))
     else:
-        print("\n".join(advice.advice(found, cluster)))
+        print("\n".join(advice.advice(found, cluster, ones)))
 
 
-def _fit(folders: Sequence[Path] | None, hardware: str) -> Any:
-    """The rates fitted to the rows of campaigns."""
+def _measured_as_one_rank(runs: Sequence[Sequence[str]]) -> Any:
+    """The cells of runs of one real rank.
+
+    Raises:
+        ConfigError: a step cannot run here; the message has the row's reason.
+    """
+    from sp_bench import api
     from sp_bench import report as reports
-    from sp_bench.look import show as showing
-    from sp_bench.predict import projection
 
-    campaigns = named_campaigns(folders) if folders else showing.campaigns_of(Path("results"))
+    for words in runs:
+        rows = api.run(*words, f"campaign={MEASURED}")
+        failed = rows[rows["status"] != "ok"]
+        for status, reason in zip(failed["status"], failed["reason"], strict=True):
+            raise ConfigError(f"--measure: {' '.join(words)}: {status}: {reason}")
+    return reports.read([Path("results") / MEASURED])
+
+
+MEASURED = "advised"  # campaign of what `advise --measure` ran
+
+
+def _fitted(folders: Sequence[Path] | None, hardware: str) -> Any:
+    """What the rows of campaigns say, or those that this version was released with.
+
+    Raises:
+        ConfigError: they cannot say how fast `hardware` is.
+    """
+    from sp_bench import report as reports
+    from sp_bench.predict import fitted, projection
+
+    if not folders:
+        found = fitted.load()
+        if hardware not in found.fits:
+            raise ConfigError(
+                f"speeds of hardware={hardware} cannot be predicted: the committed rows have too few of it; "
+                f"{' and '.join(sorted(found.fits))} {'have' if len(found.fits) > 1 else 'has'} them: --hardware "
+                f"{min(found.fits)} --memory GIB says what fits into a GPU with that much memory; or name campaigns"
+            )
+        return found
+    campaigns = named_campaigns(folders)
     try:
         with working() as say, reports.processes(campaigns) as executor:
             say("reading rows")
-            return projection.fit(reports.read(campaigns, executor), hardware)
+            return fitted.of_cells(reports.read(campaigns, executor), "", [hardware])
     except projection.NotProjectable as error:
         raise ConfigError(str(error)) from None
 
 
-def _steps(model: str, hardware: str, kernel: str, fabric: str, seq_len: str) -> Sequence[Any]:
+def _steps(
+    model: str, hardware: str, kernel: str, fabric: str, seq_len: str, config_dirs: Sequence[Path] | None
+) -> Sequence[Any]:
     """One config of a training step for each length, composed as a command line would."""
     from sp_bench.driver import overrides, sweep
 
+    overrides.use_config_dirs(config_dirs or [])
     words = [f"model={model}", f"hardware={hardware}", f"kernel={kernel}", f"fabric={fabric}", f"seq_len={seq_len}"]
     words += ["workload=train_step", "workload.loss_tile_tokens=2048", "method=ulysses", "sp_size=2", "dtype=bfloat16"]
     configs, _ = sweep.configs(overrides.read_arguments(words))

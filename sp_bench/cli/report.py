@@ -52,6 +52,9 @@ def report(
     one_rank: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write one real rank beside all ranks there, likewise")
     ] = None,
+    link: Annotated[
+        Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
+    ] = None,
 ) -> None:
     """Make a page, figures and tables from the rows of campaigns.
 
@@ -84,6 +87,10 @@ def report(
 
         sp-bench report results/* --render . --render docs
 
+    Make a link of your own from rows of workload=collective, for `world=one_rank link=ours`:
+
+        sp-bench report results/ours --link conf/link/ours.yaml
+
     It writes index.html, which needs no other file; figures/*.pdf and png, each with its data as csv; and tables.tex,
     md, csv, json. With --only it writes that figure alone. A later report removes files that it no longer makes. Exit
     codes: 0 written, 2 bad input.
@@ -105,6 +112,9 @@ def report(
         return
     if one_rank is not None:
         _write_one_rank(folders, one_rank)
+        return
+    if link is not None:
+        _write_link(folders, link)
         return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix)
@@ -172,6 +182,16 @@ def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
                 print(f"written: {document}")
     except OSError as error:
         raise ConfigError(f"--render: {shown(error)}") from error
+
+
+def _write_link(folders: Sequence[Path], file: Path) -> None:
+    from sp_bench.report import link_file
+
+    try:
+        file.write_text(link_file.text(folders, file), "utf-8")
+    except OSError as error:
+        raise ConfigError(f"no link in {shown(file)}: {shown(error)}") from error
+    print(f"link: {file}")
 
 
 def archive(

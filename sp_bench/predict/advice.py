@@ -5,23 +5,25 @@ shows with their errors.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tabulate import tabulate
 
 from sp_bench.analysis import words
-from sp_bench.analysis.cells import Cell
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import memory, training
 from sp_bench.costs.attention import head_split_reason
 from sp_bench.formats import GIB, counted, number, whole
+from sp_bench.predict.fitted import OneRankStep
 from sp_bench.predict.projection import (
     SPEED,
+    Basis,
     Fit,
     Links,
     NotProjectable,
+    StepOptions,
     attention_work,
     has_several_lengths,
     in_words,
@@ -56,8 +58,9 @@ class Candidate:
     band: float  # relative error of `ms` to reckon with
     extrapolated: bool  # more ranks than were measured, or over a network
     num_nodes: int
-    rests_on: tuple[Cell, ...]  # the measured training steps with the same options
+    rests_on: tuple[Basis, ...]  # the measured training steps with the same options
     peak_errors: tuple[float, ...]  # relative, of the memory model on those of them whose peak is known
+    one_rank: OneRankStep | None = None  # whose time and peak these are; None: predicted by the fit
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -107,8 +110,9 @@ class Candidate:
             "ulysses_degree": self.degrees[0],
             "ring_degree": self.degrees[1],
             **{short_name(path): value for path, value in zip(SPEED, step_options(config), strict=True)},
+            "evidence": "one_rank" if self.one_rank else "projected",
             "rests_on_cells": len(self.rests_on),
-            "rests_on_campaigns": campaigns(self.rests_on),
+            "rests_on_campaigns": list(self.one_rank.campaigns) if self.one_rank else campaigns(self.rests_on),
             "step_ms": self.ms,
             "relative_error": self.band if math.isfinite(self.band) else None,  # None: not known
             "relative_error_is_of_other_options": not has_several_lengths(self.rests_on),
@@ -248,25 +252,165 @@ def _candidate(fit: Fit, config: TrialConfig, degrees: tuple[int, int], cluster:
     )
 
 
-def advice(found: Sequence[Candidate], cluster: Cluster) -> list[str]:
-    """Five lines: what to use, what it needs, how fast, what comes next, how to measure it."""
-    best, *others = best_and_others(found)
-    second = others[0] if others else None
-    beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
-    ratio = second and best.tokens_per_s_per_gpu / second.tokens_per_s_per_gpu
-    tie = " (a tie, within the error)" if ratio is not None and abs(ratio - 1) < best.band else ""
-    held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
-    beyond = " (extrapolated)" if best.extrapolated else ""
-    return [
-        f"Use {best.named(' GPUs')}{beside}, with {in_words(step_options(best.config))}.",
-        f"Memory: {held}; {_evidence_of_peak(best.peak_errors)}.",
-        f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
-        f"+-{_share(best.band)}{beyond}; it rests on {_evidence(best.rests_on)}. {_error_of(best)}".rstrip(),
-        "No other method fits."
-        if second is None
-        else f"Next: {second.named(' GPUs')}, {ratio:.3f}x the time a token{tie}, {second.peak_bytes / GIB:,.1f} GiB.",
-        f"Measure it: sp-bench run {' '.join(best.overrides)}",
+ALWAYS = ("ulysses", "ring", "all_gather")  # methods that every answer names
+SAME_NETWORK = 0.15  # a link is the one that was asked for if it carries as much within this share
+
+
+def as_one_rank(
+    found: Sequence[Candidate], steps: Sequence[OneRankStep], error: float, cluster: Cluster
+) -> list[Candidate]:
+    """The ways to train one sequence over all GPUs that rows of one real rank have, with their times and peaks: of
+    the options that most methods have. None of fewer than two methods, which would compare nothing.
+
+    error: relative, of such times. Most tokens/s first.
+    """
+    by_options: dict[StepOptions, dict[str, Candidate]] = {}
+    for each in found:
+        for step in steps if _is_over_all(each, cluster) else ():
+            if _is_of(step, each, cluster) and step.peak_gib <= SPARE * cluster.memory_gib:
+                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=error, one_rank=step)
+                here = by_options.setdefault(step.options, {})
+                here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
+    best = max(by_options.values(), key=lambda here: (len(here), -min(one.ms for one in here.values())), default={})
+    return sorted(best.values(), key=lambda one: one.ms) if len(best) > 1 else []
+
+
+def _is_of(step: OneRankStep, each: Candidate, cluster: Cluster) -> bool:
+    config, network = each.config, step.network_gib_per_s
+    near = network is None or abs(network / cluster.network_gib_per_s - 1) <= SAME_NETWORK
+    return near and step == replace(
+        step,
+        model=config.model.name,
+        hardware=config.hardware.name,
+        method=config.method.name,
+        ulysses_degree=each.degrees[0],
+        ring_degree=each.degrees[1],
+        world_size=config.sp_size * config.dp_shard_size,
+        num_nodes=each.num_nodes,
+        seq_len=config.seq_len,
+        options=step_options(config),
+    )
+
+
+MOST_S = 60  # predicted seconds of a step that --measure runs whole; of a longer one it runs 2 and 4 layers
+
+
+def to_measure(found: Sequence[Candidate], cluster: Cluster) -> list[list[str]]:
+    """The overrides that run Ulysses, the ring and the all-gather over all GPUs as one real rank, with the options of
+    the recommended way."""
+    options = step_options(preferred(found).config)
+    over_all = [each for each in found if _is_over_all(each, cluster) and step_options(each.config) == options]
+    runs = []
+    for each in over_all:
+        if each.config.method.name in ALWAYS:
+            layers = ["model.num_layers=2,4"] if each.ms > 1e3 * MOST_S else []
+            once = ["workload.warmup_steps=0", "workload.timed_steps=1", "workload.single_step=true"]
+            few = ["workload.warmup_steps=1", "workload.timed_steps=3"]
+            link = "nvlink" if each.num_nodes == 1 else _link(cluster)
+            one = ["world=one_rank", f"link={link}", "isolation=group", "hardware.allocator=expandable_segments"]
+            runs.append([*each.overrides, *one, *layers, *(once if layers else few)])
+    return runs
+
+
+def _link(cluster: Cluster) -> str:
+    """The file of conf/link for a network between hosts."""
+    return "nodes_400g" if cluster.network_gib_per_s > 33 else "nodes_200g"
+
+
+def advice(found: Sequence[Candidate], cluster: Cluster, ones: Sequence[Candidate] = ()) -> list[str]:
+    """What to use, what it needs, how fast, Ulysses, the ring and the all-gather over all GPUs and side by side, and
+    how to measure it.
+
+    ones: of `as_one_rank`. They say which method, where one sequence over all GPUs is what to use; whether it is says
+    the fit, since times of two kinds are not compared.
+    """
+    best = preferred(found)
+    over_all = [each for each in found if _is_over_all(each, cluster)]
+    if ones and over_all and _ties(best, over_all[0]):
+        best = ones[0]
+    group = (
+        ones
+        if best.one_rank
+        else [each for each in found if _is_over_all(each, cluster) == _is_over_all(best, cluster)]
+    )
+    tied = [
+        each
+        for each in _of_each(group, best).values()
+        if each.config.method != best.config.method and _ties(each, best)
     ]
+    tie = (
+        f" (a tie with {words.listed_words([words.METHODS[each.config.method.name] for each in tied])})" if tied else ""
+    )
+    beside = f", for {best.config.dp_shard_size} sequences side by side" if best.config.dp_shard_size > 1 else ""
+    beyond = " (extrapolated)" if best.extrapolated and not best.one_rank else ""
+    held = f"{best.peak_bytes / GIB:,.1f} of {cluster.memory_gib:,.1f} GiB a GPU"
+    lines = [
+        f"Use {best.named(' GPUs')}{tie}{beside}, with {in_words(step_options(best.config))}.",
+        f"Memory: {held}; {'its peak as one real rank' if best.one_rank else _evidence_of_peak(best.peak_errors)}.",
+        f"Step: {number(best.ms / 1e3)} s, {best.tokens_per_s_per_gpu:,.0f} tokens/s a GPU, "
+        f"+-{_share(best.band)}{beyond}; {_rests_on(best)}",
+    ]
+    if cluster.gpus > 1:
+        lines.append(f"One sequence over {cluster.gpus} GPUs: {_named(ones or over_all, over_all, best)}")
+        side_by_side = [each for each in found if not _is_over_all(each, cluster)]
+        by = ", by the fit" if best.one_rank else ""
+        lines.append(f"Sequences side by side{by}: {_named(side_by_side, [], best)}")
+    return [*lines, f"Measure it: sp-bench run {' '.join(best.overrides)}"]
+
+
+def _is_over_all(each: Candidate, cluster: Cluster) -> bool:
+    return each.config.sp_size == cluster.gpus
+
+
+def _ties(a: Candidate, b: Candidate) -> bool:
+    """Within the error of either; with an unknown one nothing ties."""
+    error = max(band for each in (a, b) if math.isfinite(band := each.band)) if math.isfinite(a.band + b.band) else 0.0
+    return abs(a.tokens_per_s_per_gpu / b.tokens_per_s_per_gpu - 1) <= error
+
+
+def _of_each(ways: Sequence[Candidate], best: Candidate) -> dict[str, Candidate]:
+    """Each method of ALWAYS at its fastest, with the options of `best` where it has them."""
+    found = {}
+    for method in ALWAYS:
+        here = [each for each in ways if each.config.method.name == method]
+        same = [each for each in here if step_options(each.config) == step_options(best.config)]
+        if here:
+            found[method] = max(same or here, key=lambda each: each.tokens_per_s_per_gpu)
+    return found
+
+
+def _named(ways: Sequence[Candidate], others: Sequence[Candidate], best: Candidate) -> str:
+    """Each method of ALWAYS by `ways`; those without any by `others`, which are of the fit."""
+    here, fitted = _of_each(ways, best), _of_each(others, best)
+    told = []
+    for method in ALWAYS:
+        if method in here:
+            told.append(_beside(here[method], best))
+        elif method in fitted:
+            told.append(f"{_beside(fitted[method], best)}, by the fit")
+        else:
+            told.append(f"{words.METHODS[method]} does not fit or cannot split it")
+    return "; ".join(told) + "."
+
+
+def _beside(each: Candidate, best: Candidate) -> str:
+    """Ulysses 5.10 s, 38.9 GiB, a tie."""
+    name = words.METHODS[each.config.method.name] if each.config.dp_shard_size == 1 else each.named()
+    parts = [f"{name}: {number(each.ms / 1e3)} s", f"{each.peak_bytes / GIB:,.1f} GiB"]
+    if step_options(each.config) != step_options(best.config):
+        parts.append(f"with {in_words(step_options(each.config))}")
+    if (each.one_rank is None) == (best.one_rank is None) and each != best:  # times of two kinds are not compared
+        ratio = best.tokens_per_s_per_gpu / each.tokens_per_s_per_gpu
+        parts.append("a tie" if _ties(each, best) else f"{ratio:.2f}x the time a token")
+    return ", ".join(parts)
+
+
+def _rests_on(best: Candidate) -> str:
+    if best.one_rank is None:
+        return f"it rests on {_evidence(best.rests_on)}. {_error_of(best)}".rstrip()
+    step = best.one_rank
+    line = " by the line over {} and {} layers".format(*step.layers) if step.layers else ""
+    return f"one real rank of {step.world_size}{line}, messages as {step.link} ({', '.join(step.campaigns)})."
 
 
 def _error_of(best: Candidate) -> str:
@@ -307,8 +451,8 @@ def evidence(found: Sequence[Candidate]) -> str:
         (
             options,
             len(cells),
-            _range(cells, "seq_len"),
-            _range(cells, "sp_size"),
+            _range(cell.seq_len for cell in cells),
+            _range(cell.sp_size for cell in cells),
             ", ".join(campaigns(cells)),
             _OF[has_several_lengths(cells)],
         )
@@ -320,10 +464,10 @@ def evidence(found: Sequence[Candidate]) -> str:
 _OF = {True: "all options", False: "other options: these have one length"}
 
 
-def _evidence(cells: Sequence[Cell]) -> str:
+def _evidence(cells: Sequence[Basis]) -> str:
     """3 cells with these options, of 16,384 to 32,768 tokens on 1 to 2 GPUs."""
-    ranks = _range(cells, "sp_size")
-    where = f"{_range(cells, 'seq_len')} tokens on {ranks} GPU{'' if ranks == '1' else 's'}"
+    ranks = _range(cell.sp_size for cell in cells)
+    where = f"{_range(cell.seq_len for cell in cells)} tokens on {ranks} GPU{'' if ranks == '1' else 's'}"
     return f"{counted(len(cells), 'cell')} with these options, of {where}"
 
 
@@ -336,20 +480,21 @@ def _evidence_of_peak(errors: Sequence[float]) -> str:
 
 def evidence_of_map(fit: Fit, kernel: str) -> str:
     """Which cells of attention the map rests on."""
-    cells = [cell for cell in fit.attention if cell.asked["kernel"] == kernel]
+    cells = [cell for cell in fit.attention if cell.kernel == kernel]
+    tokens, ranks = _range(cell.seq_len for cell in cells), _range(cell.sp_size for cell in cells)
     return (
         f"Its rates rest on {counted(len(fit.attention), 'cell')} of attention. {len(cells)} have this kernel, of "
-        f"{_range(cells, 'seq_len')} tokens on {_range(cells, 'sp_size')} GPUs, from {', '.join(campaigns(cells))}."
+        f"{tokens} tokens on {ranks} GPUs, from {', '.join(campaigns(cells))}."
     )
 
 
-def _range(cells: Sequence[Cell], column: str) -> str:
-    found = [cell.asked[column] for cell in cells]
-    return " to ".join(dict.fromkeys([whole(min(found)), whole(max(found))]))
+def _range(values: Iterable[int]) -> str:
+    found = sorted(values)
+    return " to ".join(dict.fromkeys([whole(found[0]), whole(found[-1])]))
 
 
-def campaigns(cells: Sequence[Cell]) -> list[str]:
-    return sorted({str(row["folder"]) for cell in cells for row in cell.rows})
+def campaigns(cells: Sequence[Basis]) -> list[str]:
+    return sorted({name for cell in cells for name in cell.campaigns})
 
 
 def _given(value: Any) -> str:

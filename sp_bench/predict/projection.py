@@ -21,11 +21,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import nnls
 
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
@@ -127,9 +127,18 @@ class Known:
     work: Work
     ms: float
 
-    @property
+    @cached_property
     def config(self) -> TrialConfig:
         return parse(TrialConfig, json.loads(self.cell.measured[-1]["config"]))
+
+
+class Basis(NamedTuple):
+    """What answers say of a measured cell that they rest on."""
+
+    kernel: str
+    seq_len: int
+    sp_size: int
+    campaigns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -193,14 +202,20 @@ class Fit:
     inside: Mapping[str, float]  # its bytes/s by primitive
     memory_gib: float | None  # of a device; None: not known
     ranks: int  # the largest number that was measured
-    attention: tuple[Cell, ...]  # what was fitted to
-    steps: Mapping[StepOptions, tuple[Cell, ...]]  # the training steps that were fitted to, by their options
+    attention: tuple[Basis, ...]  # what was fitted to
+    steps: Mapping[StepOptions, tuple[Basis, ...]]  # the training steps that were fitted to, by their options
     peak_errors: Mapping[StepOptions, tuple[float, ...]]  # relative errors of the memory model on those, where known
     errors: tuple[Error, ...]
 
     @property
     def kernels(self) -> list[str]:
         return sorted(name.removeprefix("flops ") for name in self.rates.attention if name.startswith("flops "))
+
+    @property
+    def fastest_kernel(self) -> str:
+        """Of those that training steps were measured with, by its rate in attention; of any without such steps."""
+        trained = {str(options[0]) for options in self.steps}
+        return min(trained or self.kernels, key=lambda name: self.rates.attention[f"flops {name}"])
 
     @property
     def methods(self) -> list[str]:
@@ -322,10 +337,15 @@ def fit(cells: Sequence[Cell], hardware: str) -> Fit:
     inside = speeds[fastest, ranks]
     memory_gib = next((gib for known in attention if (gib := capacity_gib(known.cell)) is not None), None)
     rates = _rates(attention, steps)
-    rests_on = {options: tuple(k.cell for k in found) for options, found in _by_options(steps).items()}
+    rests_on = {options: tuple(_basis(k.cell) for k in found) for options, found in _by_options(steps).items()}
     peaks = {options: _peak_errors(found) for options, found in _by_options(steps).items()}
-    cells_of_attention = tuple(known.cell for known in attention)
-    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, cells_of_attention, rests_on, peaks, errors)
+    of_attention = tuple(_basis(known.cell) for known in attention)
+    return Fit(rates, hardware, fastest, inside, memory_gib, ranks, of_attention, rests_on, peaks, errors)
+
+
+def _basis(cell: Cell) -> Basis:
+    campaigns = tuple(sorted({str(row["folder"]) for row in cell.rows}))
+    return Basis(cell.asked["kernel"], cell.asked["seq_len"], cell.asked["sp_size"], campaigns)
 
 
 def _several_ranks(attention: Sequence[Known]) -> bool:
@@ -400,16 +420,16 @@ def _predicted_from_one(attention: Sequence[Known], steps: Sequence[Known]) -> l
     found = []
     for options, own in _by_options(steps).items():
         shortest = min(own, key=lambda k: (k.cell.asked["seq_len"], k.cell.asked["sp_size"]))
-        if len(own) == len(steps) or not has_several_lengths([k.cell for k in own]):
+        if len(own) == len(steps) or not has_several_lengths([_basis(k.cell) for k in own]):
             continue
         rates = _rates(attention, [k for k in steps if k is shortest or step_options(k.config) != options])
         found += [(k, step_ms(k.config, k.work, rates)) for k in own if k is not shortest]
     return found
 
 
-def has_several_lengths(steps: Sequence[Cell]) -> bool:
+def has_several_lengths(steps: Sequence[Basis]) -> bool:
     """Whether rows of these options show how their time grows with the length."""
-    return len({cell.asked["seq_len"] for cell in steps}) > 1
+    return len({cell.seq_len for cell in steps}) > 1
 
 
 def _by_options(steps: Sequence[Known]) -> dict[StepOptions, list[Known]]:
@@ -454,6 +474,8 @@ def _least_squares(
     names: Sequence[str], rows: Sequence[Sequence[float]], left: Sequence[float], scale: Sequence[float]
 ) -> dict[str, float]:
     """The rates, none negative, with the smallest squares of errors relative to `scale`."""
+    from scipy.optimize import nnls  # takes longer to import than an answer from fitted rates takes
+
     matrix, wanted = np.array(rows) / np.array(scale)[:, None], np.array(left) / np.array(scale)
     size = np.maximum(matrix.max(axis=0), 1e-300)  # columns differ by ten orders of magnitude
     found, _ = nnls(matrix / size, wanted)

