@@ -122,6 +122,7 @@ def _run(config: TrialConfig, replicate: int, folder: Path, rank: int) -> dict[s
     _enter_phase(folder, rank, "handover")
     if rank == 0 and (proof or measurement.proof):
         handover.write_proof(folder, machine, measurement.proof)
+    measurement.proof = None  # it has all ranks' gradients, and is not sent round
     gathered = record.of_all_ranks(measurement)
     captured = record.environment(device)
     is_mean = methods.traffic_is_mean(config.method.name)

@@ -55,7 +55,7 @@ class FirstGradient:
             yield ticking
         finally:
             hook.remove()
-        self.sketches = [sketch.tolist() for sketch in pending]
+        self.sketches = [[float(f"{number:.6g}") for number in sketch.tolist()] for sketch in pending]
 
     def compared(self, config: TrialConfig, want: Sequence[Sketch]) -> Finding:
         """The worst difference of any rank from `want`, of the same rank of the other trial; the same on every rank."""

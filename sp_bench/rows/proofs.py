@@ -16,7 +16,7 @@ from typing import Any
 from sp_bench.rows import packed
 
 FOLDER = "_proofs"  # in the campaign's folder; readers of rows pass over names that begin so
-MAX_BYTES = 2**20  # a record has 50 kB
+MAX_BYTES = 2**24  # a record of a training step has about 30 kB a rank
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}-[0-9a-f]{8}\.json")
 
 
