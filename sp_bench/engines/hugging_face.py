@@ -83,7 +83,7 @@ def model_config(model: ModelConfig, seq_len: int) -> Any:
         num_attention_heads=model.num_heads,
         num_key_value_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        max_position_embeddings=seq_len,
+        max_position_embeddings=max(seq_len, int((model.rope_factor or 1) * (model.rope_original_seq_len or 1))),
         rms_norm_eps=model.norm_eps,
         rope_parameters=_rope_parameters(model),
         tie_word_embeddings=model.tie_embeddings,

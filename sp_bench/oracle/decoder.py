@@ -104,7 +104,7 @@ def _turned(x: Tensor, model: ModelConfig) -> Tensor:
 
 
 def turn_per_token(model: ModelConfig, pair: int) -> float:
-    """The angle by which a token turns a pair of elements, as Llama 3.1's code and YaRN's paper (2309.00071) write it."""
+    """The angle by which a token turns a pair of elements, as Llama 3.1's code and YaRN (arXiv 2309.00071) have it."""
     theta, half, length, factor = model.rope_theta, model.head_dim // 2, model.rope_original_seq_len, model.rope_factor
     turn = theta ** (-pair / half)
     if length is None or factor is None:
