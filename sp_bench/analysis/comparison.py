@@ -4,12 +4,13 @@ Two cells are the same if their configs are equal, apart from options at their d
 as they do between versions. Ratios are B over A of step times: above 1, B is slower.
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice, product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,7 @@ SLOWER, FASTER, INDISTINCT, NO_INTERVAL = "slower", "faster", "not told apart", 
 KINDS = REGRESSION, BETTER, CHANGED = "regression", "better", "changed"  # of a cell's statuses
 TIMED_STEPS = "workload.timed_steps"
 MAX_OPTIONS = 5  # options named when no cell is in common
+MAX_NEAREST = 500  # cells of each side among which the nearest two are looked for then
 _BOUND = re.compile(r"median:(\d+(?:\.\d+)?)%")
 _FACTS = ("cpu", "driver", "cuda", "cudnn", "nccl", "process_group")  # of the environment, beside packages and devices
 
@@ -361,18 +363,32 @@ def _values(values: list[str] | None) -> str:
 
 
 def _nothing_in_common(a: Side, b: Side) -> str:
-    """An error text: what each side has, and the options that have no common value."""
-    what = [f"{side.folder} has {_contents(side)}" for side in (a, b)]
-    before, after = _option_values(a), _option_values(b)
-    apart = [
-        f"{option}={_few(sorted(before[option]), '|')} against {_few(sorted(after[option]), '|')}"
-        for option in sorted(before.keys() & after.keys())
-        if not before[option] & after[option]
-    ]
-    why = f"; no value in common of {', '.join(apart[:MAX_OPTIONS])}" if apart else ""
+    """An error text: in what the two most alike cells differ, what pairs them, and what each side has."""
+    what = "; ".join(f"{side.folder} has {_contents(side)}" for side in (a, b))
+    before, after = _nearest(a, b)
+    if not (apart := sorted({option for option, _ in before ^ after})):
+        return f"no cell is in both: equal configs have other evidence, or several cells. {what}"
+    values = [tuple(dict(each).get(option, "default") for each in (before, after)) for option in apart]
+    pairs = [f"{option}={old} against {new}" for option, (old, new) in zip(apart, values, strict=True)]
     more = f" and {counted(len(apart) - MAX_OPTIONS, 'option')} more" if len(apart) > MAX_OPTIONS else ""
-    way_out = "; --ignore OPTION pairs cells that differ in an option" if apart else ""
-    return f"no cell is in both, that is, none has the same whole config: {'; '.join(what)}{why}{more}{way_out}"
+    ignored = " ".join(f"--ignore {option}" for option in apart)
+    way_out = (
+        f" {ignored} pairs them." if len(apart) <= MAX_OPTIONS else " --ignore OPTION pairs cells that differ in it."
+    )
+    return f"no cell is in both: the nearest two differ in {', '.join(pairs[:MAX_OPTIONS])}{more}.{way_out} {what}"
+
+
+def _nearest(a: Side, b: Side) -> tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]]]:
+    """The options of the two cells, one of each side, that differ in the fewest of them; of the first MAX_NEAREST
+    cells of each side, since all pairs are looked at."""
+    before, after = ([_asked_options(cell) for cell in islice(side.cells.values(), MAX_NEAREST)] for side in (a, b))
+    return min(product(before, after), key=lambda pair: len({option for option, _ in pair[0] ^ pair[1]}))
+
+
+def _asked_options(cell: Cell) -> frozenset[tuple[str, str]]:
+    """(option, value) of each that is not at its default."""
+    asked = as_asked(cell.asked["config"])
+    return frozenset((option, str(value)) for option, value in (json.loads(asked) if asked else {}).items())
 
 
 def _contents(side: Side) -> str:
@@ -387,11 +403,3 @@ def _contents(side: Side) -> str:
 def _few(words: Sequence[str], between: str) -> str:
     more = f" and {len(words) - MAX_OPTIONS:,} more" if len(words) > MAX_OPTIONS else ""
     return between.join(words[:MAX_OPTIONS]) + more
-
-
-def _option_values(side: Side) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for cell in side.cells.values():
-        for option, value in {**cell.options, **config_leaves(cell.asked["config"])}.items():
-            found.setdefault(option, set()).add(str(value))
-    return found

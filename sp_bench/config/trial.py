@@ -304,6 +304,7 @@ class ModelConfig:
                 "qwen3_4b": "Qwen3-4B",
                 "qwen3_8b": "Qwen3-8B",
                 "llama3_8b": "Llama-3-8B",
+                "llama3_1_8b": "Llama-3.1-8B",
                 "qwen2_5_7b": "Qwen2.5-7B",
                 "tiny": "a tiny model",
             },
@@ -321,6 +322,20 @@ class ModelConfig:
     qk_norm: Annotated[bool, Declared("RMSNorm on each head of q and k (Qwen3)", column=None)]
     qkv_bias: Annotated[bool, Declared("bias on the q, k and v projections (Qwen2.5)", column=None)]
     tie_embeddings: Annotated[bool, Declared("the head is the embedding", column=None)]
+    rope_scaling: Annotated[
+        Literal["llama3", "yarn"] | None,
+        Declared(
+            "training: how the rotary embedding is stretched beyond its length: llama3, as Llama 3.1 | yarn; null: not",
+            of=TRAINING,
+            words={"llama3": "Llama 3's RoPE", "yarn": "YaRN"},
+        ),
+    ] = None
+    rope_factor: Annotated[
+        float | None, Declared("rope_scaling: how many times longer than the original", of=TRAINING, words="x{}")
+    ] = None
+    rope_original_seq_len: Annotated[
+        int | None, Declared("rope_scaling: length that the embedding was trained with", unit="tokens", of=TRAINING)
+    ] = None
 
     def __post_init__(self) -> None:
         require_positive(
@@ -332,7 +347,9 @@ class ModelConfig:
             "num_kv_heads",
             "head_dim",
             "vocab_size",
+            "rope_original_seq_len",
         )
+        self._require_whole_scaling()
         require_at_most(self, MAX_COUNT, "num_heads", "num_kv_heads")
         if self.num_heads % self.num_kv_heads:
             valid = [n for n in range(1, self.num_heads + 1) if self.num_heads % n == 0]
@@ -342,6 +359,15 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ConfigError(f"model.head_dim={self.head_dim} must be even: RoPE rotates pairs")
+
+    def _require_whole_scaling(self) -> None:
+        of_scaling = ("rope_scaling", "rope_factor", "rope_original_seq_len")
+        given = [name for name in of_scaling if getattr(self, name) is not None]
+        if given and len(given) < len(of_scaling):
+            missing = ", ".join(f"model.{name}" for name in of_scaling if name not in given)
+            raise ConfigError(f"model.{given[0]}={getattr(self, given[0])} needs {missing} too, as in llama3_1_8b")
+        if self.rope_factor is not None and self.rope_factor < 1:
+            raise ConfigError(f"model.rope_factor={self.rope_factor} must be 1 or more: it stretches the embedding")
 
 
 PASS_KINDS: Mapping[str, tuple[str, ...]] = {

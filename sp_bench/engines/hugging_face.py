@@ -33,7 +33,7 @@ from sp_bench.engines.libraries import ATTENTION
 from sp_bench.kernels import REFERENCE
 from sp_bench.measure import ledger
 from sp_bench.measure.incorrect import Incorrect
-from sp_bench.training import model, train
+from sp_bench.training import model, rotary, train
 from sp_bench.training.cross_entropy import IGNORED
 from sp_bench.training.text import labels_of, tokens_of
 from sp_bench.training.train import StepResult
@@ -83,12 +83,27 @@ def model_config(model: ModelConfig, seq_len: int) -> Any:
         num_attention_heads=model.num_heads,
         num_key_value_heads=model.num_kv_heads,
         head_dim=model.head_dim,
-        max_position_embeddings=seq_len,
+        max_position_embeddings=max(seq_len, int((model.rope_factor or 1) * (model.rope_original_seq_len or 1))),
         rms_norm_eps=model.norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": model.rope_theta},
+        rope_parameters=_rope_parameters(model),
         tie_word_embeddings=model.tie_embeddings,
         use_cache=False,
     )
+
+
+def _rope_parameters(model: ModelConfig) -> dict[str, Any]:
+    """What transformers calls the options of the rotary embedding."""
+    if model.rope_scaling is None:
+        return {"rope_type": "default", "rope_theta": model.rope_theta}
+    of_llama3 = {"low_freq_factor": rotary.LLAMA3_FEWEST, "high_freq_factor": rotary.LLAMA3_MOST}
+    of_yarn = {"beta_slow": rotary.YARN_FEWEST, "beta_fast": rotary.YARN_MOST}
+    return {
+        "rope_type": model.rope_scaling,
+        "rope_theta": model.rope_theta,
+        "factor": model.rope_factor,
+        "original_max_position_embeddings": model.rope_original_seq_len,
+        **(of_llama3 if model.rope_scaling == "llama3" else of_yarn),
+    }
 
 
 def build(config: TrialConfig, seq_len: int) -> Any:

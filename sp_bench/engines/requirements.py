@@ -316,6 +316,8 @@ def _hf_fsdp2_reason(config: TrialConfig) -> Prose | None:
 
 def _megatron_reason(config: TrialConfig) -> Prose | None:
     method, kernel = config.method, config.kernel.name
+    if (scaling := config.model.rope_scaling) is not None:
+        return f"model.rope_scaling={scaling}: engine megatron rotates without scaling here; use engine=fsdp2"
     if config.hardware.device == "cpu":
         return (
             "hardware.device=cpu: Megatron-Core's data parallelism and its optimizer take tensors on CUDA only; use "

@@ -6,6 +6,7 @@ Weights are tensors by the names that our decoder gives them. Norms, rotations, 
 fp32 (fp64 for fp64 weights), and rounded to the weights' dtype.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -66,7 +67,7 @@ def layer(model: ModelConfig, weights: Weights, x: Tensor) -> Tensor:
     )
     if model.qk_norm:
         q, k = (_rms_norm(y, weights[f"attention.{n}_norm.weight"], model.norm_eps) for n, y in (("q", q), ("k", k)))
-    attended = _attention(_turned(q, model.rope_theta), _turned(k, model.rope_theta), v)
+    attended = _attention(_turned(q, model), _turned(k, model), v)
     x = x + linear(attended.flatten(1), weights["attention.out.weight"])
     normed = _rms_norm(x, weights["feed_forward_norm.weight"], model.norm_eps)
     gate, up = (linear(normed, weights[f"feed_forward.{name}.weight"]) for name in ("gate", "up"))
@@ -91,14 +92,40 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight).to(x)
 
 
-def _turned(x: Tensor, theta: float) -> Tensor:
-    """RoPE of x [n,H,D]: elements i and i + D/2 are a complex number, which is turned by position * theta^(-2i/D)."""
-    half = x.shape[-1] // 2
-    places, powers = (torch.arange(n, dtype=torch.float64, device=x.device) for n in (len(x), half))
-    angles = torch.outer(places, theta ** (-powers / half))[:, None]  # [n,1,D/2]
-    turns = torch.polar(torch.ones_like(angles), angles)
-    turned = torch.complex(*_wide(x).split(half, dim=-1)) * turns.to(torch.promote_types(_wide(x).dtype, torch.cfloat))
+def _turned(x: Tensor, model: ModelConfig) -> Tensor:
+    """RoPE of x [n,H,D]: elements i and i + D/2 are a complex number, which is turned by its pair's angle a token."""
+    pairs = [turn_per_token(model, pair) for pair in range(model.head_dim // 2)]
+    places, speeds = (torch.tensor(each, dtype=torch.float64, device=x.device) for each in (range(len(x)), pairs))
+    angles = torch.outer(places, speeds)[:, None]  # [n,1,D/2]
+    turns = torch.polar(torch.full_like(angles, _length(model)), angles)
+    halves = _wide(x).split(model.head_dim // 2, dim=-1)
+    turned = torch.complex(*halves) * turns.to(torch.promote_types(_wide(x).dtype, torch.cfloat))
     return torch.cat((turned.real, turned.imag), dim=-1).to(x)
+
+
+def turn_per_token(model: ModelConfig, pair: int) -> float:
+    """The angle by which a token turns a pair of elements, as Llama 3.1's code and YaRN (arXiv 2309.00071) have it."""
+    theta, half, length, factor = model.rope_theta, model.head_dim // 2, model.rope_original_seq_len, model.rope_factor
+    turn = theta ** (-pair / half)
+    if length is None or factor is None:
+        return turn
+    if model.rope_scaling == "llama3":
+        wavelength = 2 * math.pi / turn
+        if wavelength < length / 4:
+            return turn
+        if wavelength > length:
+            return turn / factor
+        smooth = (length / wavelength - 1) / (4 - 1)
+        return (1 - smooth) * turn / factor + smooth * turn
+    low, high = (half * math.log(length / (2 * math.pi * beta)) / math.log(theta) for beta in (32, 1))
+    low, high = max(math.floor(low), 0), min(math.ceil(high), 2 * half - 1)
+    ramp = min(max((pair - low) / max(high - low, 0.001), 0), 1)
+    return ramp * turn / factor + (1 - ramp) * turn
+
+
+def _length(model: ModelConfig) -> float:
+    """By which YaRN lengthens q and k."""
+    return 1 + math.log(model.rope_factor) / 10 if model.rope_scaling == "yarn" and model.rope_factor else 1.0
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -19,18 +19,11 @@ from sp_bench.config.trial import ModelConfig
 from sp_bench.measure import ledger
 from sp_bench.training.model_code import EAGER, ModelCode, Rotation
 from sp_bench.training.offload import Offload
+from sp_bench.training.rotary import rotation
 from sp_bench.training.tiled_mlp import Mlp, in_tiles
 
 AttentionCall = Callable[..., Tensor]  # an `Attend`: q [B,s,Hq,D], k and v [B,s,Hkv,D] -> [B,s,Hq,D]
 Loss = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # last hidden states [B,s,h], output matrix [V,h] -> losses
-
-
-def rotation(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
-    """RoPE's cos and sin at global `positions` [s], in `dtype`. Source: arXiv 2104.09864."""
-    # Angles are computed in fp64: at position 1e6 an fp32 angle is wrong by up to 0.06 rad.
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float64, device=positions.device) / head_dim
-    angles = positions.double()[:, None, None] * theta**-exponent
-    return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
 class SelfAttention(nn.Module):
@@ -197,7 +190,7 @@ class Decoder(nn.Module):
         """
         x = self.embedding(tokens)
         wide = torch.promote_types(x.dtype, torch.float32)
-        rope = rotation(positions, self.config.head_dim, self.config.rope_theta, wide)
+        rope = rotation(positions, self.config, wide)
         for index, block in enumerate(self.blocks):
             with self.offload.layer(index, block, *rope) if self.offload else nullcontext():
                 x = block(x, rope)

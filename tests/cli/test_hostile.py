@@ -37,6 +37,7 @@ WORDS = [
     (f"seq_len={LONG}", "must be a whole number"),
     ("seq_len=99999999999999999999", "does not fit into 64 bits"),
     ("model.rope_theta=nan", "model.rope_theta=nan must be a finite number"),
+    ("model.rope_scaling=yarn", "needs model.rope_factor, model.rope_original_seq_len too, as in llama3_1_8b"),
     ("model.norm_eps=inf", "model.norm_eps=inf must be a finite number"),
     ("deadlines.init=inf", "deadlines.init=inf must be a finite number"),
     ("model.num_heads=1000000000001", "model.num_heads=1000000000001 is more than 65536"),

@@ -59,6 +59,17 @@ def test_every_trial_of_a_sweep_leaves_one_row_that_pandas_reads(finished):
     assert pd.isna(ulysses["median_step_ms"])
 
 
+def test_a_step_with_yarn_is_right_and_its_row_says_so(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    yarn = ("model.rope_scaling=yarn", "model.rope_factor=4", "model.rope_original_seq_len=48")
+    words = ("workload=train_step", "method=ring", "sp_size=2", "seq_len=256", *yarn, *SMALL)
+    code, _, err = console(capfd, "run", *words, "--no-report")
+    assert code == 0, err
+    row = pd.read_parquet(tmp_path / "results" / "default").iloc[0]
+    assert (row["status"], row["rope_scaling"], row["rope_factor"]) == ("ok", "yarn", 4)
+    assert row["rope_original_seq_len"] == 48
+
+
 def test_a_run_leaves_nothing_beside_its_results(finished):
     folder, _, _ = finished
     assert [path.name for path in folder.iterdir()] == ["results"]

@@ -29,7 +29,15 @@ from sp_bench.workloads import parity, train_step
 
 RECOMPUTED = replace(TRAIN, activation_checkpointing="full")
 TWO, THREE = (replace(TRAIN, micro_batches=n) for n in (2, 3))
-LLAMA = replace(TINY, name="llama", qk_norm=False, tie_embeddings=True)
+LLAMA = replace(
+    TINY,
+    name="llama",
+    qk_norm=False,
+    tie_embeddings=True,
+    rope_scaling="llama3",
+    rope_factor=4.0,
+    rope_original_seq_len=16,
+)
 QWEN2 = replace(TINY, name="qwen2", qk_norm=False, qkv_bias=True)
 HF = "deepspeed_ulysses_hf"
 ZIGZAG = MethodConfig("ring", "zigzag", dkv_dtype="float32")

@@ -17,18 +17,28 @@ from ranks import here, local_rank, run, worlds
 from test_engines import tensors_left
 from trials import PARITY, TINY, TRAIN, assembled, job, trial
 
-from sp_bench.config.trial import EngineConfig, FabricConfig, HardwareConfig, KernelConfig, MethodConfig, TrialConfig
+from sp_bench.config.trial import (
+    EngineConfig,
+    FabricConfig,
+    HardwareConfig,
+    KernelConfig,
+    MethodConfig,
+    ModelConfig,
+    TrialConfig,
+)
 from sp_bench.costs import training as training_costs
 from sp_bench.engines import hf_fsdp2, hugging_face
 from sp_bench.hardware import package_versions
-from sp_bench.training import train
+from sp_bench.training import rotary, train
 from sp_bench.workloads import parity, train_step
 
 ENGINE, FLASH = EngineConfig("hf_fsdp2"), KernelConfig("sdpa_flash")
 GATHER, ROTATE = (MethodConfig("torch_context_parallel", "zigzag", way) for way in ("allgather", "alltoall"))
 SINGLE, RING = MethodConfig("single"), MethodConfig("ring", "zigzag", dkv_dtype="float32")
 RECOMPUTED, THREE = replace(TRAIN, activation_checkpointing="full"), replace(TRAIN, micro_batches=3)
-LLAMA = replace(TINY, name="llama", qk_norm=False, tie_embeddings=True)
+STRETCHED = {"rope_factor": 4.0, "rope_original_seq_len": 16}
+LLAMA = replace(TINY, name="llama", qk_norm=False, tie_embeddings=True, rope_scaling="llama3", **STRETCHED)
+YARN = replace(TINY, rope_scaling="yarn", **STRETCHED)
 
 pytestmark = pytest.mark.skipif(
     bool(missing := [name for name in ("transformers", "accelerate") if name not in package_versions()]),
@@ -58,7 +68,7 @@ def cases(world_size: int) -> list[TrialConfig]:
     make = {"engine": ENGINE, "kernel": FLASH}
     if world_size == 2:
         return [
-            trial(GATHER, 2, workload=RECOMPUTED, **make),
+            trial(GATHER, 2, workload=RECOMPUTED, model=YARN, **make),
             trial(ROTATE, 2, seq_len=45, model=LLAMA, batch_size=2, workload=THREE, **make),
             trial(SINGLE, 1, dp_shard_size=2, seq_len=45, model=LLAMA, **make),
             trial(GATHER, 2, dtype="bfloat16", **make),
@@ -68,6 +78,16 @@ def cases(world_size: int) -> list[TrialConfig]:
         trial(ROTATE, 4, workload=RECOMPUTED, **make),
         trial(SINGLE, 1, dp_replicate_size=2, dp_shard_size=2, **make),
     ]
+
+
+@pytest.mark.parametrize("model", [LLAMA, YARN, replace(LLAMA, head_dim=128, rope_original_seq_len=8192)])
+def test_transformers_scales_the_rotary_embedding_as_ours(model: ModelConfig) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding  # pyright: ignore[reportMissingImports]
+
+    positions = torch.arange(50)
+    theirs = LlamaRotaryEmbedding(hugging_face.model_config(model, 50))(torch.zeros(1), positions[None])
+    for their, our in zip(theirs, rotary.rotation(positions, model, torch.float32), strict=True):
+        torch.testing.assert_close(their[0, :, : model.head_dim // 2], our[:, 0], rtol=0, atol=1e-5)
 
 
 def placed(config: TrialConfig) -> TrialConfig:

@@ -1,5 +1,6 @@
 """The decoder: it depends on global positions and never on local order; its parameters and its recomputation."""
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -15,9 +16,11 @@ from torch.utils._pytree import tree_leaves
 from sp_bench import hardware, kernels
 from sp_bench.attention.autograd import differentiable
 from sp_bench.config.trial import ModelConfig
-from sp_bench.training.model import Decoder, Keeping, initialise, rotation
+from sp_bench.oracle.decoder import turn_per_token
+from sp_bench.training.model import Decoder, Keeping, initialise
 from sp_bench.training.model_code import rotate
 from sp_bench.training.offload import ALIGNMENT, Offload, host_memory
+from sp_bench.training.rotary import frequencies, rotation
 
 TINY = ModelConfig("tiny", 2, 32, 48, 4, 2, 8, 256, 10000.0, 1e-6, True, False, False)
 VARIANTS = {
@@ -25,6 +28,8 @@ VARIANTS = {
     "llama": replace(TINY, qk_norm=False),
     "qwen2.5": replace(TINY, qk_norm=False, qkv_bias=True),
     "tied": replace(TINY, tie_embeddings=True),
+    "llama3.1": replace(TINY, qk_norm=False, rope_scaling="llama3", rope_factor=4.0, rope_original_seq_len=16),
+    "yarn": replace(TINY, rope_scaling="yarn", rope_factor=4.0, rope_original_seq_len=16),
 }
 SELECTIVE = ["selective", "selective_output", "selective_mlp"]
 CHECKPOINTING = ["full", *SELECTIVE]
@@ -65,11 +70,35 @@ def test_rotated_scores_depend_on_the_distance_of_positions_alone(offset: int, d
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 
     def score(query_position: int, key_position: int) -> float:
-        ropes = (rotation(torch.tensor([p]), 8, 10000.0, torch.float64) for p in (query_position, key_position))
+        ropes = (rotation(torch.tensor([p]), TINY, torch.float64) for p in (query_position, key_position))
         q_turned, k_turned = (rotate(x, rope) for x, rope in zip((q, k), ropes, strict=True))
         return float((q_turned * k_turned).sum())
 
     assert score(offset + distance, offset) == pytest.approx(score(distance, 0), abs=1e-8)
+
+
+LLAMA3 = replace(
+    TINY, head_dim=128, rope_theta=500000.0, rope_scaling="llama3", rope_factor=8.0, rope_original_seq_len=8192
+)
+YARN = replace(LLAMA3, rope_theta=1e6, rope_scaling="yarn", rope_factor=4.0, rope_original_seq_len=32768)
+
+
+@pytest.mark.parametrize("model", [LLAMA3, YARN], ids=["llama3", "yarn"])
+def test_a_scaled_rotation_is_that_of_the_reference(model: ModelConfig) -> None:
+    found = frequencies(model, torch.device("cpu")).tolist()
+    assert found == pytest.approx([turn_per_token(model, pair) for pair in range(64)], rel=1e-12)
+    without = replace(model, rope_scaling=None, rope_factor=None, rope_original_seq_len=None)
+    unscaled = frequencies(without, torch.device("cpu")).tolist()
+    assert found[0] == unscaled[0]
+    assert found[-1] == pytest.approx(unscaled[-1] / (model.rope_factor or 1))
+
+
+def test_yarn_lengthens_q_and_k_and_llama3_does_not() -> None:
+    lengths = {}
+    for model in (LLAMA3, YARN):
+        cos, sin = rotation(torch.arange(5), model, torch.float64)
+        (lengths[model.rope_scaling],) = set((cos**2 + sin**2).sqrt().flatten().round(decimals=12).tolist())
+    assert lengths == {"llama3": 1, "yarn": pytest.approx(0.1 * math.log(4) + 1)}
 
 
 @settings(max_examples=20)

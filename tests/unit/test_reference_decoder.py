@@ -59,7 +59,7 @@ def test_it_has_the_losses_and_gradients_of_transformers(name):
             named[hugging_face.their_name(parameter)].copy_(value)
     losses = cross_entropy.of_tokens(theirs(TOKENS[None, :-1]).logits, LABELS[None])[0]
     losses.sum().backward()
-    assert torch.allclose(losses, expected, rtol=1e-6, atol=0)  # its RoPE and its norms are computed in fp32
+    assert torch.allclose(losses, expected, rtol=3e-6, atol=0)  # its RoPE and its norms are computed in fp32
     for parameter, gradient in gradients.items():
         got = named[hugging_face.their_name(parameter)].grad
         assert got is not None
