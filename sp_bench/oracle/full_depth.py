@@ -10,6 +10,8 @@ still, and the weights w move by a small change D against the gradient g. The lo
 
 This holds but for the third order of D, and it needs no reference: a gradient that is wrong in any layer says another
 fall than the forward shows. D moves every element by the same size, so each adds to the fall what its gradient says.
+
+What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
 """
 
 import math
