@@ -11,6 +11,8 @@ For each KV head, over all tokens, and over the query heads that read it:
 A difference is divided by the root sum of squares of the terms of both sides. The tokens' rounding errors are
 independent, so the quotient of a right result hardly grows with the length.
 
+What it finds belongs to this execution: every trial checks it again.
+
 B batch, c tokens of a chunk, Hq and Hkv heads, g = Hq/Hkv, D head size.
 """
 

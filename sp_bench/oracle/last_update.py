@@ -3,6 +3,8 @@ in the only one: it must still be the formula's, with the trial's learning rate,
 
 A sample of parameters and moments is read before and after that step, outside the timed window. Inside it, one of the
 gradient is copied as the optimizer gets it.
+
+What it finds belongs to this execution: every trial checks it again.
 """
 
 import math

@@ -4,6 +4,8 @@ Errors are relative L2 against the `math` kernel in a wider dtype, on one device
 2 x (error of the `math` kernel in the trial's dtype + eps of that dtype). The trial's own kernel on one device must
 meet the budget as well. It does not define the budget, because a kernel that returns zeros would then pass.
 
+What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
+
 B batch, S tokens, P ranks, H heads, D head size.
 """
 

@@ -7,6 +7,8 @@ output of the rows; dq of all tokens, which is zero elsewhere; and dk and dv of 
 in the sample, sees them all. Each KV head must meet the budget by itself, and nearly so each row of the output and dq.
 Last, all rows of another step must meet the identities of attention's results.
 
+What it finds belongs to this execution: every trial checks it again.
+
 B batch, n sampled rows, s local tokens, Hq and Hkv heads, g = Hq/Hkv, D head size.
 """
 

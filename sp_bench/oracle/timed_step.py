@@ -14,6 +14,9 @@ In half precision the reduced length is run in fp32 too: rounding is what the tw
 
 In timed steps the loss is finite, the gradient is not zero, and the optimizer changes the weights of every rank.
 
+The runs of the text cut short (`run_shorter`) belong to the code, the options and the machine: one trial's hold for
+others of the same. What is compared with them, and all that is said of timed steps, belongs to this execution.
+
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence; P ranks
 share a sequence.
 """

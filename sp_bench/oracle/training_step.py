@@ -16,6 +16,8 @@ part. So the proof makes no second copy of a model.
 Of the text some labels are taken away, so that micro-batches, ranks and sequences have different numbers of them: an
 engine that takes a mean of means is off.
 
+What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
+
 m micro-batches a step; D data-parallel ranks, each with B sequences of a micro-batch; S tokens of a sequence.
 """
 

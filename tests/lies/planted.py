@@ -504,6 +504,13 @@ LIES += [
             ),
             ("late_gradients_halved", "the gradients of the layers from the third on are halved", FALLS, True),
             (
+                "late_gradients_halved",
+                "the same in processes that trials share",
+                FALLS,
+                False,
+                "isolation=group",
+            ),
+            (
                 "late_gradients_zero",
                 "the gradients of the layers from the third on are zero",
                 r"the gradient of blocks\.4\.\S+ in step \d is 0: nothing trains it",

@@ -1,0 +1,24 @@
+"""How far the weights move in the check of the loss's fall, and what is kept of it."""
+
+import pytest
+import torch
+
+from sp_bench.oracle.full_depth import FALL, FullDepth
+from sp_bench.training.train import Part
+
+
+@pytest.mark.parametrize("size", [3e-3, 1.0, 1e3, 3.7e5, 1e6])  # Qwen3-4B has about 3e5
+def test_the_kept_move_is_that_of_the_weights(make_config, size):
+    """Weights of several binades, as a model's: were all of one binade off alike, the fall would be off as well."""
+    generator = torch.Generator().manual_seed(0)
+    updated = torch.randn(200_000, generator=generator) / 50
+    updated[-1000:] = 1.0  # of a norm, which may not move at all
+    gradient = torch.randn(200_000, generator=generator)
+    part = Part("w", gradient, gradient, updated, 0)
+    depth, before = FullDepth(make_config(workload="train_step"), updates=0, size=size), updated.clone()
+    depth.watch([part])  # the weights move
+    depth.watch([part])  # the same gradient once more
+    start, end = depth._moved["w"].slopes
+    assert end == pytest.approx(start, rel=2e-5)
+    moved = float((updated - before).abs().max())
+    assert FALL / size / 1.42 < moved < 2 * FALL / size + 6e-8
