@@ -33,6 +33,7 @@ MARKERS = {
     "torch_context_parallel": ">", "transformer_engine": "p",
 }  # fmt: skip
 DPI, PNG_COLOURS = 150, 64
+TITLE_LINES, LEGEND_LINES, LINE_IN = 2, 3, 0.14  # lines that a figure's height has room for; height of one more
 TICK_IN = 0.36  # least distance of two labels of an axis
 WIDTHS = {1: 3.25, 2: 6.75}  # inches of one column and of two, in the format of ICML and MLSys
 VENUES = {  # one column, two columns; in a one-column format, half the text width and all of it
@@ -155,6 +156,9 @@ def legend(figure: Figure, handles: Mapping[str, Artist], look: Look) -> None:
     abreast = max(1, min(len(handles), int(look.width_in / (0.052 * longest + 0.42))))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=abreast, handlelength=2,
                   columnspacing=1.2, labelspacing=0.3)  # fmt: skip
+    if look.height_in is None:
+        more = max(0, -(-len(handles) // abreast) - LEGEND_LINES)
+        figure.set_figheight(figure.get_figheight() + LINE_IN * more)
 
 
 def length_axis(axes: Axes, lengths: Iterable[int], width_in: float) -> None:
@@ -237,9 +241,22 @@ def trial_ids(cell: Cell) -> str:
 
 def finish(plot: Plot, stem: str, look: Look) -> Drawing:
     """Save a figure in every format. Equal rows give equal bytes. Needs the rc that it was drawn with."""
+    if look.height_in is None:
+        _make_room_for_titles(plot.figure)
     png = _png(plot.figure)
     files = {"png": png, "pdf": _pdf(plot.figure), "csv": plot.data.to_csv(index=False, lineterminator="\n").encode()}
     return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)
+
+
+def _make_room_for_titles(figure: Figure) -> None:
+    """Heights are of panels with titles of two lines: in a narrow column a title has more."""
+    lines: dict[int, int] = {}
+    for axis in figure.axes:
+        if (spec := axis.get_subplotspec()) is not None:
+            row = spec.rowspan.start
+            lines[row] = max(lines.get(row, 0), axis.get_title(loc="left").count("\n") + 1)
+    more = sum(max(0, number - TITLE_LINES) for number in lines.values())
+    figure.set_figheight(figure.get_figheight() + LINE_IN * more)
 
 
 def _png(figure: Figure) -> bytes:
