@@ -149,7 +149,9 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Recor
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
-    for name, value in methods.expected_work(config, padded_len or config.seq_len, 0).columns.items():
+    for name, value in methods.expected_work(
+        config, padded_len or config.seq_len, config.real_place or 0
+    ).columns.items():
         if known.get(name) != value:
             yield f"{name}={_short(known.get(name))}; expected {_short(value)}, the closed form"
 
