@@ -167,4 +167,5 @@ def _column(cell: Cell) -> tuple[str, str]:
         return PACKED, words.drawn(cell)
     if cell.asked["fabric"] not in ("nvlink", None):
         return LINKS, words.fabric(cell.asked["fabric"])
-    return ATTENTION, words.kernel(cell)
+    window = f", window {whole(cell.asked['window'])}" if cell.asked["window"] else ""
+    return ATTENTION, f"{words.kernel(cell)}{window}"

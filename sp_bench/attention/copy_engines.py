@@ -92,9 +92,9 @@ class CopyEngines:
         """Carried by NCCL, because copy engines cannot add."""
         return Collectives(self.group).reduce_scatter(tensor)
 
-    def shift(self, sent: Sequence[Tensor]) -> Message:
+    def shift(self, sent: Sequence[Tensor], hops: int = 1) -> Message:
         received = [torch.empty_like(t) for t in sent]
-        previous = (self.group.rank() - 1) % self.group.size()
+        previous = (self.group.rank() - hops) % self.group.size()
 
         def pull(slot: _Slot) -> None:
             for part, to in zip(slot.parts(previous, sent), received, strict=True):

@@ -9,7 +9,7 @@ is timed without communication.
 P ranks in the group.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
@@ -115,8 +115,9 @@ class Transport(Protocol):
         """[P*n, ...] on each rank -> [n, ...]: rank r receives slice r, summed over the ranks."""
         ...
 
-    def shift(self, sent: Sequence[Tensor]) -> Message:
-        """The tensors, contiguous, go to the next rank of the ring; the results came from the previous rank."""
+    def shift(self, sent: Sequence[Tensor], hops: int = 1) -> Message:
+        """The tensors, contiguous, go to the next rank of the ring, or `hops` ranks on; the results came from as far
+        behind."""
         ...
 
 
@@ -157,11 +158,11 @@ class Collectives:
             lambda: received.copy_(tensor.chunk(size)[self.group.rank()]),
         )
 
-    def shift(self, sent: Sequence[Tensor]) -> Message:
+    def shift(self, sent: Sequence[Tensor], hops: int = 1) -> Message:
         """NCCL moves all tensors in one launch."""
         received = [torch.empty_like(t) for t in sent]
         pairs = list(zip(received, sent, strict=True))
-        hop = self._swap if self.group.size() == 2 else self._hop
+        hop = self._swap if self.group.size() == 2 else partial(self._hop, hops)
         calls = [call for to, tensor in pairs for call in hop(to, tensor)]
 
         def issue() -> Message:
@@ -170,11 +171,28 @@ class Collectives:
 
         return start(sent, received, issue, lambda: [to.copy_(t) for to, t in pairs])
 
-    def _hop(self, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
+    def between(self, sent: Mapping[int, Tensor], received: Mapping[int, Tensor]) -> Message:
+        """Each tensor of `sent` goes to the rank of its key, and each of `received` comes from the rank of its key.
+        Sizes may differ, and a rank may have nothing to send or to receive. NCCL moves all tensors in one launch."""
+        mine, others = [*sent.values()], [*received.values()]
+        if not mine + others:
+            return Message((), (), ())
+        calls = [partial(self.group.send, [tensor], peer, 0) for peer, tensor in sent.items()]
+        calls += [partial(self.group.recv, [tensor], peer, 0) for peer, tensor in received.items()]
+
+        def issue() -> Message:
+            with ledger.counted_as("send"):
+                # One call is a batch, too: NCCL would carry it over a communicator of the two ranks alone, where the
+                # other rank, which has several calls, would not look for it.
+                return Message(mine, others, self._issue(calls, (mine + others)[0], always=True))
+
+        return start(mine or others, others, issue, lambda: [to.zero_() for to in others])
+
+    def _hop(self, hops: int, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
         rank, size = self.group.rank(), self.group.size()
         return [
-            partial(self.group.send, [sent], (rank + 1) % size, 0),
-            partial(self.group.recv, [received], (rank - 1) % size, 0),
+            partial(self.group.send, [sent], (rank + hops) % size, 0),
+            partial(self.group.recv, [received], (rank - hops) % size, 0),
         ]
 
     def _swap(self, received: Tensor, sent: Tensor) -> list[Callable[[], Any]]:
@@ -187,12 +205,12 @@ class Collectives:
         rows = [0 if peer == self.group.rank() else sent.shape[0] for peer in range(2)]
         return [partial(self.group.alltoall_base, received, sent, rows, rows, _ON_NCCLS_STREAM)]
 
-    def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor) -> Sequence[Any]:
-        """Issue the calls, in one launch where the backend can coalesce them.
+    def _issue(self, calls: Sequence[Callable[[], Any]], like: Tensor, *, always: bool = False) -> Sequence[Any]:
+        """Issue the calls, in one launch where the backend can coalesce them. `always`: a single one as well.
 
         torch's own functions also check each operation. In a short step the device would wait for the host to do so.
         """
-        if len(calls) == 1 or not self._coalesces(like):
+        if (len(calls) == 1 and not always) or not self._coalesces(like):
             return [call() for call in calls]
         self.group._start_coalescing(like.device)
         for call in calls:

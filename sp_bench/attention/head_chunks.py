@@ -20,6 +20,7 @@ from sp_bench.attention.autograd import Attend, Kept, differentiable
 from sp_bench.attention.exchange import Transport
 from sp_bench.attention.head_exchange import by_rank, copy_rows, exchange_heads, replicate_kv_heads
 from sp_bench.attention.merge import wide_dtype
+from sp_bench.attention.sinks import merge_sinks, sink_gradients
 from sp_bench.kernels import Attention
 
 
@@ -54,6 +55,23 @@ class HeadChunks:
             brings_kv = not parts or parts[-1].kv != kv_heads
             parts.append(Chunk(slice(chunk * queries, (chunk + 1) * queries), kv_heads, brings_kv))
         return parts
+
+    def sinks_of_parts(self, sinks: Tensor | None, parts: Sequence[Chunk]) -> list[Tensor | None]:
+        """The sinks [Hq] of this rank's heads in each chunk, [h]."""
+        if sinks is None:
+            return [None] * len(parts)
+        mine = sinks.chunk(self.transport.group.size())[self.transport.group.rank()]
+        return [mine[part.queries] for part in parts]
+
+    def sink_gradients_of_all(self, of_parts: Sequence[Tensor | None]) -> Tensor | None:
+        """The gradients of the chunks' sinks [h], in their order, at this rank's heads of [Hq]; 0 at others'."""
+        found = [each for each in of_parts if each is not None]
+        if not found:
+            return None
+        mine, size = torch.cat(found), self.transport.group.size()
+        whole = mine.new_zeros(size, len(mine))
+        whole[self.transport.group.rank()] = mine
+        return whole.flatten()
 
     def computed(
         self, to_heads: Sequence[Sequence[Tensor]], compute: Callable[[list[Tensor]], Sequence[Tensor]]
@@ -105,17 +123,21 @@ class ChunkedAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, chunks: HeadChunks, kept: Kept | None, q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # pyright: ignore
+    def forward(  # pyright: ignore
+        ctx, chunks: HeadChunks, kept: Kept | None, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None
+    ) -> Tensor:
         size = chunks.transport.group.size()
         q, k, v = (by_rank(t, size) for t in (q, k, v))  # [B,S/P,H,D] -> [B,S/P,P,H/P,D]
         parts = chunks.parts(q.shape[3], k.shape[3])
         saved: list[Tensor] = []
         kv_at_hand: list[Tensor] = []  # of the last chunk that brought any
+        of_parts = chunks.sinks_of_parts(sinks, parts)
 
         def attend(arrived: list[Tensor]) -> Sequence[Tensor]:
             q_part, *kv = arrived
             kv_at_hand[:] = kv or kv_at_hand
-            part_out, lse = chunks.attention.forward(q_part, *kv_at_hand, causal=chunks.causal, scale=chunks.scale)
+            computed = chunks.attention.forward(q_part, *kv_at_hand, causal=chunks.causal, scale=chunks.scale)
+            part_out, lse = merge_sinks(*computed, of_parts[len(saved) // 5])
             saved.extend([q_part, *kv_at_hand, part_out, lse])
             return [part_out]
 
@@ -133,20 +155,23 @@ class ChunkedAttention(torch.autograd.Function):
                 copy_rows(out[:, :, :, part.queries], part_out)
             if kept:
                 kept.put(out, *saved[4::5])
-        ctx.chunks, ctx.parts, ctx.kv_shape = chunks, parts, k.shape
+        ctx.chunks, ctx.parts, ctx.kv_shape, ctx.of_parts = chunks, parts, k.shape, of_parts
         ctx.save_for_backward(*saved)
         return out.flatten(2, 3)  # [B,S/P,P,Hq/P,D] -> [B,S/P,Hq,D]
 
     @staticmethod
-    def backward(ctx, dout: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor]:  # pyright: ignore
+    def backward(ctx, dout: Tensor) -> tuple[None, None, Tensor, Tensor, Tensor, Tensor | None]:  # pyright: ignore
         chunks: HeadChunks = ctx.chunks
         parts: list[Chunk] = ctx.parts
         saved, followings = iter(ctx.saved_tensors), iter([*parts[1:], None])
+        of_parts, dsinks = iter(ctx.of_parts), []
         shared: list[Tensor] = []  # dk and dv so far, in fp32 (fp64), of KV heads that the next chunk reads too
 
         def differentiate(arrived: list[Tensor]) -> Sequence[Tensor]:
-            tensors, following = islice(saved, 5), next(followings)
+            tensors, following = list(islice(saved, 5)), next(followings)
             dq, *dkv = chunks.attention.backward(*arrived, *tensors, causal=chunks.causal, scale=chunks.scale)
+            if (sinks := next(of_parts)) is not None:
+                dsinks.append(sink_gradients(arrived[0], tensors[3], tensors[4], sinks))
             if shared:
                 dkv = [total + share for total, share in zip(shared, dkv, strict=True)]
             ends_kv = following is None or following.brings_kv  # no later chunk reads these KV heads
@@ -161,12 +186,17 @@ class ChunkedAttention(torch.autograd.Function):
             for whole, share in zip((dk, dv), dkv, strict=False):
                 copy_rows(whole[:, :, :, part.kv], share)
         # [B,S/P,P,H/P,D] -> [B,S/P,H,D]
-        return None, None, dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3)
+        grads = (dq.flatten(2, 3), dk.flatten(2, 3), dv.flatten(2, 3))
+        return None, None, *grads, chunks.sink_gradients_of_all(dsinks)
 
 
 def chunked(chunks: HeadChunks) -> Attend:
-    """A differentiable function: q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> output [B,S/P,Hq,D]."""
+    """A differentiable function: q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D], sinks [Hq] -> output [B,S/P,Hq,D]."""
     size = chunks.transport.group.size()
     if size == 1:
         return differentiable(chunks.attention, causal=chunks.causal, scale=chunks.scale)
-    return lambda q, k, v, kept=None: ChunkedAttention.apply(chunks, kept, q, *replicate_kv_heads(k, v, size))  # pyright: ignore
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, kept: Kept | None = None, sinks: Tensor | None = None) -> Tensor:
+        return ChunkedAttention.apply(chunks, kept, q, *replicate_kv_heads(k, v, size), sinks)  # pyright: ignore
+
+    return attend

@@ -7,14 +7,18 @@ gathering the slices over the ulysses group gives the shard back in order.
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cache
 from itertools import accumulate, chain
 from typing import Literal, NamedTuple
 
 from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
+from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
+from sp_bench.costs.attention import score_pairs
 
 LayoutKind = Literal["contiguous", "zigzag", "striped", "document_zigzag"]
 
@@ -128,10 +132,14 @@ class Block:
     kv: slice
     causal: bool
     documents: tuple[int, ...] = ()  # packed: how many of the queries, and of the keys, each document has, in order
+    window: Window | None = None  # the whole mask of the block; `causal` is then False
 
     @property
-    def packed(self) -> dict[str, tuple[int, ...]]:
-        """A kernel's arguments besides its tensors; empty without packing."""
+    def mask(self) -> dict[str, tuple[int, ...]]:
+        """The kernel's arguments beside tensors, `causal` and scale; empty where neither documents nor a window hide
+        anything."""
+        if self.window is not None:
+            return {"window": self.window}
         return {"documents": self.documents} if self.documents else {}
 
 
@@ -205,6 +213,118 @@ def _blocks_of_chunks(q_rank: int, kv_rank: int, chunks: Sequence[int]) -> list[
         return [every, Block(late, early, causal=False, documents=tuple(chunks))]
     seen = [(early, early), (late, early)] if q_rank > kv_rank else [(late, early), (late, late)]
     return [Block(q, kv, causal=False, documents=tuple(chunks)) for q, kv in seen]
+
+
+class Piece(NamedTuple):
+    """Consecutive tokens of one ring rank, among the keys that a rank gathers."""
+
+    rank: int
+    rows: slice  # where they are among that rank's tokens
+    at: slice  # where they are among the gathered keys
+
+
+@dataclass(frozen=True)
+class Borders:
+    """What a ring rank computes under a window that hides far keys: its runs of consecutive tokens against themselves,
+    and against the keys just before them, their borders."""
+
+    own: tuple[Block, ...]  # one for each run; together they cover all queries
+    before: tuple[Block, ...]  # keys are those of the borders, end to end
+    pieces: tuple[Piece, ...]  # which tokens these are
+    num_keys: int  # of the borders
+
+    @property
+    def num_blocks(self) -> "NumBlocks":
+        return NumBlocks(len(self.own), len(self.own) + len(self.before))
+
+
+@cache  # in a short step the device waits for the host
+def borders(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> Borders:
+    """Those of ring rank `rank`; contiguous or zigzag. Runs that are neighbours are one. A border is at most
+    `window` - 1 keys; the rank itself may hold some of them."""
+    layout = SequenceLayout(kind, ring_degree)
+    runs = _joined(layout.runs(rank, seq_len))
+    wanted = _joined([range(max(run.start - window + 1, 0), run.start) for _, run in _placed(runs)])
+    pieces = (
+        Piece(holder, _within(rows, run, part), _within(at, keys, part))
+        for holder in range(ring_degree)
+        for rows, run in _placed(layout.runs(holder, seq_len))
+        for at, keys in _placed(wanted)
+        if (part := range(max(run.start, keys.start), min(run.stop, keys.stop)))
+    )
+    own, before = [], []
+    for rows, run in _placed(runs):
+        of_run, seeing = slice(rows, rows + len(run)), min(len(run), window - 1)
+        hides = window < len(run)
+        own.append(Block(of_run, of_run, causal=not hides, window=Window(window - 1, 0) if hides else None))
+        if not run.start:
+            continue
+        border = range(max(run.start - window + 1, 0), run.start)
+        at, keys = next((at, keys) for at, keys in _placed(wanted) if border.start in keys)
+        hides = seeing + len(border) > window  # something of the border from the last query that sees any of it
+        mask = Window(window - 1 - seeing, seeing - 1) if hides else None
+        before.append(Block(slice(rows, rows + seeing), _within(at, keys, border), causal=False, window=mask))
+    return Borders(tuple(own), tuple(before), tuple(pieces), sum(map(len, wanted)))
+
+
+def _joined(runs: Iterable[range]) -> list[range]:
+    """The ranges in order, each with those that overlap it or begin where it ends; without empty ones."""
+    joined: list[range] = []
+    for run in sorted((run for run in runs if run), key=lambda run: run.start):
+        if joined and run.start <= joined[-1].stop:
+            joined[-1] = range(joined[-1].start, max(joined[-1].stop, run.stop))
+        else:
+            joined.append(run)
+    return joined
+
+
+def tails(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> list[slice]:
+    """Where among the tokens of ring rank `rank` those are that others' queries may see: the last of each run."""
+    runs = SequenceLayout(kind, ring_degree).runs(rank, seq_len)
+    return [slice(rows + max(len(run) - window + 1, 0), rows + len(run)) for rows, run in _placed(runs)]
+
+
+def striped_window_blocks(rank: int, ring_degree: int, shard_len: int, window: int) -> list[Block | None]:
+    """What ring rank `rank` computes of striped tokens against its own KV shard, and against those of the ranks before
+    it, as far as the window reaches. None: it sees nothing there."""
+    return [
+        _striped_window_block(rank - (rank - step) % ring_degree, ring_degree, shard_len, window)
+        for step in range(min(ring_degree, window))
+    ]
+
+
+def _striped_window_block(ahead: int, ring_degree: int, shard_len: int, window: int) -> Block | None:
+    """Query i is `ahead` + (i - j) * R tokens ahead of key j, and sees it from 0 to `window` - 1 ahead. So j is i or
+    earlier, or before i where `ahead` is negative."""
+    first = int(ahead < 0)
+    last = (window - 1 - ahead) // ring_degree
+    length = shard_len - first
+    if not length:
+        return None
+    left = last - first
+    mask = Window(left, 0) if left < length - 1 else None
+    return Block(slice(first, None), slice(0, length), causal=mask is None, window=mask)
+
+
+def num_window_blocks(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> "NumBlocks":
+    """How many blocks ring rank `rank` computes under a window."""
+    if kind != "striped":
+        return borders(kind, rank, ring_degree, seq_len, window).num_blocks
+    blocks = striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)
+    return NumBlocks(1, sum(block is not None for block in blocks))
+
+
+def window_share(layout: SequenceLayout, shape: AttentionShape, rank: int) -> Fraction:
+    """Which part of all attention `rank` computes. Under a window the first tokens see less than the others; else the
+    ranks have equal parts."""
+    window = shape.window
+    if window is None or layout.ring_degree == 1:
+        return Fraction(1, layout.sp_size)
+    ring_rank, _ = layout.coordinates(rank)
+    runs = SequenceLayout(layout.kind, layout.ring_degree).runs(ring_rank, shape.seq_len)
+    mine = sum(min(position + 1, window) for run in runs for position in run)
+    total = score_pairs(shape) // shape.batch_size
+    return Fraction(mine, total * layout.ulysses_degree)
 
 
 class NumBlocks(NamedTuple):

@@ -25,7 +25,7 @@ class NoKernel:
         return None
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **packed: tuple[int, ...]
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **mask: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
         batch, tokens, heads, _ = q.shape
@@ -42,7 +42,7 @@ class NoKernel:
         *,
         causal: bool,
         scale: float,
-        **packed: tuple[int, ...],
+        **mask: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
         return self._like(q), self._like(k), self._like(v)
 

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from sp_bench.attention.exchange import Message, Transport
-from sp_bench.attention.layouts import ALL, Block, LayoutKind, head_groups, packed_blocks, visible_block
+from sp_bench.attention.layouts import (
+    ALL,
+    Block,
+    LayoutKind,
+    head_groups,
+    packed_blocks,
+    striped_window_blocks,
+    visible_block,
+)
 from sp_bench.attention.merge import Part, merge
 from sp_bench.kernels import Attention
 
@@ -35,6 +43,7 @@ class Ring:
     dkv_dtype: torch.dtype  # in which dK/dV travel
     merge_dtype: torch.dtype  # in which merged outputs and dQ are kept until the next merge
     documents: tuple[int, ...] = ()  # packed tokens of each; empty: one document
+    window: int | None = None  # striped only: no rank sends a shard further than the window reaches
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
         """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
@@ -106,7 +115,8 @@ class Ring:
             del found, arrived
             if left or late:
                 dq_parts = merged_in_between(dq_parts, q, self.merge_dtype)
-        hop = start_hop(self.transport, shares)
+        # on to where the shard came from: the next rank, unless a window ended the hops
+        hop = start_hop(self.transport, shares, hops=self.transport.group.size() - len(others))
         for heads in late:
             more, *dkv = of_own(*heads)
             dq_parts += more
@@ -128,6 +138,10 @@ class Ring:
                 packed_blocks(self.layout, rank, (rank - step) % size, size, self.documents) for step in range(size)
             )
             return own, others
+        if self.window is not None:
+            own, *others = striped_window_blocks(rank, size, shard_len, self.window)
+            assert own is not None
+            return [own], [[] if block is None else [block] for block in others]
         own, *others = (
             visible_block(self.layout, rank, (rank - step) % size, shard_len, causal=causal) for step in range(size)
         )
@@ -147,7 +161,7 @@ class Queries(NamedTuple):
 def forward_block(kernel: Attention, q: Tensor, scale: float, kv: Tensor, block: Block) -> Part:
     """The output of one block. q [B,n,Hq,D]; kv [2,B,n,Hkv,D]: K and V of one shard."""
     keys = kv[:, :, block.kv]
-    part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale, **block.packed)
+    part = kernel.forward(q[:, block.q], keys[0], keys[1], causal=block.causal, scale=scale, **block.mask)
     return Part(*part, rows=block.q)
 
 
@@ -163,15 +177,16 @@ def backward_block(
     """dq, dk and dv of one block, or of some of its heads."""
     keys, at = kv[:, :, block.kv, kv_heads], (slice(None), block.q, heads)
     given = (queries.dout[at], queries.q[at], keys[0], keys[1], queries.out[at], queries.lse[:, heads, block.q])
-    dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale, **block.packed)
+    dq, dk, dv = kernel.backward(*given, causal=block.causal, scale=scale, **block.mask)
     return Part(dq, rows=block.q, heads=heads), dk, dv
 
 
-def start_hop(transport: Transport, tensors: list[Tensor]) -> Message:
-    """Start to send `tensors` to the next rank, before the kernel that is launched next. No tensors, no message."""
+def start_hop(transport: Transport, tensors: list[Tensor], hops: int = 1) -> Message:
+    """Start to send `tensors` to the next rank, or `hops` ranks on, before the kernel that is launched next. No
+    tensors, no message."""
     if not tensors:
         return Message((), (), ())
-    hop = transport.shift(tensors)
+    hop = transport.shift(tensors, hops)
     hop.go_first()
     return hop
 

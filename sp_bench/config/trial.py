@@ -586,6 +586,31 @@ class WorkloadConfig:
             of=ATTENTION,
         ),
     ] = None
+    window: Annotated[
+        int | None,
+        Declared(
+            "attention: a token sees this many tokens up to itself, i - window + 1 to i; null: all up to itself",
+            unit="tokens",
+            of=("attention",),
+            none_means="none",
+            words="window {:,}",
+            identifier="window {}",
+            named=True,
+            head="window",
+        ),
+    ] = None
+    sinks: Annotated[
+        bool,
+        Declared(
+            "attention: each query head has a learnable score beside those of its keys, without a value",
+            of=("attention",),
+            old_rows=False,
+            omitted=True,
+            words={True: "sinks", False: ""},
+            named=True,
+            head="sinks",
+        ),
+    ] = False
     masked_label_share: Annotated[
         float,
         Declared(
@@ -605,6 +630,7 @@ class WorkloadConfig:
         require_at_most(self, MAX_COUNT, "micro_batches")
         require_positive(self, "document_len", "document_sigma")
         self._check_packing()
+        self._check_window()
         self._check_masked_labels()
         if self.warmup_steps < 0:
             raise ConfigError(f"workload.warmup_steps={self.warmup_steps} must not be negative")
@@ -709,6 +735,23 @@ class WorkloadConfig:
             raise ConfigError(
                 f"workload.packing={self.packing} is not recorded as a CUDA graph; use workload.launch=eager"
             )
+
+    def _check_window(self) -> None:
+        if self.sinks and (self.name != "attention" or not self.causal or self.packing != "none"):
+            raise ConfigError(
+                f"workload.sinks=true with workload {self.name}, causal={self.causal}, packing={self.packing}: sinks "
+                "are proven in workload=attention with workload.causal=true and workload.packing=none"
+            )
+        if self.window is None:
+            return
+        said: Prose = f"workload.window={self.window}"
+        require_at_least(self, PROVABLE_TOKENS, "window")
+        if self.name != "attention":
+            raise ConfigError(f"{said}: workload {self.name} has no windows; leave it out, or use workload=attention")
+        if not self.causal:
+            raise ConfigError(f"{said} ends at the token itself; use workload.causal=true, or leave it out")
+        if self.packing != "none":
+            raise ConfigError(f"{said}: windows of packed documents are not there yet; use workload.packing=none")
 
     def _check_masked_labels(self) -> None:
         said: Prose = f"workload.masked_label_share={self.masked_label_share}"
@@ -837,6 +880,8 @@ class AttentionShape:
     causal: bool
     dtype: str
     documents: tuple[int, ...] = ()  # tokens of each, in order; a token sees its own document only. Empty: one document
+    window: int | None = None  # token i sees tokens i - window + 1 to i; None: all up to itself, or all if not causal
+    sinks: bool = False  # each query head has a score beside those of its keys, without a value
 
     @property
     def element_bytes(self) -> int:
@@ -905,7 +950,10 @@ class TrialConfig:
     ] = "ranks"
     real_rank: Annotated[
         int | None,
-        Declared("world=one_rank: which rank is there; null: the one with the most work, 0 of even layouts"),
+        Declared(
+            "world=one_rank: which rank is there; null: the one with the most work, 0 of even layouts, under a window "
+            "the middle one"
+        ),
     ] = None
     link: Annotated[
         LinkConfig, Declared("how long messages take in a world of one rank", old_rows=LinkConfig(), omitted=True)
@@ -921,6 +969,11 @@ class TrialConfig:
             require_at_least(self.workload, PROVABLE_TOKENS, "correctness_seq_len")
         if self.workload.packing != "none":
             self._check_pack()
+        if (window := self.workload.window) is not None and window >= self.seq_len:
+            raise ConfigError(
+                f"workload.window={window} hides nothing of seq_len={self.seq_len}; use {self.seq_len - 1} or less, or "
+                "leave it out"
+            )
         if self.workload.pass_kind != "step" and self.dp_replicate_size * self.dp_shard_size > 1:
             raise ConfigError(
                 f"dp_replicate_size={self.dp_replicate_size}, dp_shard_size={self.dp_shard_size}: the "
@@ -991,6 +1044,13 @@ class TrialConfig:
         listed = tuple(length * share for length in from_text(w.document_lens)) if w.document_lens else ()
         return documents(w.packing, seq_len, (w.document_len or 0) * share, w.document_sigma or 0.0, self.seed, listed)
 
+    def window(self, seq_len: int) -> int | None:
+        """The window over a sequence of `seq_len` tokens. At a reduced length it is shorter by as much, so that it
+        ends in the same shard."""
+        if (window := self.workload.window) is None or seq_len >= self.seq_len:
+            return window
+        return min(max(round(window * seq_len / self.seq_len), PROVABLE_TOKENS), seq_len - 1)
+
     def labelled(self, seq_len: int) -> list[range]:
         """Training: the tokens of a sequence of `seq_len` tokens that have a label, by document. A label is the token
         that follows, so the last one of a packed document has none. Nor have the first ones, if labels are masked."""
@@ -1023,8 +1083,12 @@ class TrialConfig:
     @property
     def real_place(self) -> int | None:
         """The rank that is there; None: all are. Where the work is even, rank 0 has the most: of parameters that the
-        ranks do not divide it has a whole shard."""
-        return None if self.world == "ranks" else self.real_rank or 0
+        ranks do not divide it has a whole shard. Under a window the first ranks see less, and the last one sends
+        nothing on: the middle one does both."""
+        if self.world == "ranks":
+            return None
+        middle = 0 if self.workload.window is None else self.world_size // 2
+        return middle if self.real_rank is None else self.real_rank
 
     @property
     def num_processes(self) -> int:
@@ -1065,6 +1129,8 @@ class TrialConfig:
         return AttentionShape(
             *(self.batch_size, seq_len, m.num_heads, m.num_kv_heads, m.head_dim, self.workload.causal, self.dtype),
             documents=lengths,
+            window=self.window(seq_len),
+            sinks=self.workload.sinks,
         )
 
     def to_mapping(self) -> dict[str, Any]:

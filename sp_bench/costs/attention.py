@@ -21,9 +21,12 @@ POSITION_BYTES = 8  # of one token: transformers makes position_ids in int64
 
 
 def score_pairs(shape: AttentionShape) -> int:
-    """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2.
+    """Visible (query, key) pairs of one head: exactly B * S(S+1)/2 when causal, otherwise B * S^2. Under a window of w:
+    B * (w(w+1)/2 + (S-w) w).
     Of packed documents, the sum of each one's."""
-    s = shape.seq_len
+    s, w = shape.seq_len, shape.window
+    if w is not None:
+        return shape.batch_size * (w * (w + 1) // 2 + (s - w) * w)
     if shape.documents:
         return shape.batch_size * causal_pairs(shape.documents)
     return shape.batch_size * (s * (s + 1) // 2 if shape.causal else s * s)
@@ -135,25 +138,76 @@ def ring_traffic(
     ulysses_degree: int,
     dkv_dtype: str | None,
     *,
+    num_hops: int | None = None,
     dkv_hops: int | None = None,
 ) -> Traffic:
     """Bytes of the point-to-point ring (Ring Attention, arXiv 2310.01889).
 
-    KV travels R-1 hops in the forward, and again in the backward. dK/dV travel `dkv_hops` hops in the backward. None:
-    R-1 hops, because a rank's own contribution stays where it is.
+    KV travels `num_hops` hops in the forward, and again in the backward; None: R-1, to all ranks. dK/dV travel
+    `dkv_hops` hops in the backward. None: as many, because a rank's own contribution stays where it is.
     """
-    n, hops = kv_shard_elements(shape, ring_degree, ulysses_degree), ring_degree - 1
+    n = kv_shard_elements(shape, ring_degree, ulysses_degree)
+    hops = ring_degree - 1 if num_hops is None else num_hops
     kv = hops * n * shape.element_bytes
     dkv = (hops if dkv_hops is None else dkv_hops) * n * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
     return add_traffic({("forward", "send"): kv, ("backward", "send"): kv + dkv})
 
 
-def all_gather_traffic(shape: AttentionShape, sp_size: int, dkv_dtype: str | None) -> Traffic:
+def border_tokens(layout: str, q_rank: int, kv_rank: int, ring_degree: int, seq_len: int, window: int) -> int:
+    """Keys of ring rank `kv_rank` that a window shows to queries of another, `q_rank`: contiguous or zigzag.
+
+    Of runs of c tokens, d runs apart, the later one sees the last w-1-(d-1)c tokens of the earlier one, at most all and
+    at least none. In zigzag order a rank has two runs, of which the nearer one sees what the other does, and more.
+    """
+    if layout == "contiguous":
+        mine, theirs, run = [q_rank], [kv_rank], seq_len // ring_degree
+    else:
+        mirror, run = 2 * ring_degree - 1, seq_len // (2 * ring_degree)
+        mine, theirs = [q_rank, mirror - q_rank], [kv_rank, mirror - kv_rank]
+    distances = (min((q - kv for q in mine if q > kv), default=None) for kv in theirs)
+    return sum(min(max(window - 1 - (apart - 1) * run, 0), run) for apart in distances if apart is not None)
+
+
+def window_ring_traffic(
+    shape: AttentionShape, layout: str, ring_rank: int, ring_degree: int, ulysses_degree: int, dkv_dtype: str | None
+) -> Traffic:
+    """Bytes that one ring rank sends under a window. Its keys go to the ranks that see them, in the forward and again
+    in the backward, where dK/dV of the keys that it sees go back to their ranks.
+
+    Striped, each window has tokens of all shards. So whole shards travel, min(R, w) - 1 hops.
+    """
+    assert shape.window is not None
+    if layout == "striped":
+        hops = min(ring_degree, shape.window) - 1
+        return ring_traffic(shape, ring_degree, ulysses_degree, dkv_dtype, num_hops=hops)
+    others, sizes = {*range(ring_degree)} - {ring_rank}, (ring_degree, shape.seq_len, shape.window)
+    shown = sum(border_tokens(layout, other, ring_rank, *sizes) for other in others)
+    seen = sum(border_tokens(layout, ring_rank, other, *sizes) for other in others)
+    token = kv_shard_elements(shape, ring_degree, ulysses_degree) * Fraction(ring_degree, shape.seq_len)
+    kv = shown * token * shape.element_bytes
+    dkv = seen * token * ELEMENT_BYTES[travelling_dkv_dtype(shape, dkv_dtype)]
+    return add_traffic({("forward", "send"): kv, ("backward", "send"): kv + dkv})
+
+
+def border_exchange_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
+    """Why a ring cannot send borders that way, or None."""
+    if shape.window is None or method.exchange != "copy_engines":
+        return None
+    return "method.exchange=copy_engines sends equal parts, and under a window parts differ; use collectives"
+
+
+def all_gather_traffic(
+    shape: AttentionShape, sp_size: int, dkv_dtype: str | None, layout: str = "contiguous"
+) -> Traffic:
     """Bytes of the KV all-gather (Llama 3, arXiv 2407.21783, section 3.3.2).
 
-    KV is gathered in the forward, and again in the backward, where dK/dV are reduce-scattered.
+    KV is gathered in the forward, and again in the backward, where dK/dV are reduce-scattered. Under a window it is KV
+    of the last w-1 tokens of each run: others may see these.
     """
     n, others = kv_shard_elements(shape, sp_size), sp_size - 1
+    if shape.window is not None:
+        runs = sp_size * (2 if layout == "zigzag" else 1)
+        n *= min(Fraction((shape.window - 1) * runs, shape.seq_len), Fraction(1))
     gather = others * n * shape.element_bytes
     return add_traffic(
         {
@@ -172,13 +226,45 @@ def usp_traffic(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Tr
     return add_traffic(ulysses_traffic(shape, degree, sp_size), ring)
 
 
+def _usp_rank(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> Traffic:
+    degree = method.ulysses_degree
+    assert degree is not None, "its layout refuses that"
+    ring_degree = max(sp_size // degree, 1)
+    ring_rank = rank % ring_degree if method.placement == "ring_inner" else rank // degree
+    ring = window_ring_traffic(shape, method.layout, ring_rank, ring_degree, degree, method.dkv_dtype)
+    return add_traffic(ulysses_traffic(shape, degree, sp_size), ring)
+
+
+# Under a window the ranks of a ring send different numbers of bytes: (method, shape, sp_size, rank) -> those of `rank`.
+OF_RANKS: Mapping[str, Callable[[MethodConfig, AttentionShape, int, int], Traffic]] = {
+    "ring": lambda method, shape, sp_size, rank: window_ring_traffic(
+        shape, method.layout, rank, sp_size, 1, method.dkv_dtype
+    ),
+    "usp": _usp_rank,
+}
+
+
+def _busiest_under_window(name: str, otherwise: ClosedForm) -> ClosedForm:
+    """The closed form `otherwise`; under a window that of the rank that sends most."""
+
+    def form(method: MethodConfig, shape: AttentionShape, sp_size: int) -> Traffic:
+        if shape.window is None:
+            return otherwise(method, shape, sp_size)
+        of_ranks = [OF_RANKS[name](method, shape, sp_size, rank) for rank in range(sp_size)]
+        return max(of_ranks, key=lambda traffic: sum(traffic.values()))
+
+    return form
+
+
 # The closed form of each method of ours. It stands here and not in the method's file, whose bytes it checks.
 OF_METHODS: Mapping[str, ClosedForm] = {
     "single": lambda method, shape, sp_size: {},
     "ulysses": lambda method, shape, sp_size: ulysses_traffic(shape, sp_size, sp_size),
     "upipe": lambda method, shape, sp_size: upipe_traffic(shape, sp_size),
-    "ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
+    "ring": _busiest_under_window(
+        "ring", lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype)
+    ),
     "double_ring": lambda method, shape, sp_size: ring_traffic(shape, sp_size, 1, method.dkv_dtype),
-    "all_gather": lambda method, shape, sp_size: all_gather_traffic(shape, sp_size, method.dkv_dtype),
-    "usp": usp_traffic,
+    "all_gather": lambda method, shape, sp_size: all_gather_traffic(shape, sp_size, method.dkv_dtype, method.layout),
+    "usp": _busiest_under_window("usp", usp_traffic),
 }

@@ -6,6 +6,7 @@ the scores. P ranks of a sequence, R ring ranks, U ulysses ranks, Hkv key/value 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple
 
 from sp_bench.config.trial import AttentionShape
@@ -33,13 +34,14 @@ class ExpectedWork:
     replaced_ops: tuple[str, ...] = ()  # of torch, in whose place the trial's model code has its own
     updated_by: str | None = None  # the class of the optimizer, and where it updates: AdamW on cuda
 
-    def of_one(self, num_ranks: int) -> "ExpectedWork":
-        """An equal share of what all ranks compute. Updated elements are those of the rank already."""
+    def of_one(self, num_ranks: int, of_attention: Fraction) -> "ExpectedWork":
+        """One rank's part of what all compute: of attention as given, of all else an equal share. Updated elements are
+        those of the rank already."""
         matmul_flops, attention_flops = self.matmul_flops, self.attention_flops
         return replace(
             self,
             matmul_flops=matmul_flops and {dtype: flops // num_ranks for dtype, flops in matmul_flops.items()},
-            attention_flops=attention_flops and attention_flops // num_ranks,
+            attention_flops=attention_flops and int(attention_flops * of_attention),
         )
 
     @property
@@ -76,6 +78,14 @@ def ring_calls(
     own, blocks = packed_blocks or (1, blocks)
     halves = ring_degree > 1 and kv_heads > 1
     return KernelCalls(blocks, blocks + own * halves)
+
+
+def window_calls(blocks: tuple[int, int], layout: str, ring_degree: int, kv_heads: int) -> KernelCalls:
+    """Calls of one ring rank under a window, from its blocks: against its own keys, and in all. In the backward of a
+    striped ring the own block is computed in two halves of the KV heads, as without a window."""
+    own, every = blocks
+    halves = layout == "striped" and ring_degree > 1 and kv_heads > 1
+    return KernelCalls(every, every + own * halves)
 
 
 def usp_calls(

@@ -151,7 +151,7 @@ def internode_predicted_bytes(config: TrialConfig, padded_len: int | None) -> li
 def _predicted_traffic(config: TrialConfig, padded_len: int | None) -> Traffic | None:
     if config.workload.name == "collective":
         traffic = message_sizes.traffic(config, message_sizes.message_sizes(config)[-1])
-    elif (traffic := methods.attention_traffic(config, padded_len or config.seq_len)) is None:
+    elif (traffic := methods.attention_traffic(config, padded_len or config.seq_len, config.real_place)) is None:
         return None
     elif config.workload.name in TRAINING:
         traffic = requirements.traffic(config, padded_len or config.seq_len, traffic)

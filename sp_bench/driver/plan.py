@@ -69,9 +69,12 @@ def unsupported_reason(
     if config.workload.name == "collective":  # no attention: heads, seq_len and kernel do not matter
         return message_sizes.unsupported_reason(config) or _missing_devices(config, num_gpus)
     shape = config.attention_shape(config.seq_len)
-    if reason := methods.packing_reason(config.method, shape):  # first: a library need not be here to lack it
+    # first: a library need not be here to lack it
+    if reason := methods.packing_reason(config.method, shape) or methods.window_reason(config.method, shape):
         return reason
     if reason := method.unsupported_reason(config.method, config.kernel.name, shape, config.sp_size):
+        return reason
+    if reason := kernels.window_reason(config.kernel.name, shape):
         return reason
     library_packs = config.kernel.name in getattr(method, "OWN_PACKED_KERNELS", ())
     if not library_packs and (reason := kernels.packing_reason(config.kernel.name, shape)):
@@ -222,7 +225,8 @@ def _uneven_reason(config: TrialConfig) -> str | None:
     """Why ranks compute different amounts, so that one rank cannot stand for all; None if they compute the same."""
     layout = methods.get(config.method.name).layout(config.method, config.sp_size)
     shape = config.attention_shape(config.seq_len)
-    if layout.ring_degree == 1 or not shape.causal:
+    # under a window all ranks but the first have the same work, and the real one is in the middle
+    if layout.ring_degree == 1 or not shape.causal or shape.window is not None:
         return None
     options = f"world=one_rank with method.layout={layout.kind}"
     if layout.kind in ("contiguous", "striped"):

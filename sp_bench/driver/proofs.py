@@ -18,12 +18,12 @@ from sp_bench.rows import store
 
 _GROUPS = ("method", "kernel")
 _OF_STEP = ("activation_checkpointing", "checkpoint_offload", "model_code", "loss_tile_tokens", "mlp_tile_tokens")
-_PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "dtype")
+_PROVEN = ("workload.name", "workload.pass_kind", "workload.causal", "workload.packing", "workload.sinks", "dtype")
 _COLUMNS = ("status", "evidence", "world_size", "trial_id", "env_id", "config")
 
 
 def _options(config: TrialConfig) -> dict[str, Any]:
-    """Path -> value of the options that a proof shares with what it proves."""
+    """Path -> value of the options that a proof shares with what it proves. A window of any length proves others."""
     trains = config.workload.name in TRAINING
     paths = {*_PROVEN, *(f"workload.{name}" for name in _OF_STEP if trains)}
     groups = (*_GROUPS, "engine") if trains else _GROUPS
@@ -32,9 +32,10 @@ def _options(config: TrialConfig) -> dict[str, Any]:
         for option in OPTIONS
         if option.path in paths or (option.group in groups and option.unit != "ranks")  # on any number of ranks
     }
-    return {
+    values = {
         path: option.none_means if (value := option.value(config)) is None else value for path, option in shared.items()
     }
+    return values | {"workload.window": config.workload.window is not None}
 
 
 def find(config: TrialConfig, folder: Path) -> str | None:

@@ -87,7 +87,9 @@ def _problems(config: TrialConfig, padded_len: int | None, record: Record) -> It
     trials = {"any": trial, workload.name: trial, workload.pass_kind: trial}
     own = workload.name != "parity" and config.engine.name not in HUGGING_FACE  # others perturb no attention of theirs
     if workload.packing != "none" and own and config.world == "ranks":
-        trials["packed"] = "trial of packed documents"
+        trials["perturbed"] = "trial of packed documents"
+    if workload.window is not None and config.world == "ranks":
+        trials["perturbed"] = "trial under a window"
     excused = {"fits"} if workload.fit else set()
     if config.world == "one_rank":  # its values are wrong by design; `proof` says where they are proven
         excused.add("one_rank")
@@ -147,7 +149,9 @@ def _problems_of_bytes(config: TrialConfig, padded_len: int | None, known: Recor
 
 
 def _problems_of_work(config: TrialConfig, padded_len: int | None, known: Record) -> Iterator[str]:
-    for name, value in methods.expected_work(config, padded_len or config.seq_len, 0).columns.items():
+    for name, value in methods.expected_work(
+        config, padded_len or config.seq_len, config.real_place or 0
+    ).columns.items():
         if known.get(name) != value:
             yield f"{name}={_short(known.get(name))}; expected {_short(value)}, the closed form"
 

@@ -22,8 +22,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sp_bench import kernels
 from sp_bench.attention.autograd import differentiable
+from sp_bench.attention.masked import Masked
 from sp_bench.attention.no_kernel import NoKernel
-from sp_bench.attention.packed import Packed
 from sp_bench.config.documents import spans
 from sp_bench.config.trial import ModelConfig, TrialConfig
 from sp_bench.costs import training as training_costs
@@ -233,7 +233,7 @@ def _math_as_flash_attn() -> Iterator[None]:
         causal: bool,
     ) -> Tensor:
         # [T,H,D] of all documents, one after the other
-        documents = Packed(kernel, tuple(cu_seqlens_q.diff().tolist()))
+        documents = Masked(kernel, {"documents": tuple(cu_seqlens_q.diff().tolist())})
         return differentiable(documents, causal=causal, scale=softmax_scale)(q[None], k[None], v[None])[0]
 
     def functions(*_: Any, **__: Any) -> tuple[Any, Any]:

@@ -17,6 +17,7 @@ from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +64,7 @@ class Kernel(Attention, Protocol):
     - `PACKS = True`: `forward` and `backward` also take `documents`, the tokens of each document, in order. There are
       then as many queries as keys, of one sequence (B = 1). A query sees the keys of its own document: all of them, or
       with `causal` those up to its own place;
+    - `WINDOWS = True`: both also take `window`, a `config.windows.Window`, which is the whole mask: `causal` is False;
     - `OPS`: operations of torch that compute it -> how often a forward and a backward call each. They say what ran
       where no CUDA kernels are counted: on a CPU, and where a single step is timed.
     """
@@ -98,6 +100,19 @@ def packing_reason(name: str, shape: AttentionShape) -> Prose | None:
     return f"kernel {name} takes no packed documents; use kernel={', '.join(each for each in NAMES if packs(each))}"
 
 
+def sees_windows(name: str) -> bool:
+    """Whether the kernel takes windows."""
+    return getattr(get(name), "WINDOWS", False)
+
+
+def window_reason(name: str, shape: AttentionShape) -> Prose | None:
+    """Why the kernel cannot run a window, naming those that can, or None."""
+    if shape.window is None or sees_windows(name):
+        return None
+    able = ", ".join(each for each in NAMES if sees_windows(each))
+    return f"kernel {name} takes no windows; use kernel={able}"
+
+
 @cache
 def cumulative(documents: tuple[int, ...], device: "torch.device") -> "torch.Tensor":
     """The `cu_seqlens` of flash kernels: where each document begins, and where the last one ends; int32 [n+1]. Cached,
@@ -111,6 +126,11 @@ def cuts(documents: tuple[int, ...], device: "torch.device") -> dict[str, Any]:
     """The arguments of flash kernels for packed documents, by name and in order: `cumulative` and the longest one."""
     ends, longest = cumulative(documents, device), max(documents)
     return {"cu_seqlens_q": ends, "cu_seqlens_k": ends, "max_seqlen_q": longest, "max_seqlen_k": longest}
+
+
+def sides(window: Window | None) -> dict[str, int]:
+    """A window by the names of flash kernels, whose meaning is `Window`'s; nothing without one."""
+    return {} if window is None else {"window_size_left": window.left, "window_size_right": window.right}
 
 
 Launches = Mapping[str, int]  # name of a CUDA kernel, or of an operation of torch -> how often it ran

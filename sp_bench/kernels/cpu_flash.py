@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+WINDOWS = True
 CUDA_KERNELS = None
 OPS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu": (1, 0),
@@ -26,12 +28,27 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return None
 
 
-def forward(q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float) -> "tuple[Tensor, Tensor]":
+def _bias(q: "Tensor", k: "Tensor", window: Window | None) -> "Tensor | None":
+    """The window as the kernel takes it, as a bias of the scores [Sq,Sk]: it computes what the window hides, too."""
+    import torch
+
+    if window is None:
+        return None
+    place = k.shape[1] - q.shape[1]  # the last query and the last key lie side by side
+    seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(place - window.left).tril(place + window.right)
+    return torch.zeros(seen.shape, dtype=q.dtype).masked_fill(~seen, float("-inf"))
+
+
+def forward(
+    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, window: Window | None = None
+) -> "tuple[Tensor, Tensor]":
     import torch
 
     # [B,S,H,D] -> [B,H,S,D]: views, since the kernel reads strides
     heads_first = (x.transpose(1, 2) for x in (q, k, v))
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*heads_first, 0.0, causal, scale=scale)
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+        *heads_first, 0.0, causal, attn_mask=_bias(q, k, window), scale=scale
+    )
     return out.transpose(1, 2), lse
 
 
@@ -45,11 +62,12 @@ def backward(
     *,
     causal: bool,
     scale: float,
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
     heads_first = (x.transpose(1, 2) for x in (dout, q, k, v, out))  # [B,S,H,D] -> [B,H,S,D]
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        *heads_first, lse, 0.0, causal, scale=scale
+        *heads_first, lse, 0.0, causal, attn_mask=_bias(q, k, window), scale=scale
     )
     return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)

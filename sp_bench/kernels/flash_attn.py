@@ -4,13 +4,15 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
-from sp_bench.kernels import cuts, half_precision_reason
+from sp_bench.kernels import cuts, half_precision_reason, sides
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 PACKS = True
+WINDOWS = True
 CUDA_KERNELS = (r"(?<!pytorch_)flash::flash_fwd_(splitkv_)?kernel", r"(?<!pytorch_)flash::flash_bwd_dq_dk_dv")
 CUDA_HELPERS = r"(?<!pytorch_)flash::flash_"  # as of sdpa_flash
 
@@ -23,23 +25,36 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
     return None
 
 
-# no dropout, sliding window, softcap or ALiBi
-_PLAIN = {"dropout_p": 0.0, "window_size_left": -1, "window_size_right": -1, "softcap": 0.0, "alibi_slopes": None}
+_PLAIN = {"dropout_p": 0.0, "softcap": 0.0, "alibi_slopes": None}
+_NO_WINDOW = Window(-1, -1)
 
 
 def forward(
-    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
     from flash_attn.flash_attn_interface import (  # pyright: ignore[reportMissingImports]
         _flash_attn_forward,
         _flash_attn_varlen_forward,
     )
 
+    options = {
+        "softmax_scale": scale,
+        "causal": causal,
+        "return_softmax": False,
+        **sides(window or _NO_WINDOW),
+        **_PLAIN,
+    }
     if documents:
-        options = {"softmax_scale": scale, "causal": causal, "return_softmax": False, **_PLAIN}
         out, lse, *_ = _flash_attn_varlen_forward(q[0], k[0], v[0], *cuts(documents, q.device).values(), **options)
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
-    out, lse, *_ = _flash_attn_forward(q, k, v, softmax_scale=scale, causal=causal, return_softmax=False, **_PLAIN)
+    out, lse, *_ = _flash_attn_forward(q, k, v, **options)
     return out, lse
 
 
@@ -54,6 +69,7 @@ def backward(
     causal: bool,
     scale: float,
     documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
     from flash_attn.flash_attn_interface import (  # pyright: ignore[reportMissingImports]
@@ -63,7 +79,13 @@ def backward(
 
     # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    options = {"softmax_scale": scale, "causal": causal, "deterministic": False, **_PLAIN}
+    options = {
+        "softmax_scale": scale,
+        "causal": causal,
+        "deterministic": False,
+        **sides(window or _NO_WINDOW),
+        **_PLAIN,
+    }
     if documents:
         tensors = (dout[0], q[0], k[0], v[0], out[0], lse[0].contiguous(), dq[0], dk[0], dv[0])
         _flash_attn_varlen_backward(*tensors, *cuts(documents, q.device).values(), **options)

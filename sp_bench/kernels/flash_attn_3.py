@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from sp_bench import hardware
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
-from sp_bench.kernels import cuts, half_precision_reason
+from sp_bench.config.windows import Window
+from sp_bench.kernels import cuts, half_precision_reason, sides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PACKAGES = ("flash-attn-3", "xformers")
 HOPPER = (9, 0)  # the compute capability that FlashAttention-3 is written for
 PACKS = True
+WINDOWS = True
 CUDA_KERNELS = (r"FlashAttnFwdSm\d", r"FlashAttnBwdSm\d")
 CUDA_HELPERS = r"FlashAttnFwdCombine|FlashAttnBwdP(re|ost)process|flash::prepare_varlen"
 
@@ -50,9 +52,17 @@ def _device_reason() -> Prose | None:
 
 
 def forward(
-    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
-    options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1}  # keys in one part: no kernel combines
+    # keys in one part: no kernel combines
+    options = {"softmax_scale": scale, "is_causal": causal, "num_splits": 1} | sides(window)
     if documents:
         out, lse, *_ = _operations().fwd(q[0], k[0], v[0], **options, **cuts(documents, q.device))
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
@@ -71,11 +81,12 @@ def backward(
     causal: bool,
     scale: float,
     documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
     dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    options = {"softmax_scale": scale, "is_causal": causal}
+    options = {"softmax_scale": scale, "is_causal": causal} | sides(window)
     tensors = (dout, q, k, v, out, lse.contiguous(), dq, dk, dv)  # a ring passes slices of lse
     if documents:
         _operations().bwd(*(each[0] for each in tensors), **options, **cuts(documents, q.device))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
 from sp_bench.hardware import missing_packages
-from sp_bench.kernels import cuts, half_precision_reason
+from sp_bench.kernels import cuts, half_precision_reason, sides
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 # the library's own environment variables, which it reads when it is imported
 KEEP, FOLDER = "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR"
 PACKS = True
+WINDOWS = True
 CUDA_KERNELS = (r"FlashAttentionForwardSm\d", r"FlashAttentionBackwardSm\d")
 CUDA_HELPERS = r"FlashAttention(ForwardCombine|BackwardPreprocess|BackwardPostprocess)"
 
@@ -37,13 +39,20 @@ def unsupported_reason(shape: AttentionShape, device: str) -> Prose | None:
 
 
 def forward(
-    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: tuple[int, ...] = ()
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
+    options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | sides(window)
     if documents:
-        options = {"softmax_scale": scale, "causal": causal, "return_lse": True} | cuts(documents, q.device)
-        out, lse, *_ = _library()._flash_attn_fwd(q[0], k[0], v[0], **options)
+        out, lse, *_ = _library()._flash_attn_fwd(q[0], k[0], v[0], **options, **cuts(documents, q.device))
         return out[None], lse[None]  # [S,Hq,D], [Hq,S] -> [1,S,Hq,D], [1,Hq,S]
-    out, lse, *_ = _library()._flash_attn_fwd(q, k, v, softmax_scale=scale, causal=causal, return_lse=True)
+    out, lse, *_ = _library()._flash_attn_fwd(q, k, v, **options)
     return out, lse
 
 
@@ -58,16 +67,15 @@ def backward(
     causal: bool,
     scale: float,
     documents: tuple[int, ...] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     # the kernel reads lse as contiguous, whatever its strides say; a ring passes slices
+    options = {"softmax_scale": scale, "causal": causal} | sides(window)
     if documents:
-        options = {"softmax_scale": scale, "causal": causal} | cuts(documents, q.device)
         tensors = (q[0], k[0], v[0], out[0], dout[0], lse[0].contiguous())
-        dq, dk, dv, *_ = _library()._flash_attn_bwd(*tensors, **options)
+        dq, dk, dv, *_ = _library()._flash_attn_bwd(*tensors, **options, **cuts(documents, q.device))
         return dq[None], dk[None], dv[None]
-    dq, dk, dv, *_ = _library()._flash_attn_bwd(
-        q, k, v, out, dout, lse.contiguous(), softmax_scale=scale, causal=causal
-    )
+    dq, dk, dv, *_ = _library()._flash_attn_bwd(q, k, v, out, dout, lse.contiguous(), **options)
     return dq, dk, dv
 
 

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
+from sp_bench.config.windows import Window
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
 PACKS = True
+WINDOWS = True
 CUDA_KERNELS = None  # plain matmuls and softmax
 OPS = {"aten::logsumexp": (1, 0), "aten::exp": (1, 1)}  # the number of matmuls differs for single tokens
 
@@ -31,9 +33,11 @@ def _accumulate_dtype(q: "Tensor") -> "torch.dtype":
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-def _scores(q: "Tensor", k: "Tensor", causal: bool, scale: float, documents: Sequence[int]) -> "Tensor":
-    """q [B,Sq,Hkv,G,D], k [B,Sk,Hkv,D] -> scores [B,Hkv,G,Sq,Sk], -inf where the causal mask hides a key, and where it
-    is of another document."""
+def _scores(
+    q: "Tensor", k: "Tensor", causal: bool, scale: float, documents: Sequence[int], window: Window | None
+) -> "Tensor":
+    """q [B,Sq,Hkv,G,D], k [B,Sk,Hkv,D] -> scores [B,Hkv,G,Sq,Sk], -inf where the causal mask hides a key, where it
+    is of another document, and where it is outside the window."""
     import torch
 
     scores = torch.einsum("bqhgd,bkhd->bhgqk", q, k) * scale
@@ -44,18 +48,31 @@ def _scores(q: "Tensor", k: "Tensor", causal: bool, scale: float, documents: Seq
         lengths = torch.tensor(documents, device=q.device)
         of_token = torch.arange(len(documents), device=q.device).repeat_interleave(lengths)
         scores = scores.masked_fill(of_token[:, None] != of_token, float("-inf"))
+    if window is not None:
+        # Sk - Sq: the last query and the last key lie side by side
+        seen = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool, device=q.device)
+        place = k.shape[1] - q.shape[1]
+        seen = seen.triu(place - window.left).tril(place + window.right)
+        scores = scores.masked_fill(~seen, float("-inf"))
     return scores
 
 
 def forward(
-    q: "Tensor", k: "Tensor", v: "Tensor", *, causal: bool, scale: float, documents: Sequence[int] = ()
+    q: "Tensor",
+    k: "Tensor",
+    v: "Tensor",
+    *,
+    causal: bool,
+    scale: float,
+    documents: Sequence[int] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor]":
     import torch
 
     wide = _accumulate_dtype(q)
     # [B,Sq,Hq,D] -> [B,Sq,Hkv,G,D]: query heads h*G to h*G+G-1 read KV head h
     q_grouped = q.to(wide).unflatten(2, (k.shape[2], -1))
-    scores = _scores(q_grouped, k.to(wide), causal, scale, documents)
+    scores = _scores(q_grouped, k.to(wide), causal, scale, documents, window)
     lse = scores.logsumexp(-1)
     weights = (scores - lse.unsqueeze(-1)).exp().to(q.dtype)
     out = torch.einsum("bhgqk,bkhd->bqhgd", weights.to(wide), v.to(wide))
@@ -73,13 +90,14 @@ def backward(
     causal: bool,
     scale: float,
     documents: Sequence[int] = (),
+    window: Window | None = None,
 ) -> "tuple[Tensor, Tensor, Tensor]":
     import torch
 
     wide, heads = _accumulate_dtype(q), (k.shape[2], q.shape[2] // k.shape[2])
     dout_g, out_g, q_g = (x.to(wide).unflatten(2, heads) for x in (dout, out, q))  # [B,Sq,Hkv,G,D]
     k_w, v_w = k.to(wide), v.to(wide)
-    weights = (_scores(q_g, k_w, causal, scale, documents) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
+    weights = (_scores(q_g, k_w, causal, scale, documents, window) - lse.unflatten(1, heads).unsqueeze(-1)).exp()
     dv = torch.einsum("bhgqk,bqhgd->bkhd", weights.to(q.dtype).to(wide), dout_g)
     dweights = torch.einsum("bqhgd,bkhd->bhgqk", dout_g, v_w)
     # the gradient of the softmax subtracts rowsum(dO * O): [B,Sq,Hkv,G] -> [B,Hkv,G,Sq,1]

@@ -234,10 +234,10 @@ class CountedKernel:
         self.unsupported_reason = kernel.unsupported_reason
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **packed: tuple[int, ...]
+        self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float, **mask: tuple[int, ...]
     ) -> tuple[Tensor, Tensor]:
-        with _kernel_call("forward", q, k, v, causal, **packed):
-            return self.kernel.forward(q, k, v, causal=causal, scale=scale, **packed)
+        with _kernel_call("forward", q, k, v, causal, **mask):
+            return self.kernel.forward(q, k, v, causal=causal, scale=scale, **mask)
 
     def backward(
         self,
@@ -250,20 +250,20 @@ class CountedKernel:
         *,
         causal: bool,
         scale: float,
-        **packed: tuple[int, ...],
+        **mask: tuple[int, ...],
     ) -> tuple[Tensor, Tensor, Tensor]:
-        with _kernel_call("backward", q, k, v, causal, **packed):
-            return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale, **packed)
+        with _kernel_call("backward", q, k, v, causal, **mask):
+            return self.kernel.backward(dout, q, k, v, out, lse, causal=causal, scale=scale, **mask)
 
 
 def _kernel_call(
-    pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: tuple[int, ...] = ()
+    pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, **mask: Any
 ) -> AbstractContextManager[object]:
     if not _active:
         return _NOTHING  # in timed steps: they must not wait for the host
     calls = ExitStack()
     for book in _active:
-        calls.enter_context(book.work.kernel_call(pass_kind, q, k, v, causal, documents))
+        calls.enter_context(book.work.kernel_call(pass_kind, q, k, v, causal, **mask))
     return calls
 
 

@@ -269,6 +269,11 @@ class OneRank(dist.ProcessGroup):
     def _end_coalescing(self, device: torch.device) -> Arrival:
         batch, self._batch = self._batch, None
         assert batch is not None, "nothing was begun"
+        while self._awaited:  # they come from ranks that get nothing from this one, and take what a send of theirs does
+            received, _ = self._awaited.popleft()
+            batch.times.append(self._time("send", Fraction(_bytes([received]))))
+            batch.copies.append(received.zero_)
+            batch.held.append(received)
 
         def copy() -> None:
             for each in batch.copies:
@@ -294,7 +299,7 @@ class OneRank(dist.ProcessGroup):
             far = self._far(op, sent, parts)
         op = ledger.issued(op, sent, far)
         arrival = arrival or Arrival()
-        time = message_time(self._world.link, op, float(sent), self._members, self._world.ranks_per_node)
+        time = self._time(op, sent)
         if ledger.is_counting():
             self._world.busy_s[NEAR] += time.near_s
             self._world.busy_s[FAR] += time.far_s
@@ -304,6 +309,9 @@ class OneRank(dist.ProcessGroup):
             self._batch.held += tensors
             return arrival
         return self._lane.start(time, copy, list(tensors), arrival)
+
+    def _time(self, op: str, sent: Fraction) -> MessageTime:
+        return message_time(self._world.link, op, float(sent), self._members, self._world.ranks_per_node)
 
     def _far(self, op: str, sent: Fraction, parts: Sequence[int]) -> Fraction:
         if not sent or self._world.ranks_per_node >= distributed_c10d._world.default_pg.size():  # pyright: ignore[reportOptionalMemberAccess]

@@ -80,16 +80,16 @@ def _wire_bytes(config: TrialConfig, measurements: Sequence[Measurement]) -> flo
 
 
 def _communication(measurements: Sequence[Measurement], traffic_is_mean: bool, *, spread: bool) -> dict[str, Any]:
-    predicted = measurements[0].predicted
     if traffic_is_mean:
         sent = [_sent(m) for m in measurements]
         keys = {key for each in sent for key in each}
         mean = {key: sum((each.get(key, Fraction(0)) for each in sent), Fraction(0)) / len(sent) for key in keys}
-        _require_equal("the ranks in the mean", mean, predicted)
+        _require_equal("the ranks in the mean", mean, measurements[0].predicted)
     else:
         for rank, m in enumerate(measurements):
-            _require_equal(f"rank {rank}", _sent(m), predicted)
-    counted = max((m.counts for m in measurements), key=_total_counted)
+            _require_equal(f"rank {rank}", _sent(m), m.predicted)
+    busiest = max(measurements, key=lambda m: _total_counted(m.counts))
+    counted, predicted = busiest.counts, busiest.predicted
     keys = sorted(counted.keys() | predicted.keys())
     unpredicted = measurements[0].unpredicted
     far = [{key: size for key, size in m.between_nodes.items() if key[0] != "other"} for m in measurements]

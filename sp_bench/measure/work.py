@@ -17,6 +17,7 @@ from torch.utils.flop_counter import flop_registry
 
 from sp_bench.config.documents import causal_pairs
 from sp_bench.config.prose import Prose
+from sp_bench.config.windows import Window, visible_pairs
 from sp_bench.costs.attention import FLASH_BACKWARD
 from sp_bench.costs.work import LOSS_OP, NORM_OP, SWIGLU_OP, ExpectedWork, KernelCalls
 from sp_bench.kernels import LOOKS_LIKE_ATTENTION
@@ -69,12 +70,21 @@ class Work:
 
     @contextmanager
     def kernel_call(
-        self, pass_kind: str, q: Tensor, k: Tensor, v: Tensor, causal: bool, documents: Sequence[int] = ()
+        self,
+        pass_kind: str,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        causal: bool,
+        documents: Sequence[int] = (),
+        window: Window | None = None,
     ) -> Iterator[None]:
         """Count one call of the kernel, which runs inside. q [B,Sq,Hq,D]; k, v [B,Sk,Hkv,D]; causal means Sq == Sk.
-        `documents` are the tokens of each that are packed, queries and keys alike."""
+        `documents` are the tokens of each that are packed, queries and keys alike; `window` is the whole mask."""
         batch, queries, heads, dim = q.shape
-        if causal:
+        if window is not None:
+            pairs = visible_pairs(queries, k.shape[1], window)
+        elif causal:
             pairs = causal_pairs(documents or (queries,))
         else:
             pairs = sum(length * length for length in documents) if documents else queries * k.shape[1]

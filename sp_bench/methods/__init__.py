@@ -11,20 +11,20 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, cast
 
 from sp_bench import hardware
-from sp_bench.attention.layouts import SequenceLayout
+from sp_bench.attention.layouts import SequenceLayout, window_share
 from sp_bench.config import outside
 from sp_bench.config.outside import CannotImport, Source
 from sp_bench.config.parsing import SCALARS, ConfigError, parse
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import TRAINING, AttentionShape, MethodConfig, TrialConfig
 from sp_bench.costs import training as training_costs
-from sp_bench.costs.attention import OF_METHODS, ClosedForm, Traffic
+from sp_bench.costs.attention import OF_METHODS, OF_RANKS, ClosedForm, Traffic
 from sp_bench.costs.links import far_share
 from sp_bench.costs.work import ExpectedWork, KernelCalls, attention_work
 from sp_bench.kernels import REFERENCE, Kernel
@@ -49,6 +49,12 @@ class SequenceParallelAttention:
     layout: SequenceLayout
     attend: "Callable[..., Tensor]"  # an `Attend` of ours, or a library's function of q, k and v
 
+    def with_sinks(self, sinks: "Tensor | None") -> "SequenceParallelAttention":
+        """The same with these sinks [Hq], in a method that takes them. Their gradient is this rank's share."""
+        if sinks is None:
+            return self
+        return replace(self, attend=lambda q, k, v, kept=None: self.attend(q, k, v, kept, sinks))
+
     def __call__(self, q: "Tensor", k: "Tensor", v: "Tensor", kept: "Kept | None" = None) -> "Tensor":
         """q [B,S/P,Hq,D], k and v [B,S/P,Hkv,D] -> [B,S/P,Hq,D]; differentiable; tokens in `layout` order. `kept` is
         for methods of this package that are ours."""
@@ -63,6 +69,7 @@ class Method(Protocol):
     - `OWN_PACKED_KERNELS`: names of kernels of which the library has an own binding that takes packed documents, while
       ours takes none;
     - `NO_PACKS`: what it lacks for that, for those who ask for it;
+    - `WINDOWS = True`: it also computes windows (`AttentionShape.window`) and sinks, which its `attend` then takes;
     - `Options`, from outside only: a frozen dataclass of its own options, found in `MethodConfig.own`;
     - `ring_degrees` and `send_rings`, as in double_ring: the two rings that its tensors travel around;
     - `TRAFFIC_IS_MEAN`: why ranks send different numbers of bytes, of which `traffic` is the mean;
@@ -155,6 +162,15 @@ def packing_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
     if method.layout == "striped":
         return "method.layout=striped cuts packed documents into single tokens; use contiguous or zigzag"
     return None
+
+
+def window_reason(method: MethodConfig, shape: AttentionShape) -> Prose | None:
+    """Why the method cannot compute a window or sinks, naming those that can, or None."""
+    if (shape.window is None and not shape.sinks) or getattr(get(method.name), "WINDOWS", False):
+        return None
+    able = ", ".join(name for name in NAMES if getattr(get(name), "WINDOWS", False))
+    lacking: Prose = "sinks" if shape.window is None else "windows"
+    return f"method {method.name} computes no {lacking} here; use method={able}"
 
 
 def names() -> list[str]:
@@ -313,11 +329,14 @@ def with_own_options(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in mapping.items() if key in _FIELDS} | {"own": own}
 
 
-def attention_traffic(config: TrialConfig, seq_len: int) -> Traffic | None:
+def attention_traffic(config: TrialConfig, seq_len: int, rank: int | None = None) -> Traffic | None:
     """Bytes one rank sends off-rank in one attention call over `seq_len` tokens, forward and backward; None: the method
-    has no closed form."""
-    form = closed_form(config.method.name)
-    return None if form is None else form(config.method, config.attention_shape(seq_len), config.sp_size)
+    has no closed form. Where ranks send different numbers, those of `rank` of the sequence; without it, those of the
+    rank that sends most, or where the method knows the mean alone, the mean."""
+    form, shape = closed_form(config.method.name), config.attention_shape(seq_len)
+    if rank is not None and shape.window is not None and config.method.name in OF_RANKS:
+        return OF_RANKS[config.method.name](config.method, shape, config.sp_size, rank)
+    return None if form is None else form(config.method, shape, config.sp_size)
 
 
 def closed_form(name: str) -> ClosedForm | None:
@@ -335,6 +354,8 @@ def between_nodes(config: TrialConfig, traffic: Traffic, rank: int) -> Fraction 
     """The bytes in `traffic` that `rank` of the world sends to other nodes; None if they have no closed form."""
     if config.method.name not in _PLACED or config.workload.name in TRAINING or traffic_is_mean(config.method.name):
         return None
+    if config.workload.window is not None and config.method.name in OF_RANKS:
+        return None  # borders go to several ranks
     module = get(config.method.name)
     cut = module.layout(config.method, config.sp_size)
     places = [cut.coordinates(member) for member in range(config.sp_size)]
@@ -383,7 +404,10 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     else:
         backward = config.workload.pass_kind == "forward_backward"
         expected = attention_work(shape, calls, backward=backward, products=products)
-    return expected if config.world == "ranks" else expected.of_one(config.world_size)
+    if config.world == "ranks":
+        return expected
+    layout = get(name).layout(config.method, config.sp_size)
+    return expected.of_one(config.world_size, window_share(layout, shape, rank))
 
 
 def open_counted(

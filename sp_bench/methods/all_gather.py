@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, seen_across
+from sp_bench.attention.layouts import SequenceLayout, num_window_blocks, seen_across
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_gather"
 PACKS = True
+WINDOWS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -37,10 +38,17 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
             f"method.head_stride={method.head_stride} is more than num_kv_heads={shape.num_kv_heads}; "
             f"use {shape.num_kv_heads} or fewer"
         )
+    if method.head_stride is not None and shape.window is not None:
+        return (
+            f"method.head_stride={method.head_stride}: under a window all heads' borders are gathered at once; use null"
+        )
     return None
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    if shape.window is not None:
+        _, blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
+        return KernelCalls(blocks, blocks)
     if shape.documents:
         runs = layout(method, sp_size).runs(rank, shape.seq_len)
         before = sum(seen_across(run, range(run.start), shape.documents) is not None for run in runs)
@@ -56,6 +64,7 @@ def open(
     import torch
 
     from sp_bench.attention.autograd import differentiable
+    from sp_bench.attention.borders import Bordered, Gathered
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.gather import Gather
 
@@ -63,6 +72,10 @@ def open(
     dkv_dtype = getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype))
     cut = layout(method, group.size())
     stride = method.head_stride or shape.num_kv_heads
-    gather = Gather(kernel, transport(method.exchange, group), cut, stride, dkv_dtype, shape.documents)
+    over = transport(method.exchange, group)
+    if shape.window is not None:
+        gather = Bordered(kernel, Gathered(over), method.layout, shape.window, dkv_dtype)
+    else:
+        gather = Gather(kernel, over, cut, stride, dkv_dtype, shape.documents)
     attend = differentiable(gather, causal=shape.causal, scale=shape.head_dim**-0.5)
     yield SequenceParallelAttention(cut, attend)

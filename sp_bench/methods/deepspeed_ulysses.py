@@ -66,7 +66,7 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.autograd import differentiable
-    from sp_bench.attention.packed import of_shape
+    from sp_bench.attention.masked import of_shape
     from sp_bench.measure import ledger
     from sp_bench.methods._deepspeed import told_of
 

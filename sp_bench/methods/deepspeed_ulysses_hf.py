@@ -100,7 +100,7 @@ def _make(kernel: Kernel, shape: AttentionShape, group: Any) -> Any:
     )
 
     from sp_bench.attention.autograd import differentiable
-    from sp_bench.attention.packed import of_shape
+    from sp_bench.attention.masked import of_shape
 
     local = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
 

@@ -9,11 +9,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
+from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
-from sp_bench.costs.attention import merging_dtype, travelling_dkv_dtype
-from sp_bench.costs.work import KernelCalls, ring_calls
+from sp_bench.costs.attention import (
+    border_exchange_reason,
+    merging_dtype,
+    travelling_dkv_dtype,
+)
+from sp_bench.costs.work import KernelCalls, ring_calls, window_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "send_recv"
 PACKS = True
+WINDOWS = True
 CUTS_DOCUMENTS = True
 
 
@@ -31,10 +36,13 @@ def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
 
 
 def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionShape, sp_size: int) -> Prose | None:
-    return None
+    return border_exchange_reason(method, shape)
 
 
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
+    if shape.window is not None:
+        blocks = num_window_blocks(method.layout, rank, sp_size, shape.seq_len, shape.window)
+        return window_calls(blocks, method.layout, sp_size, shape.num_kv_heads)
     packed = num_packed_blocks(method.layout, rank, sp_size, shape.documents)
     return ring_calls(shape, method.layout, sp_size, rank, shape.num_kv_heads, packed)
 
@@ -45,18 +53,18 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.attention import borders
     from sp_bench.attention.autograd import differentiable
     from sp_bench.attention.copy_engines import transport
-    from sp_bench.attention.ring import Ring
 
     group = mesh.get_group("ring")
-    ring = Ring(
+    ring = borders.ring(
         kernel,
         transport(method.exchange, group),
         method.layout,
+        shape,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
-        documents=shape.documents,
     )
     attend = differentiable(ring, causal=shape.causal, scale=shape.head_dim**-0.5)
     cut = layout(method, group.size())

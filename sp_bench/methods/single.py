@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "none"
 PACKS = True
+WINDOWS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -41,7 +42,7 @@ def open(
     method: MethodConfig, kernel: Kernel, shape: AttentionShape, mesh: "DeviceMesh"
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.autograd import differentiable
-    from sp_bench.attention.packed import of_shape
+    from sp_bench.attention.masked import of_shape
 
     attend = differentiable(of_shape(kernel, shape), causal=shape.causal, scale=shape.head_dim**-0.5)
     yield SequenceParallelAttention(layout(method, 1), attend)

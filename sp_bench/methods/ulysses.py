@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all"
 PACKS = True
+WINDOWS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -47,7 +48,7 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.head_chunks import HeadChunks, chunked
-    from sp_bench.attention.packed import of_shape
+    from sp_bench.attention.masked import of_shape
 
     group = mesh.get_group("ulysses")
     chunks = HeadChunks(

@@ -9,17 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks
+from sp_bench.attention.layouts import SequenceLayout, num_packed_blocks, num_window_blocks
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape, MethodConfig
 from sp_bench.costs.attention import (
+    border_exchange_reason,
     head_chunks_reason,
     head_split_reason,
     merging_dtype,
+    replicated_kv_heads,
     travelling_dkv_dtype,
 )
-from sp_bench.costs.work import KernelCalls, usp_calls
+from sp_bench.costs.work import KernelCalls, usp_calls, window_calls
 from sp_bench.kernels import Kernel
 from sp_bench.methods import SequenceParallelAttention
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "sp_bench"
 PRIMITIVE = "all_to_all+send_recv"
 PACKS = True
+WINDOWS = True
 
 
 def layout(method: MethodConfig, sp_size: int) -> SequenceLayout:
@@ -44,6 +47,7 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
         valid = ", ".join(str(n) for n in range(1, sp_size + 1) if sp_size % n == 0)
         return f"method.ulysses_degree={degree} does not divide sp_size={sp_size}; use one of {valid}"
     reason = head_split_reason(shape, degree, "method.ulysses_degree", method.name)
+    reason = reason or border_exchange_reason(method, shape)
     # parts may not share a KV head: each part would send it around the ring
     return reason or head_chunks_reason(shape, degree, method.head_chunks, may_share_kv=False)
 
@@ -51,6 +55,12 @@ def unsupported_reason(method: MethodConfig, kernel_name: str, shape: AttentionS
 def kernel_calls(method: MethodConfig, shape: AttentionShape, sp_size: int, rank: int) -> KernelCalls:
     cut = layout(method, sp_size)
     ring_rank, _ = cut.coordinates(rank)
+    if shape.window is not None:
+        chunks = (method.head_chunks or 1) if cut.ulysses_degree > 1 else 1
+        kv_heads = replicated_kv_heads(shape.num_kv_heads, cut.ulysses_degree) // cut.ulysses_degree // chunks
+        blocks = num_window_blocks(cut.kind, ring_rank, cut.ring_degree, shape.seq_len, shape.window)
+        calls = window_calls(blocks, cut.kind, cut.ring_degree, kv_heads)
+        return KernelCalls(chunks * calls.forward, chunks * calls.backward)
     packed = num_packed_blocks(cut.kind, ring_rank, cut.ring_degree, shape.documents)
     return usp_calls(shape, cut.kind, cut.ulysses_degree, cut.ring_degree, ring_rank, method.head_chunks, packed)
 
@@ -61,18 +71,18 @@ def open(
 ) -> Iterator[SequenceParallelAttention]:
     import torch
 
+    from sp_bench.attention import borders
     from sp_bench.attention.copy_engines import transport
     from sp_bench.attention.head_chunks import HeadChunks, chunked
-    from sp_bench.attention.ring import Ring
 
     ulysses, around = (transport(method.exchange, mesh.get_group(axis)) for axis in ("ulysses", "ring"))
-    ring = Ring(
+    ring = borders.ring(
         kernel,
         around,
         method.layout,
+        shape,
         dkv_dtype=getattr(torch, travelling_dkv_dtype(shape, method.dkv_dtype)),
         merge_dtype=getattr(torch, merging_dtype(shape, method.merge_dtype)),
-        documents=shape.documents,
     )
     chunks = HeadChunks(ring, ulysses, shape.causal, shape.head_dim**-0.5, method.head_chunks or 1)
     cut = layout(method, ulysses.group.size() * around.group.size())

@@ -10,7 +10,7 @@ B batch, S tokens, P ranks, H heads, D head size.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from sp_bench import kernels
-from sp_bench.attention.packed import of_shape
+from sp_bench.attention.masked import of_shape
+from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
 from sp_bench.config.trial import AttentionShape
@@ -48,6 +49,14 @@ def random_inputs(shape: AttentionShape, device: torch.device, seed: int) -> lis
     return drawn
 
 
+def random_sinks(shape: AttentionShape, device: torch.device, seed: int) -> Tensor | None:
+    """A sink of each query head [Hq], in the shape's dtype, equal on every rank; None: the shape has none."""
+    if not shape.sinks:
+        return None
+    drawn = torch.randn(shape.num_heads, generator=torch.Generator().manual_seed(seed))
+    return drawn.to(device, getattr(torch, shape.dtype))
+
+
 def _run_kernel(kernel: Attention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
     """output, dq, dk and dv of whole sequences, computed on this device alone."""
     q, k, v, dout = inputs
@@ -57,8 +66,41 @@ def _run_kernel(kernel: Attention, inputs: Sequence[Tensor], shape: AttentionSha
 
 
 def _run_reference(inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
-    """The same of the `math` kernel, which knows nothing of packing here."""
+    """The same of the `math` kernel, which knows nothing of packing or windows here."""
+    if shape.window is not None:
+        return _run_each_query(kernels.get(kernels.REFERENCE), inputs, shape.window, shape)
     return _run_each(kernels.get(kernels.REFERENCE), inputs, shape)
+
+
+def _run_with_sinks(inputs: Sequence[Tensor], sinks: Tensor, shape: AttentionShape) -> list[Tensor]:
+    """output, dq, dk, dv and the sinks' gradient, by the definition and by torch's own differentiation: a sink is the
+    score of a further key of each query, and what it weighs is left out."""
+    *qkv, dout = inputs
+    q, k, v, scores_of_sinks = leaves = [x.clone().requires_grad_() for x in (*qkv, sinks)]
+    group = shape.num_heads // shape.num_kv_heads
+    k, v = (x.repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * shape.head_dim**-0.5
+    ahead = torch.arange(shape.seq_len, device=q.device)[:, None] - torch.arange(shape.seq_len, device=q.device)
+    scores = scores.masked_fill((ahead < 0) | (ahead >= (shape.window or shape.seq_len)), float("-inf"))
+    of_sinks = scores_of_sinks[:, None, None].expand(*scores.shape[:3], 1)
+    weights = torch.cat([scores, of_sinks], dim=-1).softmax(-1)[..., :-1]
+    out = torch.einsum("bhqk,bkhd->bqhd", weights, v)
+    return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def _run_each_query(kernel: Attention, inputs: Sequence[Tensor], window: int, shape: AttentionShape) -> list[Tensor]:
+    """The same with each query computed by itself, over the keys that it sees."""
+    q, k, v, dout = inputs
+    out, dq = torch.empty_like(q), torch.empty_like(q)
+    sums = [torch.zeros_like(x, dtype=wide_dtype(x)) for x in (k, v)]
+    for place in range(q.shape[1]):
+        row, seen = slice(place, place + 1), slice(max(place - window + 1, 0), place + 1)
+        at, options = (q[:, row], k[:, seen], v[:, seen]), {"causal": False, "scale": shape.head_dim**-0.5}
+        out[:, row], lse = kernel.forward(*at, **options)
+        dq[:, row], *shares = kernel.backward(dout[:, row], *at, out[:, row], lse, **options)
+        for total, share in zip(sums, shares, strict=True):
+            total[:, seen] += share
+    return [out, dq, *(total.to(q.dtype) for total in sums)]
 
 
 def _run_each(kernel: Attention, inputs: Sequence[Tensor], shape: AttentionShape) -> list[Tensor]:
@@ -114,7 +156,7 @@ def check_attention(
     wide = [x.to(reference_dtype(dtype, device)) for x in inputs]
     want = _run_reference(wide, shape)
     budget = _budget(inputs, want, shape)
-    if kernels.packs(kernel_name):
+    if shape.window is not None or kernels.packs(kernel_name):
         alone = _run_kernel(of_shape(kernel, shape), inputs, shape)
     else:  # whole sequences; or packs, which only a library's own code for this kernel takes
         alone = _run_each(kernel, inputs, shape)
@@ -123,6 +165,14 @@ def check_attention(
 
     sp_size = attention.layout.sp_size
     positions = attention.layout.global_positions(mesh.get_rank() % sp_size, shape.seq_len)
+    of_sinks: dict[str, float] = {}
+    if (sinks := random_sinks(shape, device, seed)) is not None:
+        # the kernel is alone above: sinks are merged outside of it, and add less error than they take weight from keys
+        *want, want_sinks = _run_with_sinks(wide, sinks.to(wide[0].dtype), shape)
+        got_sinks = _sink_gradients(attention, [x[:, positions] for x in inputs], sinks, mesh)
+        of_sinks = {"dsinks": _relative(got_sinks, want_sinks)}
+        require(of_sinks, {"dsinks": max(budget.values())}, f"method on {sp_size} ranks")
+        attention = attention.with_sinks(sinks)
     got = _run_method(attention, [x[:, positions] for x in inputs])
     errors = _sharded_errors(got, [x[:, positions] for x in want], want, mesh)
     require(errors, budget, f"method on {sp_size} ranks")
@@ -130,11 +180,13 @@ def check_attention(
     perturbed = {}
     if shape.documents:
         perturbed = check_perturbation(attention, mine, positions, shape.documents, got, mesh)
+    elif shape.window is not None:
+        perturbed = check_window(attention, mine, positions, shape, got, mesh)
     else:  # in a pack the last rank may rightly see nothing of the first token
         _require_sharded(attention, mine[:3], positions, got[0], mesh)
     return perturbed | {
         "correctness_seq_len": shape.seq_len,
-        **{f"rel_error_{name}": error for name, error in errors.items()},
+        **{f"rel_error_{name}": error for name, error in (errors | of_sinks).items()},
         "error_budget": budget,
         "kernel_rel_error": kernel_errors,
     }
@@ -149,6 +201,16 @@ def _run_method(attention: SequenceParallelAttention, inputs: Sequence[Tensor]) 
     if out.shape != leaves[0].shape:
         raise Incorrect(f"output has shape {tuple(out.shape)}, but its queries have shape {tuple(leaves[0].shape)}")
     return [out.detach(), *torch.autograd.grad(out, leaves, dout)]
+
+
+def _sink_gradients(
+    attention: SequenceParallelAttention, inputs: Sequence[Tensor], sinks: Tensor, mesh: DeviceMesh
+) -> Tensor:
+    """The gradient of the sinks [Hq], summed over the ranks of the sequence."""
+    q, k, v, dout = inputs
+    leaf = sinks.clone().requires_grad_()
+    (share,) = torch.autograd.grad(attention.with_sinks(leaf)(q, k, v), [leaf], dout)
+    return all_reduce(share.to(wide_dtype(share)), mesh)
 
 
 def all_reduce(tensor: Tensor, mesh: DeviceMesh, op: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM) -> Tensor:
@@ -178,34 +240,104 @@ def check_perturbation(
     mesh: DeviceMesh,
 ) -> dict[str, Errors]:
     """Change one document: the results of all others must stay as they are. This needs no reference. Returns row
-    columns: the largest difference of an element of each tensor, between equal runs, outside and inside.
+    columns, as `_check_changed`.
 
     inputs: this rank's q, k, v and dout, at the global `positions`; got: the method's output, dq, dk and dv of them.
-    The longest document is changed, which lies on most ranks. Outside may differ by up to twice what equal runs
-    differ by, because another two may differ by more; that is 0 in a kernel that sums in one order. Inside must differ
-    by over 100 times as much. Differences are compared as parts of the element, or of the tensor's root mean square
-    where the element is smaller: a last bit that rounds otherwise is as large a part of any element, and in absolute
-    terms larger in a few large ones, which equal runs need not hit. Kernels that add up in any order often give equal
-    bits, so two equal runs may hide it: where more changed outside, up to 16 tell.
+    The longest document is changed, which lies on most ranks.
 
     Raises:
         Incorrect: more changed outside, or less inside. Raised on every rank.
     """
     changed = max(spans(documents), key=len)
-    inside = torch.tensor([position in changed for position in positions], device=inputs[0].device)
-    everywhere = torch.ones_like(inside)
+    inside = _at(positions, changed, inputs[0])
+    other = [torch.where(inside[:, None, None], x.roll(1, dims=-1) + 1, x) for x in inputs]
+    outside: Prose = "of other documents"
+    within: Prose = "its own {name}"
+    return _check_changed(
+        attention, inputs, Changed("document", other, [~inside] * 4, [inside] * 4, outside, within), got, mesh
+    )
+
+
+def check_window(
+    attention: SequenceParallelAttention,
+    inputs: Sequence[Tensor],
+    positions: Sequence[int],
+    shape: AttentionShape,
+    got: Sequence[Tensor],
+    mesh: DeviceMesh,
+) -> dict[str, Errors]:
+    """Change one key and its value, at the end of a shard. The output and dq of the tokens that see it may change, and
+    those of the last of them must. dk and dv may change of the keys that these tokens see, and must of some.
+
+    The changed key is large, so that it counts beside as many others as a window has. Arguments, columns and errors as
+    in `check_perturbation`.
+    """
+    window = shape.window
+    assert window is not None
+    first_run = attention.layout.runs(0, shape.seq_len)[0]
+    # the last of the first rank's tokens that are neighbours, or where that is too late, the last that one cannot see
+    key = min(first_run[-1] if first_run.step == 1 else shape.seq_len // 2, shape.seq_len - 1 - window)
+    q, k, v, dout = inputs
+    at = _at(positions, range(key, key + 1), q)[:, None, None]
+    other = [q, *(torch.where(at, 8 * x.roll(1, dims=-1) + 1, x) for x in (k, v)), dout]
+    seeing = _at(positions, range(key, key + window), q)
+    last = _at(positions, range(key + window - 1, key + window), q)
+    seen = _at(positions, range(key - window + 1, key + window), q)
+    outside: Prose = "of tokens outside the window"
+    within: Prose = "{name} at the window's edge"
+    changed = Changed("key", other, [~seeing, ~seeing, ~seen, ~seen], [last, last, seen, seen], outside, within)
+    return _check_changed(attention, inputs, changed, got, mesh)
+
+
+class Changed(NamedTuple):
+    """Inputs of which a part was changed. Tokens are those of this rank, as masks for output, dq, dk and dv."""
+
+    what: Prose  # was changed
+    inputs: Sequence[Tensor]  # q, k, v and dout
+    outside: Sequence[Tensor]  # tokens that must stay as they are
+    inside: Sequence[Tensor]  # tokens of which one or more must change
+    outside_words: Prose
+    inside_words: Prose
+
+
+def _at(positions: Sequence[int], tokens: range, like: Tensor) -> Tensor:
+    """Which of the global `positions` are among `tokens`."""
+    return torch.tensor([position in tokens for position in positions], device=like.device)
+
+
+def _check_changed(
+    attention: SequenceParallelAttention,
+    inputs: Sequence[Tensor],
+    changed: Changed,
+    got: Sequence[Tensor],
+    mesh: DeviceMesh,
+) -> dict[str, Errors]:
+    """Returns row columns: the largest difference of an element of each tensor, between equal runs, outside and inside.
+
+    Outside may differ by up to twice what equal runs differ by, because another two may differ by more; that is 0 in a
+    kernel that sums in one order. Inside must differ by over 100 times as much. Differences are compared as parts of
+    the element, or of the tensor's root mean square where the element is smaller: a last bit that rounds otherwise is
+    as large a part of any element, and in absolute terms larger in a few large ones, which equal runs need not hit.
+    Kernels that add up in any order often give equal bits, so two equal runs may hide it: where more changed outside,
+    up to 16 tell.
+
+    Raises:
+        Incorrect: more changed outside, or less inside. Raised on every rank.
+    """
+    everywhere = [torch.ones_like(each) for each in changed.outside]
     squares = all_reduce(torch.stack([x.double().square().mean() for x in got]), mesh) / attention.layout.sp_size
     sizes = [x.double().abs().clamp(min=rms) for x, rms in zip(got, squares.sqrt().tolist(), strict=True)]
 
-    def differences(run: Sequence[Tensor], at: Tensor) -> Tensor:
+    def differences(run: Sequence[Tensor], at: Sequence[Tensor]) -> Tensor:
         """The largest of each tensor over all ranks, and the largest as a part of the element, [2,4]."""
         each = [(x - g).double() for x, g in zip(run, got, strict=True)]
         parts = [x / size for x, size in zip(each, sizes, strict=True)]
-        mine = torch.stack([torch.stack([_largest(x[:, at]) for x in of]) for of in (each, parts)])
+        mine = [torch.stack([_largest(x[:, rows]) for x, rows in zip(of, at, strict=True)]) for of in (each, parts)]
+        mine = torch.stack(mine)
         return all_reduce(mine, mesh, dist.ReduceOp.MAX)
 
-    other = _run_method(attention, [torch.where(inside[:, None, None], x.roll(1, dims=-1) + 1, x) for x in inputs])
-    outside, within = differences(other, ~inside), differences(other, inside)
+    other = _run_method(attention, changed.inputs)
+    outside, within = differences(other, changed.outside), differences(other, changed.inside)
     runs, noise = 0, torch.zeros_like(outside)
     while runs < 2 or (runs < 16 and not bool((outside[1] <= 2 * noise[1]).all())):
         runs, noise = runs + 1, noise.maximum(differences(_run_method(attention, inputs), everywhere))
@@ -213,13 +345,13 @@ def check_perturbation(
     for name, repeated, out, into in zip(TENSORS, *parts, strict=True):
         if not out <= 2 * repeated:
             raise Incorrect(
-                f"perturbed document: {name} of other documents changes by {out:.2e} of an element, and {runs} equal "
-                f"runs differ by {repeated:.2e}"
+                f"perturbed {changed.what}: {name} {changed.outside_words} changes by {out:.2e} of an element, and "
+                f"{runs} equal runs differ by {repeated:.2e}"
             )
         if not into > 100 * repeated:
             raise Incorrect(
-                f"perturbed document: its own {name} changes by {into:.2e} of an element, and {runs} equal runs differ "
-                f"by {repeated:.2e}"
+                f"perturbed {changed.what}: {changed.inside_words.format(name=name)} changes by {into:.2e} of an "
+                f"element, and {runs} equal runs differ by {repeated:.2e}"
             )
     by_column = zip(PERTURBED, absolute, strict=True)
     return {column: dict(zip(TENSORS, values, strict=True)) for column, values in by_column}

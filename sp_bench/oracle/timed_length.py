@@ -53,6 +53,7 @@ def check_attention(
     mesh: DeviceMesh,
     draw: Draw,
     budget: Errors,
+    sinks: Tensor | None = None,
 ) -> dict[str, Any]:
     """Prove a step that has run on `inputs` before, on the same inputs turned. Returns row columns.
 
@@ -66,12 +67,12 @@ def check_attention(
     columns: dict[str, Any] = {}
     if step is not eager:
         columns["replay_rel_error"] = check_replay(step, eager, budget, mesh)
-    errors, of_head = check_rows(step, inputs, layout, shape, mesh, draw, budget)
+    errors, of_head = check_rows(step, inputs, layout, shape, mesh, draw, budget, sinks)
     columns["sampled_head_error"] = of_head
     columns |= {"sampled_rel_error": errors.pop("output"), "sampled_grad_error": errors or None}
     if len(inputs) == len(TENSORS):
         what: Prose = f"all rows at seq_len={shape.seq_len}"
-        columns["identity_error"] = check_identities(inputs, step(), mesh, what)
+        columns["identity_error"] = check_identities(inputs, step(), mesh, what, sinks=sinks is not None)
     return columns
 
 
@@ -89,6 +90,7 @@ def check_rows(
     mesh: DeviceMesh,
     draw: Draw,
     budget: Errors,
+    sinks: Tensor | None = None,
 ) -> tuple[Errors, Errors]:
     """Run one more step, and return the errors of its results, and those of the worst KV head. The reference is
     attention in a wider dtype, of the sampled rows over the keys of all ranks.
@@ -116,13 +118,14 @@ def check_rows(
         dout.copy_(whole)
     queries, got, *backward = known
     hidden = rows.hidden(q.device)
-    want, lse = _attention(queries, k, v, hidden, mesh)
+    want, lse = _attention(queries, k, v, hidden, mesh, sinks)
     squares = {"output": _relative_squares(got, want, k.shape[2])}
     if gradients:
         dout_rows, got_dq = backward
         gradients[0][:, mine] = 0  # the sampled rows of dq are compared as `got_dq`; all others must be zero
         wanted = _gradients(queries, dout_rows, want, lse, k, v, hidden)
-        squares |= _gradient_errors(gradients, got_dq, wanted, mesh)
+        seen = torch.ones(k.shape[1], dtype=torch.bool, device=k.device) if hidden is None else ~hidden.all(0)
+        squares |= _gradient_errors(gradients, got_dq, wanted, seen, mesh)
     what: Prose = f"sampled rows at seq_len={shape.seq_len}"
     return _require_all(squares, budget, q.dtype, what)
 
@@ -135,6 +138,7 @@ def check_results(
     mesh: DeviceMesh,
     draw: Draw,
     budget: Errors,
+    sinks: Tensor | None = None,
 ) -> Errors:
     """Check what a step of all rows returned for `inputs`: the output and dq of the sampled rows, and all identities.
     dk and dv are of all rows, of which the identities alone tell. Returns the errors.
@@ -147,7 +151,7 @@ def check_results(
     rows = _Rows(layout, shape, mesh, draw)
     queries, got, *backward = rows.gathered([q, out, *loss, *gradients[:1]])
     hidden = rows.hidden(q.device)
-    want, lse = _attention(queries, k, v, hidden, mesh)
+    want, lse = _attention(queries, k, v, hidden, mesh, sinks)
     squares = {"output": _relative_squares(got, want, k.shape[2])}
     if gradients:
         dout, got_dq = backward
@@ -157,7 +161,7 @@ def check_results(
         squares["dq"] = _relative_squares(got_dq, all_reduce(want_dq, mesh), k.shape[2])
     errors, _ = _require_all(squares, budget, q.dtype, what)
     if gradients:
-        check_identities(inputs, results, mesh, what)
+        check_identities(inputs, results, mesh, what, sinks=sinks is not None)
     return errors
 
 
@@ -188,7 +192,7 @@ class _Rows:
 
     def __init__(self, layout: SequenceLayout, shape: AttentionShape, mesh: DeviceMesh, draw: Draw) -> None:
         self._shape, self._mesh = shape, mesh
-        self._sampled = _sample(layout, shape.seq_len, draw, shape.documents)
+        self._sampled = _sample(layout, shape.seq_len, draw, shape.documents, shape.window)
         self._positions = layout.global_positions(mesh.get_rank() % layout.sp_size, shape.seq_len)
         self._row_of = {position: row for row, position in enumerate(self._sampled.tolist())}
         self.mine = [index for index, position in enumerate(self._positions) if position in self._row_of]
@@ -215,6 +219,8 @@ class _Rows:
             self._shape.documents,
         )
         hidden = keys[None, :] > sampled[:, None]
+        if self._shape.window is not None:
+            hidden |= keys[None, :] <= sampled[:, None] - self._shape.window
         if lengths:
             document = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths)).to(device)
             hidden |= document[keys][None, :] != document[sampled][:, None]
@@ -236,13 +242,19 @@ def _in_flight(step: Step, mesh: DeviceMesh, late: int) -> Sequence[Tensor]:
 
 
 def _gradient_errors(
-    gradients: Sequence[Tensor], got_dq: Tensor, wanted: Iterator[tuple[int, Tensor, Tensor, Tensor]], mesh: DeviceMesh
+    gradients: Sequence[Tensor],
+    got_dq: Tensor,
+    wanted: Iterator[tuple[int, Tensor, Tensor, Tensor]],
+    seen: Tensor,
+    mesh: DeviceMesh,
 ) -> dict[str, Tensor]:
-    """The squares that `_require_all` takes, of dq, dk and dv; the same on every rank.
+    """The squares that `_require_all` takes, of dq, dk and dv; the same on every rank. What must be zero counts as a
+    part of all that need not be.
 
     gradients: this rank's dq [B,s,Hq,D] with zeros in the sampled rows, and its dk and dv [B,s,Hkv,D].
     got_dq: the sampled rows of dq [B,n,Hq,D].
     wanted: what `_gradients` yields.
+    seen: [s], this rank's keys that a sampled row sees. dk and dv of the others must be zero.
     """
     stray_dq, got_dk, got_dv = gradients
     want_dq = torch.zeros_like(got_dq)
@@ -257,18 +269,23 @@ def _gradient_errors(
     stray = _by_head(stray_dq, got_dk.shape[2]).sum((0, 1))
     strays = all_reduce(stray, mesh) / _by_head(want_dq, got_dk.shape[2]).sum((0, 1)).mean()
     found = {"dq": _relative_squares(got_dq, want_dq, got_dk.shape[2]) + strays}
-    num_tokens = all_reduce(stray.new_full((), got_dk[..., 0, 0].numel()), mesh)
-    for name, (error, size) in zip(("dk", "dv"), squares, strict=True):
-        of_tokens = error / size.mean(-1, keepdim=True)
-        found[name] = all_reduce(of_tokens.sum((0, 1), dtype=torch.float64), mesh) / num_tokens
+    num_tokens = all_reduce(stray.new_full((), got_dk[:, seen, 0, 0].numel()), mesh)
+    for name, (error, size) in zip(("dk", "dv"), squares.double(), strict=True):
+        of_tokens = error[:, seen] / size[:, seen].mean(-1, keepdim=True)
+        strays = all_reduce(error[:, ~seen].sum((0, 1)), mesh) / all_reduce(size.sum((0, 1)), mesh).mean()
+        found[name] = all_reduce(of_tokens.sum((0, 1)), mesh) / num_tokens + strays
     return found
 
 
-def _sample(layout: SequenceLayout, seq_len: int, draw: Draw, documents: Sequence[int] = ()) -> Tensor:
+def _sample(
+    layout: SequenceLayout, seq_len: int, draw: Draw, documents: Sequence[int] = (), window: int | None = None
+) -> Tensor:
     """The sampled global positions [n], sorted; the same on every rank.
 
     The last token of each document is among them, since these see all keys. The first is not, since its dq is zero. Of
-    the others each rank owns equally many, or all that it has, drawn at random.
+    the others each rank owns equally many, or all that it has, drawn at random. Under a window those at its edges are
+    among them, too: where a rank's run begins, the first token of the run, the last one that sees the keys before it,
+    and the first one that does not.
     """
     generator = torch.Generator().manual_seed(draw.seed * 1_000_003 + draw.replicate)
     wholes = list(spans(documents or (seq_len,)))
@@ -278,6 +295,10 @@ def _sample(layout: SequenceLayout, seq_len: int, draw: Draw, documents: Sequenc
         tokens = tokens[(tokens < seq_len - 1) & ~torch.isin(tokens, firsts)]
         drawn = torch.randperm(len(tokens), generator=generator)[: -(-NUM_ROWS // layout.sp_size)]
         sampled.update(tokens[drawn].tolist())
+        if window is not None:
+            starts = [run.start for run in layout.runs(rank, seq_len)]
+            edges = (start + ahead for start in starts for ahead in (0, window - 2, window - 1))
+            sampled.update(token for token in edges if 0 < token < seq_len)
     return torch.tensor(sorted(sampled))
 
 
@@ -329,8 +350,10 @@ def _scores(queries: Tensor, k: Tensor, head: int, hidden: Tensor | None) -> Ten
     return scores if hidden is None else scores.masked_fill(hidden, float("-inf"))
 
 
-def _attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, mesh: DeviceMesh) -> tuple[Tensor, Tensor]:
-    """queries [B,n,Hq,D] against all ranks' k, v [B,s,Hkv,D] -> out [B,n,Hq,D], lse [B,Hq,n]."""
+def _attention(
+    queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, mesh: DeviceMesh, sinks: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """queries [B,n,Hq,D] against all ranks' k, v [B,s,Hkv,D] and sinks [Hq] -> out [B,n,Hq,D], lse [B,Hq,n]."""
     outs, lses = [], []
     for head in range(k.shape[2]):
         scores = _scores(queries, k, head, hidden)
@@ -343,6 +366,8 @@ def _attention(queries: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None, mes
     top = all_reduce(part_lse.clone(), mesh, dist.ReduceOp.MAX)
     weight = (part_lse - top).exp()
     total = all_reduce(weight.clone(), mesh)
+    if sinks is not None:
+        total += (sinks.to(total.dtype)[:, None] - top).exp()
     share = (weight / total).transpose(1, 2).unsqueeze(-1)  # [B,Hq,n] -> [B,n,Hq,1]
     return all_reduce(part_out * share, mesh), top + total.log()
 

@@ -522,8 +522,8 @@ def _known(cell: Cell, hardware: str, workload: str, speeds: Speeds) -> Known | 
     plain = asked["exchange"] == "collectives" and asked["placement"] != "ring_inner" and not cell.launch_note
     if not plain or any(asked[name] not in (None, 1) for name in OPTIONS) or asked["device_memory_gib"] is not None:
         return None
-    if asked["packing"] not in (None, "none"):
-        return None  # the model knows whole sequences only
+    if asked["packing"] not in (None, "none") or asked["window"] is not None or asked["sinks"]:
+        return None  # the model knows whole sequences only, each token of which sees all before it
     if workload == "train_step" and "transient" in cell.flags:
         return None  # steps of 4,096 tokens a GPU wait for the host, and equal ones differ by half
     if not {"thermal_slowdown", "uneven_devices"}.isdisjoint(cell.flags):

@@ -22,8 +22,8 @@ class Column(NamedTuple):
     doc: str
     per: Literal["rank", "step", None] = None  # a list with one entry for each
     is_time: bool = False  # null where `TrialConfig.is_timed` is false
-    # Trials whose record must have it: `any`, a workload, a pass_kind, `packed` (documents in attention of ours), or
-    # `arms` (a record has all of these columns or none).
+    # Trials whose record must have it: `any`, a workload, a pass_kind, `perturbed` (packs or windows, attention of
+    # ours), or `arms` (a record has all of these columns or none).
     required: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()  # trials that need not have it all the same: `fits` (workload.fit), `one_rank` (world)
     positive: bool = False  # all its numbers are times above 0
@@ -248,15 +248,18 @@ COLUMNS = (
         required=("forward_backward",), unless=("one_rank",)),
     measured("rel_error_dv", REAL, "", "relative L2 against the reference",
         required=("forward_backward",), unless=("one_rank",)),
+    measured("rel_error_dsinks", REAL, "", "of the sinks' gradient; null: no sinks, no backward, or an old row"),
     measured("error_budget", TENSOR_ERRORS, "", "2 x (error of the math kernel in this dtype + eps)",
         required=("attention", "train_step"), unless=("one_rank",)),
     measured("kernel_rel_error", TENSOR_ERRORS, "", "the row's kernel alone on one device",
         required=("attention", "train_step"), unless=("one_rank",)),
-    measured("repeat_difference", TENSOR_ERRORS, "", "packing: largest difference of an element between two equal runs",
-        required=("packed",)),
-    measured("outside_difference", TENSOR_ERRORS, "", "packing: the same outside a document that is changed",
-        required=("packed",)),
-    measured("inside_difference", TENSOR_ERRORS, "", "packing: the same inside it", required=("packed",)),
+    measured("repeat_difference", TENSOR_ERRORS, "",
+        "packing, window: largest difference of an element between two equal runs", required=("perturbed",)),
+    measured("outside_difference", TENSOR_ERRORS, "",
+        "packing: the same outside a document that is changed; window: out of reach of a key that is changed",
+        required=("perturbed",)),
+    measured("inside_difference", TENSOR_ERRORS, "",
+        "packing: the same inside the document; window: at its edge", required=("perturbed",)),
     measured("sampled_rel_error", REAL, "", "output of 64 rows of the timed length against fp32 (fp64 on CPU)",
         required=("attention", "train_step"), since=2, unless=("fits", "one_rank")),
     measured("sampled_grad_error", TENSOR_ERRORS, "",

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sp_bench import kernels
-from sp_bench.attention.packed import of_shape
+from sp_bench.attention.masked import of_shape
 from sp_bench.config.trial import TrialConfig
 from sp_bench.costs.training import block_shapes
 from sp_bench.measure.timing import release_memory, time_steps

@@ -67,12 +67,13 @@ def run(job: Job) -> Measurement:
     local_len = shape.seq_len // config.sp_size
     sets = two_sets(shape, local_len, device, config.seed * config.world_size + mesh.get_rank())
     inputs, backward = sets[0], config.workload.pass_kind == "forward_backward"
-    step = partial(attention_step, inputs, backward=backward)
+    sinks = reduced_length.random_sinks(shape, device, config.seed)
+    step = partial(attention_step, inputs, backward=backward, sinks=sinks)
 
     with methods.open_counted(config.method, kernel, shape, mesh) as attention:
         eager = partial(step, attention)
         timed = as_launched(eager, config.workload)
-        other = partial(attention_step, sets[1], attention, backward=backward)
+        other = partial(attention_step, sets[1], attention, backward=backward, sinks=sinks)
         steps = [timed, timed if isinstance(timed, Replay) else other]  # a graph reads the inputs it was recorded with
         schedule = Schedule(config.workload)
         turns = Turns(steps, schedule)
@@ -92,14 +93,17 @@ def run(job: Job) -> Measurement:
             columns["timed_rel_error"] = check_results(
                 *(turns.results(device), last if backward else last[:3], attention.layout, shape, mesh, draw),
                 columns["error_budget"],
+                sinks,
             )
-            columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, columns["error_budget"])
+            columns |= check_attention(
+                timed, eager, read, attention.layout, shape, mesh, draw, columns["error_budget"], sinks
+            )
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)
         measurement.arms_ms = arms.arms(opened, kernel, step, schedule, device)
     measurement.expected = methods.expected_work(config, config.seq_len, mesh.get_rank())
-    predicted = methods.attention_traffic(config, config.seq_len)
+    predicted = methods.attention_traffic(config, config.seq_len, mesh.get_rank() % config.sp_size)
     if predicted is None:
         measurement.unpredicted = PHASES
     else:

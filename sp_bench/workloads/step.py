@@ -45,10 +45,16 @@ def two_sets(shape: AttentionShape, local_len: int, device: torch.device, seed: 
 
 
 def attention_step(
-    inputs: Sequence[Tensor], attention: SequenceParallelAttention, *, backward: bool = True
+    inputs: Sequence[Tensor],
+    attention: SequenceParallelAttention,
+    *,
+    backward: bool = True,
+    sinks: Tensor | None = None,
 ) -> list[Tensor]:
-    """This rank's output, or with `backward` its output, dq, dk and dv. `inputs` are its q, k, v and dout."""
+    """This rank's output, or with `backward` its output, dq, dk and dv. `inputs` are its q, k, v and dout. The gradient
+    of the `sinks` [Hq] is computed, too."""
     q, k, v, dout = inputs
+    attention = attention.with_sinks(sinks)
     if not backward:
         with torch.no_grad():
             return [attention(q, k, v)]

@@ -16,7 +16,7 @@ from ranks import here, run
 from test_libraries import needs
 
 from sp_bench import kernels, methods
-from sp_bench.attention.packed import of_shape
+from sp_bench.attention.masked import of_shape
 from sp_bench.config.trial import AttentionShape, MethodConfig, WorkloadConfig
 from sp_bench.measure.incorrect import Incorrect
 from sp_bench.oracle import reduced_length

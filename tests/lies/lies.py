@@ -621,6 +621,62 @@ def _mean_of_data_ranks() -> None:
     Training._accumulate = accumulate
 
 
+def _of_windows(change: Callable[..., dict[str, Any]], beyond: int = 0) -> Callable[[], None]:
+    """A lie of the kernel under a window: it gets other options, where it has more queries than `beyond`."""
+
+    def plant() -> None:
+        from sp_bench.kernels import math
+
+        def wrong(honest: Callable[..., Any]) -> Callable[..., Any]:
+            def kernel(first: Any, *args: Any, **options: Any) -> Any:
+                lies = "window" in options and first.shape[1] > beyond
+                return honest(first, *args, **(change(**options) if lies else options))
+
+            return kernel
+
+        math.forward, math.backward = wrong(math.forward), wrong(math.backward)
+
+    return plant
+
+
+def _one_too_wide(window: Any, **options: Any) -> dict[str, Any]:
+    return options | {"window": window._replace(left=window.left + 1)}
+
+
+def _of_borders(change: Callable[[Any], Any]) -> Callable[[], None]:
+    """A lie of a ring under a window: it computes other blocks at its borders."""
+
+    def plant() -> None:
+        from sp_bench.attention import layouts
+
+        honest = layouts.borders
+        layouts.borders = lambda *cut: replace(found := honest(*cut), before=change(found.before))
+
+    return plant
+
+
+def _unshifted(blocks: Any) -> Any:
+    """The window of a whole sequence in each block."""
+    return tuple(replace(block, window=block.window._replace(right=0)) for block in blocks)
+
+
+def _sinks_counted_on_each_rank() -> None:
+    """Each rank of a ring of two merges the sinks, so that they count twice."""
+    from math import log
+
+    from sp_bench.attention import autograd
+
+    honest = autograd.merge_sinks
+    autograd.merge_sinks = lambda out, lse, sinks: honest(out, lse, None if sinks is None else sinks + log(2))
+
+
+def _sinks_not_learnt() -> None:
+    """The sinks get no gradient."""
+    from sp_bench.attention import autograd
+
+    autograd.sink_gradients = lambda dout, out, lse, sinks: sinks * 0
+
+
 def _loss_averaged_over_ranks() -> None:
     """The gradient is that of the mean over ranks of each one's mean, however many labels each has."""
     from torch import distributed
@@ -689,6 +745,13 @@ LIES: Mapping[str, Callable[[], None]] = {
     "hidden_bytes": _hidden_bytes,
     "mean_of_means": _mean_of_means,
     "mean_of_data_ranks": _mean_of_data_ranks,
+    "window_one_too_wide": _of_windows(_one_too_wide),
+    "window_one_too_wide_beyond_a_length": _of_windows(_one_too_wide, REDUCED),
+    "window_ignored": _of_windows(lambda window, **options: options | {"causal": True}),
+    "border_skipped": _of_borders(lambda blocks: ()),
+    "window_unshifted": _of_borders(_unshifted),
+    "sinks_counted_on_each_rank": _sinks_counted_on_each_rank,
+    "sinks_not_learnt": _sinks_not_learnt,
     "loss_averaged_over_ranks": _loss_averaged_over_ranks,
 }
 

@@ -22,6 +22,12 @@ SHORT = ("workload.correctness_seq_len=48", "workload.warmup_steps=1", "workload
 
 MASKED = (*TRAIN_STEP, "workload.masked_label_share=0.5")  # rank 0 has no label
 
+WINDOW = (*ATTENTION, "workload.window=20")
+
+BORDERS = ("workload=attention", "method=ring", "method.layout=zigzag", *ATTENTION[2:], "workload.window=20")
+
+SINKS = ("workload=attention", "method=ring", *ATTENTION[2:], "workload.sinks=true")
+
 PACKED = (*ATTENTION, "workload.packing=fixed", "workload.document_len=32")
 
 
@@ -395,6 +401,56 @@ LIES = [
         PACKED,
         "perturbed document: output of other documents changes by .* of an element, and 16 equal runs differ by 0",
         quick=True,
+    ),
+    Lie(
+        "window_one_too_wide",
+        "Windows and sinks",
+        "the kernel's window is one token wider",
+        WINDOW,
+        "kernel math on one device: relative error of output",
+    ),
+    Lie(
+        "window_one_too_wide_beyond_a_length",
+        "Windows and sinks",
+        "the same at the timed length only",
+        WINDOW,
+        "the last timed step at seq_len=96: relative error of output",
+        quick=True,
+    ),
+    Lie(
+        "window_ignored",
+        "Windows and sinks",
+        "the kernel ignores the window",
+        WINDOW,
+        "kernel math on one device: relative error of output",
+    ),
+    Lie(
+        "border_skipped",
+        "Windows and sinks",
+        "a ring leaves out the hop that brings the border",
+        BORDERS,
+        "method on 2 ranks: relative error of output",
+    ),
+    Lie(
+        "window_unshifted",
+        "Windows and sinks",
+        "a ring applies the window to each block as if its first query and first key were neighbours",
+        BORDERS,
+        "method on 2 ranks: relative error of output",
+    ),
+    Lie(
+        "sinks_counted_on_each_rank",
+        "Windows and sinks",
+        "each rank of a ring merges the sinks",
+        SINKS,
+        "method on 2 ranks: relative error of output",
+    ),
+    Lie(
+        "sinks_not_learnt",
+        "Windows and sinks",
+        "the sinks get no gradient",
+        SINKS,
+        "method on 2 ranks: relative error of dsinks",
     ),
     Lie(
         "loss_averaged_over_ranks",

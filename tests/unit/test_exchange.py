@@ -120,7 +120,7 @@ def test_a_kernel_starts_behind_the_message_that_was_sent_before_it(attention: s
     class Loopback:
         group = SimpleNamespace(rank=lambda: 1, size=lambda: 3)
 
-        def shift(self, sent: Sequence[Tensor]) -> Message:
+        def shift(self, sent: Sequence[Tensor], hops: int = 1) -> Message:
             log.append(f"send {len(sent)}")
             return LoggedMessage(sent, [t.clone() for t in sent], [])
 

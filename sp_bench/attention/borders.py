@@ -1,0 +1,278 @@
+"""Attention under a window that hides far keys: a rank needs its own keys, and of others' the few just before its own,
+its borders.
+
+A rank computes its own block while its borders travel, and then its queries at the borders. The ring sends a border
+from the ranks that hold it to the rank that sees it, in one launch whatever the number of ranks. The gather collects
+the keys that any rank's borders have.
+
+B batch, n tokens of a rank, R ranks, Hq and Hkv heads, D head size, b keys of a rank's borders, t tokens of a rank that
+others' queries may see.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sp_bench.attention import layouts
+from sp_bench.attention.exchange import Collectives, Transport
+from sp_bench.attention.layouts import Borders, LayoutKind, Piece
+from sp_bench.attention.merge import Part, merge, wide_dtype
+from sp_bench.attention.ring import Queries, Ring, backward_block, forward_block
+from sp_bench.config.trial import AttentionShape
+from sp_bench.kernels import Attention
+
+Arrive = Callable[[], Tensor]
+
+
+class Cut(NamedTuple):
+    """Which keys are whose, at one length."""
+
+    kind: LayoutKind  # contiguous or zigzag
+    ring_degree: int
+    seq_len: int
+    window: int
+
+    def borders(self, rank: int) -> Borders:
+        return layouts.borders(self.kind, rank, self.ring_degree, self.seq_len, self.window)
+
+
+class Exchange(Protocol):
+    """How borders travel, and their gradients back."""
+
+    @property
+    def group(self) -> dist.ProcessGroup: ...
+
+    def start(self, kv: Tensor, cut: Cut) -> Arrive:
+        """Start to send kv [2,B,n,Hkv,D]. Returns a function that waits and gives this rank's borders [2,B,b,Hkv,D]."""
+        ...
+
+    def add_home(self, shares: Tensor, dk: Tensor, dv: Tensor, cut: Cut) -> None:
+        """Add to dk and dv [B,n,Hkv,D] of this rank's keys what all ranks found for them. `shares` [2,B,b,Hkv,D] are
+        what this rank found for its borders, in the dtype in which they travel."""
+        ...
+
+
+@dataclass(frozen=True)
+class Bordered:
+    """An `Attention` of this rank's queries over the keys of the group that a window shows them."""
+
+    kernel: Attention
+    exchange: Exchange
+    layout: LayoutKind
+    window: int
+    dkv_dtype: torch.dtype  # in which dK/dV travel
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
+        """q [B,n,Hq,D], k and v [B,n,Hkv,D] -> out [B,n,Hq,D] in q's dtype, lse [B,Hq,n] in fp32 (fp64 when q is)."""
+        kv, cut = torch.stack((k, v)), self._cut(q)  # [B,n,Hkv,D] twice -> [2,B,n,Hkv,D]: they travel as one message
+        mine = cut.borders(self.exchange.group.rank())
+        coming = self.exchange.start(kv, cut)
+        attend = partial(forward_block, self.kernel, q, scale)
+        parts = [attend(kv, block) for block in mine.own]
+        out = _whole(q, [part.rows for part in parts], [part.values for part in parts])
+        lse = q.new_empty(q.shape[0], q.shape[2], q.shape[1], dtype=wide_dtype(q))
+        for part in parts:
+            assert part.lse is not None
+            lse[:, :, part.rows] = part.lse
+        del parts
+        border = coming()
+        for block in mine.before:
+            part = attend(border, block)._replace(rows=slice(None))
+            at = out[:, block.q]
+            merged_lse = torch.empty_like(lse[:, :, block.q])
+            merge([Part(at, lse[:, :, block.q]), part], at, merged_lse)
+            lse[:, :, block.q] = merged_lse
+        return out, lse
+
+    def backward(
+        self,
+        dout: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        *,
+        causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """dq [B,n,Hq,D], dk and dv [B,n,Hkv,D], in the inputs' dtype."""
+        kv, cut = torch.stack((k, v)), self._cut(q)
+        mine = cut.borders(self.exchange.group.rank())
+        coming = self.exchange.start(kv, cut)
+        differentiate = partial(backward_block, self.kernel, Queries(dout, q, out, lse), scale)
+        parts, *of_keys = zip(*(differentiate(kv, block) for block in mine.own), strict=True)
+        rows = [block.q for block in mine.own]
+        dq = _whole(q, rows, [part.values for part in parts])
+        dk, dv = (_whole(k, rows, found) for found in of_keys)
+        del parts, of_keys
+        border = coming()
+        shares = torch.zeros_like(border, dtype=self.dkv_dtype)
+        for block in mine.before:
+            part, *dkv = differentiate(border, block)
+            dq[:, block.q] += part.values
+            for to, share in zip(shares, dkv, strict=True):
+                to[:, block.kv] += share
+        self.exchange.add_home(shares, dk, dv, cut)
+        return dq, dk, dv
+
+    def _cut(self, q: Tensor) -> Cut:
+        size = self.exchange.group.size()
+        return Cut(self.layout, size, q.shape[1] * size, self.window)
+
+
+def _whole(like: Tensor, rows: Sequence[slice], parts: Sequence[Tensor]) -> Tensor:
+    """The parts at their rows of a tensor like `like`; one part is the whole already."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = torch.empty_like(like)
+    for at, part in zip(rows, parts, strict=True):
+        whole[:, at] = part
+    return whole
+
+
+@dataclass(frozen=True)
+class ToPeers:
+    """Each border goes from its holders to the rank that sees it, and to no other."""
+
+    group: dist.ProcessGroup
+
+    def start(self, kv: Tensor, cut: Cut) -> Arrive:
+        to_peers, from_peers = _routes(cut, self.group.rank())
+        sent = {peer: _at(kv, [piece.rows for piece in pieces]) for peer, pieces in to_peers.items()}
+        received = {peer: _room(kv, pieces) for peer, pieces in from_peers.items()}
+        message = Collectives(self.group).between(sent, received)
+        message.go_first()
+        rank, mine = self.group.rank(), cut.borders(self.group.rank())
+
+        def arrive() -> Tensor:
+            message.wait_all()
+            whole = kv.new_empty(*kv.shape[:2], mine.num_keys, *kv.shape[3:])
+            for peer, pieces in from_peers.items():
+                for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
+                    whole[:, :, piece.at] = part
+            for piece in _held_by(mine, rank):
+                whole[:, :, piece.at] = kv[:, :, piece.rows]
+            return whole
+
+        return arrive
+
+    def add_home(self, shares: Tensor, dk: Tensor, dv: Tensor, cut: Cut) -> None:
+        to_peers, from_peers = _routes(cut, self.group.rank())  # gradients go the other way
+        sent = {peer: _at(shares, [piece.at for piece in pieces]) for peer, pieces in from_peers.items()}
+        received = {peer: _room(shares, pieces) for peer, pieces in to_peers.items()}
+        Collectives(self.group).between(sent, received).wait_all()
+        for peer, pieces in to_peers.items():
+            for part, piece in zip(_parts(received[peer], pieces), pieces, strict=True):
+                _add(part, dk, dv, piece.rows)
+        for piece in _held_by(cut.borders(self.group.rank()), self.group.rank()):
+            _add(shares[:, :, piece.at], dk, dv, piece.rows)
+
+
+Routes = Mapping[int, Sequence[Piece]]
+
+
+@cache  # in a short step the device waits for the host
+def _routes(cut: Cut, rank: int) -> tuple[Routes, Routes]:
+    """The pieces of each other rank's borders that `rank` holds, and those of its own borders that each other holds."""
+    others = [peer for peer in range(cut.ring_degree) if peer != rank]
+    to = {peer: _held_by(cut.borders(peer), rank) for peer in others}
+    come = {peer: _held_by(cut.borders(rank), peer) for peer in others}
+    return tuple({peer: pieces for peer, pieces in routes.items() if pieces} for routes in (to, come))  # pyright: ignore
+
+
+def _held_by(seen: Borders, rank: int) -> list[Piece]:
+    return [piece for piece in seen.pieces if piece.rank == rank]
+
+
+def _room(like: Tensor, pieces: Sequence[Piece]) -> Tensor:
+    return like.new_empty(*like.shape[:2], sum(_length(piece.rows) for piece in pieces), *like.shape[3:])
+
+
+def _parts(tensor: Tensor, pieces: Sequence[Piece]) -> Sequence[Tensor]:
+    return tensor.split([_length(piece.rows) for piece in pieces], dim=2)
+
+
+def _at(tensor: Tensor, rows: Sequence[slice]) -> Tensor:
+    """These tokens of [2,B,n,Hkv,D], end to end, in memory of their own."""
+    return torch.cat([tensor[:, :, each] for each in rows], dim=2)
+
+
+def _length(rows: slice) -> int:
+    return rows.stop - rows.start
+
+
+def _add(share: Tensor, dk: Tensor, dv: Tensor, rows: slice) -> None:
+    """share: dK and dV of some tokens, [2,B,r,Hkv,D]."""
+    dk[:, rows] += share[0]
+    dv[:, rows] += share[1]
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Every rank gathers the keys that any other rank may see, and reduce-scatters their gradients."""
+
+    transport: Transport
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return self.transport.group
+
+    def start(self, kv: Tensor, cut: Cut) -> Arrive:
+        message = self.transport.all_gather(_at(kv, self._tails(cut, self.group.rank())))
+        message.go_first()
+        mine = cut.borders(self.group.rank())
+
+        def arrive() -> Tensor:
+            by_rank = message.wait().unflatten(0, (-1, 2))  # [R*2,B,t,Hkv,D] -> [R,2,B,t,Hkv,D]
+            whole = kv.new_empty(*kv.shape[:2], mine.num_keys, *kv.shape[3:])
+            for piece in mine.pieces:
+                whole[:, :, piece.at] = by_rank[piece.rank][:, :, self._in_tails(cut, piece)]
+            return whole
+
+        return arrive
+
+    def add_home(self, shares: Tensor, dk: Tensor, dv: Tensor, cut: Cut) -> None:
+        tails = self._tails(cut, self.group.rank())
+        num_tokens = sum(map(_length, tails))
+        # [R,2,B,t,Hkv,D]: rank axis first
+        sent = shares.new_zeros(cut.ring_degree, *shares.shape[:2], num_tokens, *shares.shape[3:])
+        for piece in cut.borders(self.group.rank()).pieces:
+            sent[piece.rank][:, :, self._in_tails(cut, piece)] = shares[:, :, piece.at]
+        home = self.transport.reduce_scatter(sent.flatten(0, 1)).wait()
+        for part, rows in zip(home.split([_length(rows) for rows in tails], dim=2), tails, strict=True):
+            _add(part, dk, dv, rows)
+
+    @staticmethod
+    def _tails(cut: Cut, rank: int) -> list[slice]:
+        return layouts.tails(cut.kind, rank, cut.ring_degree, cut.seq_len, cut.window)
+
+    def _in_tails(self, cut: Cut, piece: Piece) -> slice:
+        """Where a piece is among the tokens that its holder sends."""
+        sent_before = 0
+        for tail in self._tails(cut, piece.rank):
+            if tail.start <= piece.rows.start < tail.stop:
+                start = sent_before + piece.rows.start - tail.start
+                return slice(start, start + _length(piece.rows))
+            sent_before += _length(tail)
+        raise AssertionError(f"{piece} is in no tail")
+
+
+def ring(
+    kernel: Attention,
+    transport: Transport,
+    layout: LayoutKind,
+    shape: AttentionShape,
+    dkv_dtype: torch.dtype,
+    merge_dtype: torch.dtype,
+) -> Attention:
+    """The ring of `shape`. Under a window it sends borders alone, unless tokens are striped: then a border has tokens
+    of all shards, and whole shards travel as far as the window reaches."""
+    if shape.window is not None and layout != "striped":
+        return Bordered(kernel, ToPeers(transport.group), layout, shape.window, dkv_dtype)
+    return Ring(kernel, transport, layout, dkv_dtype, merge_dtype, shape.documents, shape.window)

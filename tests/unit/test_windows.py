@@ -1,0 +1,223 @@
+"""Sliding windows: what a config refuses, which keys are seen, what is computed and sent by closed form."""
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sp_bench import kernels, methods
+from sp_bench.attention.layouts import (
+    SequenceLayout,
+    borders,
+    num_window_blocks,
+    striped_window_blocks,
+    window_share,
+)
+from sp_bench.config.parsing import ConfigError
+from sp_bench.config.trial import AttentionShape, MethodConfig
+from sp_bench.config.windows import Window, visible_pairs, whole
+from sp_bench.costs.attention import border_tokens, score_pairs
+from sp_bench.driver import plan
+from sp_bench.kernels import math as by_definition
+
+KINDS = ("contiguous", "zigzag", "striped")
+
+
+def seen_by(position: int, window: int) -> set[int]:
+    """The definition: a token sees `window` tokens, of which it is the last."""
+    return {key for key in range(position + 1) if position - key < window}
+
+
+def of_block(block, q_at: list[int], k_at: list[int]) -> set[tuple[int, int]]:
+    """The pairs that a kernel computes in a block of these global positions."""
+    queries, keys = q_at[block.q], k_at[block.kv]
+    if block.causal:
+        assert len(queries) == len(keys)
+    window = block.window or (
+        whole(len(keys)) if block.causal else Window(len(keys) + len(queries), len(keys) + len(queries))
+    )
+    place = len(keys) - len(queries)
+    return {
+        (q, k)
+        for i, q in enumerate(queries)
+        for j, k in enumerate(keys)
+        if i + place - window.left <= j <= i + place + window.right
+    }
+
+
+@st.composite
+def cuts(draw, kinds=KINDS):
+    kind, ring_degree = draw(st.sampled_from(kinds)), draw(st.integers(1, 6))
+    seq_len = 2 * ring_degree * draw(st.integers(1, 6))
+    return kind, ring_degree, seq_len, draw(st.integers(2, max(seq_len - 1, 2)))
+
+
+@given(cuts())
+def test_the_ranks_blocks_hold_each_visible_pair_exactly_once(cut):
+    kind, ring_degree, seq_len, window = cut
+    layout, found = SequenceLayout(kind, ring_degree), []
+    for rank in range(ring_degree):
+        mine = layout.global_positions(rank, seq_len)
+        if kind == "striped":
+            blocks = striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)
+            shards = (layout.global_positions((rank - step) % ring_degree, seq_len) for step in range(len(blocks)))
+            found += [of_block(block, mine, shard) for block, shard in zip(blocks, shards, strict=True) if block]
+            continue
+        of_rank = borders(kind, rank, ring_degree, seq_len, window)
+        keys = [-1] * of_rank.num_keys
+        for piece in of_rank.pieces:
+            keys[piece.at] = layout.global_positions(piece.rank, seq_len)[piece.rows]
+        assert -1 not in keys
+        found += [of_block(block, mine, mine) for block in of_rank.own]
+        found += [of_block(block, mine, keys) for block in of_rank.before]
+    pairs = [pair for block in found for pair in block]
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == {(q, k) for q in range(seq_len) for k in seen_by(q, window)}
+
+
+@given(cuts())
+def test_every_key_of_a_border_is_seen_and_no_hop_is_made_for_nothing(cut):
+    kind, ring_degree, seq_len, window = cut
+    layout = SequenceLayout(kind, ring_degree)
+    for rank in range(ring_degree):
+        queries = layout.global_positions(rank, seq_len)
+        visible = {key for query in queries for key in seen_by(query, window)}
+        if kind == "striped":
+            hops = len(striped_window_blocks(rank, ring_degree, seq_len // ring_degree, window)) - 1
+            beyond = [layout.global_positions((rank - step) % ring_degree, seq_len) for step in range(1, ring_degree)]
+            assert not any(visible & set(shard) for shard in beyond[hops:])
+            continue
+        for piece in borders(kind, rank, ring_degree, seq_len, window).pieces:
+            assert set(layout.global_positions(piece.rank, seq_len)[piece.rows]) <= visible
+
+
+@given(cuts(("contiguous", "zigzag")))
+def test_the_closed_form_of_a_border_is_what_the_layout_sends(cut):
+    kind, ring_degree, seq_len, window = cut
+    for mine, theirs in itertools.permutations(range(ring_degree), 2):
+        pieces = borders(kind, mine, ring_degree, seq_len, window).pieces
+        sent = sum(piece.rows.stop - piece.rows.start for piece in pieces if piece.rank == theirs)
+        assert border_tokens(kind, mine, theirs, ring_degree, seq_len, window) == sent
+
+
+@given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 9), st.integers(0, 9))
+def test_pairs_of_a_part_are_those_that_the_kernel_sees(queries, keys, left, right):
+    window = Window(left, right)
+    q, k = torch.zeros(1, queries, 1, 1, 1), torch.zeros(1, keys, 1, 1)
+    seen = by_definition._scores(q, k, False, 1.0, (), window)[0, 0, 0] == 0
+    assert visible_pairs(queries, keys, window) == int(seen.sum())
+    place = keys - queries
+    assert seen.tolist() == [[i + place - left <= j <= i + place + right for j in range(keys)] for i in range(queries)]
+
+
+@given(st.integers(3, 40), st.integers(2, 39))
+def test_pairs_of_a_sequence_are_exact(seq_len, window):
+    window = min(window, seq_len - 1)
+    shape = AttentionShape(2, seq_len, 1, 1, 2, True, "float64", window=window)
+    assert score_pairs(shape) == 2 * sum(len(seen_by(query, window)) for query in range(seq_len))
+    assert score_pairs(shape) == 2 * visible_pairs(seq_len, seq_len, whole(window))
+    assert score_pairs(replace(shape, window=seq_len - 1)) == score_pairs(replace(shape, window=None)) - 2
+
+
+@given(cuts())
+def test_the_parts_of_the_ranks_are_the_whole(cut):
+    kind, ring_degree, seq_len, window = cut
+    shape = AttentionShape(1, seq_len, 1, 1, 2, True, "float64", window=min(window, seq_len - 1) or None)
+    assert sum(window_share(SequenceLayout(kind, ring_degree), shape, rank) for rank in range(ring_degree)) == 1
+
+
+@pytest.mark.parametrize("name", ["math", "cpu_flash"])
+def test_kernels_see_the_window_and_nothing_else(name):
+    """Against each query by itself, over the keys that it sees: a border block, whose window is to the left alone, and
+    a whole sequence."""
+    kernel, generator = kernels.get(name), torch.Generator().manual_seed(0)
+    for queries, keys, window in (
+        (40, 40, whole(7)),
+        (7, 12, Window(3, 6)),
+        (130, 130, whole(64)),
+        (3, 9, Window(0, 2)),
+    ):
+        q, dout = (torch.randn(2, queries, 6, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+        k, v = (torch.randn(2, keys, 2, 16, generator=generator, dtype=torch.float64) for _ in range(2))
+        out, lse = kernel.forward(q, k, v, causal=False, scale=0.25, window=window)
+        got = kernel.backward(dout, q, k, v, out, lse, causal=False, scale=0.25, window=window)
+        sums = [torch.zeros_like(k), torch.zeros_like(v)]
+        for i in range(queries):
+            place = i + keys - queries
+            at = slice(max(place - window.left, 0), min(place + window.right, keys - 1) + 1)
+            given_ = (q[:, i : i + 1], k[:, at], v[:, at])
+            one, one_lse = kernels.get("math").forward(*given_, causal=False, scale=0.25)
+            torch.testing.assert_close(out[:, i : i + 1], one)
+            torch.testing.assert_close(lse[:, :, i : i + 1], one_lse)
+            dq, *dkv = kernels.get("math").backward(dout[:, i : i + 1], *given_, one, one_lse, causal=False, scale=0.25)
+            torch.testing.assert_close(got[0][:, i : i + 1], dq)
+            for total, share in zip(sums, dkv, strict=True):
+                total[:, at] += share
+        torch.testing.assert_close(list(got[1:]), sums)
+
+
+def test_the_border_of_gpt_oss_on_8_ranks_is_a_quarter_of_a_mebibyte():
+    shape = AttentionShape(1, 131_072, 64, 8, 64, True, "bfloat16", window=128)
+
+    def forward(method: MethodConfig) -> float:
+        traffic = methods.closed_form(method.name)(method, shape, 8)
+        return float(sum(size for (phase, _), size in traffic.items() if phase == "forward")) / 2**20
+
+    assert forward(MethodConfig("ring", "contiguous", dkv_dtype="input")) == pytest.approx(0.248, abs=1e-3)
+    assert forward(MethodConfig("ring", "zigzag", dkv_dtype="input")) == pytest.approx(0.496, abs=1e-3)
+    assert forward(MethodConfig("ulysses")) == 252
+    assert forward(MethodConfig("all_gather", "contiguous", dkv_dtype="input")) == pytest.approx(7 * 0.248, abs=1e-2)
+    full = replace(shape, window=None)
+    assert score_pairs(full) / score_pairs(shape) == pytest.approx(512, rel=1e-2)
+
+
+def test_a_window_of_the_neighbour_alone_is_one_border_and_a_wide_one_is_all_shards():
+    for window, ranks in ((2, 1), (33, 1), (34, 2), (127, 3)):
+        of_last = borders("contiguous", 3, 4, 128, window)
+        assert {piece.rank for piece in of_last.pieces} == set(range(3 - ranks, 3)), window
+        assert of_last.num_keys == min(window - 1, 96)
+    assert num_window_blocks("contiguous", 0, 4, 128, 10) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"workload__window": 1}, "workload.window=1 is less than 2"),
+        ({"workload__window": 96}, "workload.window=96 hides nothing of seq_len=96; use 95 or less"),
+        ({"workload__window": 8, "workload__causal": False}, "use workload.causal=true"),
+        ({"workload__window": 8, "workload__launch": "eager", "workload": "train_step"}, "has no windows"),
+        (
+            {"workload__window": 8, "workload__packing": "fixed", "workload__document_len": 32},
+            "windows of packed documents are not there yet; use workload.packing=none",
+        ),
+    ],
+)
+def test_a_window_that_means_nothing_is_refused(make_config, changes, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make_config(seq_len=96, **changes)
+
+
+def test_a_cell_without_a_window_keeps_its_id(make_config):
+    assert plan.cell_id(make_config(seq_len=96)) == plan.cell_id(make_config(seq_len=96, workload__window=None))
+    assert plan.cell_id(make_config(seq_len=96)) != plan.cell_id(make_config(seq_len=96, workload__window=8))
+
+
+def test_a_short_proof_has_a_window_that_is_shorter_by_as_much(make_config):
+    config = make_config(seq_len=131_072, workload__window=4096)
+    assert [config.attention_shape(length).window for length in (131_072, 512, 33)] == [4096, 16, 2]
+    assert make_config(seq_len=96, workload__window=95).window(48) == 47
+
+
+def test_a_plan_names_the_methods_and_kernels_that_see_windows(make_config):
+    def reason(**changes):
+        return plan.unsupported_reason(make_config(seq_len=96, sp_size=2, workload__window=8, **changes), None)
+
+    assert reason(method="ring", kernel="math") is None
+    assert str(reason(method="double_ring", kernel="math")) == (
+        "method double_ring computes no windows here; use method=single, ulysses, upipe, ring, all_gather, usp"
+    )
+    assert "takes no windows; use kernel=math, cpu_flash, " in str(reason(method="ring", kernel="cudnn"))
