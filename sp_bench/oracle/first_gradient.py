@@ -6,12 +6,13 @@ are on average as large as the difference of the samples.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -57,13 +58,19 @@ class FirstGradient:
             hook.remove()
         self.sketches = [[float(f"{number:.6g}") for number in sketch.tolist()] for sketch in pending]
 
-    def compared(self, config: TrialConfig, want: Sequence[Sketch]) -> Finding:
-        """The worst difference of any rank from `want`, of the same rank of the other trial; the same on every rank."""
+    def compared(self, config: TrialConfig, grad_norm: float, proof: Mapping[str, Any]) -> Finding:
+        """The worst difference of any rank from the same rank of the trial that left `proof`; the same on every rank.
+
+        grad_norm: of the first step, as the engine reports it. Clipping hides from the optimizer what it is.
+        """
         budget = BUDGET if config.dtype in TOLERANCES else HALF_BUDGET
-        error, number = max(_errors(self.sketches, want), default=(math.inf, 0))
+        error, number = max(_errors(self.sketches, proof["gradients"][dist.get_rank()]), default=(math.inf, 0))
+        of_norm = abs(grad_norm / proof["grad_norm"] - 1)
+        what: Prose = "the gradient norm" if of_norm > error else f"the gradient of tensor {number} of the optimizer"
+        error = max(error, of_norm)
         message: Prose = (
-            f"the gradient of tensor {number} of the optimizer in the first step differs from that of the trial whose "
-            f"proof this one relies on by {error:.3g} (relative), budget {budget:.3g}"
+            f"{what} in the first step differs from that of the trial whose proof this one relies on by {error:.3g} "
+            f"(relative), budget {budget:.3g}"
         )
         return worst_of_ranks({"gradient": Finding(error, budget, message)}, ("gradient",))["gradient"]
 

@@ -87,7 +87,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         timed_columns = timed_step.check_first_step(first, shorter)
         timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
     if job.proof:
-        repeated = first_gradient.compared(config, job.proof["gradients"][job.mesh.get_rank()])
+        repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
         training_step.require({"gradient": repeated})
         timed_columns["repeated_gradient_error"] = repeated.error
     if proves:
@@ -110,6 +110,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
             "columns": proven,
             "shorter": shorter and recorded.recorded(shorter),
             "gradients": of_all_ranks(first_gradient.sketches),
+            "grad_norm": float(results[0].grad_norm),
         }
     measurement.columns = {
         **proven,
