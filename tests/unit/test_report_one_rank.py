@@ -33,7 +33,10 @@ def measured(**columns):
 
 def one(**columns):
     config = {"hardware": KIND, "seed": 0, "world": "one_rank", "link": {"name": "nvlink"}}
-    return row(**{**GPU, "config": json.dumps(config), **columns}) | {"evidence": "one_rank", "link": "nvlink"}
+    made = row(**{**GPU, "config": json.dumps(config), **columns})
+    per_rank = ("rank_step_ms", "window_ms", "peak_host_bytes")
+    lists = {name: made[name][:1] for name in per_rank if made.get(name)}
+    return made | lists | {"evidence": "one_rank", "link": "nvlink", "proof": "c/0-0"}
 
 
 def both(**columns):

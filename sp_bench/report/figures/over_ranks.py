@@ -1,5 +1,6 @@
 """How fast attention is on more GPUs than were there: one real rank of 8 and more."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import pandas as pd
@@ -15,40 +16,46 @@ from sp_bench.report.figures.style import BLACK, Look, Plot, about, legend, line
 LEAST_RANKS = 8
 HOST_BOUND = "host_bound"
 CAPTION = (
-    "Attention of one real rank of so many, messages modelled, 8 GPUs a host unless the title says NVLink. Crossed: "
-    "steps that wait for the host, which say nothing of the methods."
+    "Attention of one real rank of so many, messages modelled as {link}; small marks: as {others}. Hollow and dashed: "
+    "one real rank. Crossed: steps that wait for the host, which say nothing of the methods."
 )
+SMALL = {"ls": "none", "ms": 2.5}
+BySize = dict[int, tuple[Cell, float]]  # ranks -> the fastest cell, and its TFLOP/s a GPU
 
 
 def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
-    """A panel for each head shape, length and link; a line a method, its fastest cell at each number of ranks."""
-    panels: dict[tuple[str, int, str], dict[str, dict[int, tuple[Cell, float]]]] = {}
+    """A panel for each head shape and length; a line a method over the numbers of ranks, by the link with most cells.
+    Those of other links are small marks."""
+    found: dict[tuple[str, int], dict[tuple[str, str], BySize]] = {}
+    links: Counter[str] = Counter()
     for cell in cells:
         speed = attention_tflops(cell) if cell.processor == "GPU" else None
         if speed is None or not _is_shown(cell):
             continue
-        asked = cell.asked
+        asked, link = cell.asked, words.link(cell.options)
         passes = "forward, " if asked["pass_kind"] == "forward" else ""
         where = f"{passes}{asked['num_heads']}/{asked['num_kv_heads']} heads, {words.kernel(cell)}"
-        panel = panels.setdefault((where, asked["seq_len"], words.link(cell.options)), {})
-        drawn = panel.setdefault(words.plain_method(cell), {})
+        by_size = found.setdefault((where, asked["seq_len"]), {}).setdefault((words.plain_method(cell), link), {})
         size = asked["sp_size"]
-        drawn[size] = max(drawn.get(size, (cell, speed)), (cell, speed), key=lambda each: each[1])
-    several = {key: panel for key, panel in panels.items() if len({n for of in panel.values() for n in of}) > 1}
+        by_size[size] = max(by_size.get(size, (cell, speed)), (cell, speed), key=lambda each: each[1])
+        links[link] += 1
+    several = {key: lines for key, lines in found.items() if len({n for of in lines.values() for n in of}) > 1}
     if not several:
         return []
-    shown = sorted(several.items(), key=lambda each: (each[0][0], each[0][2], each[0][1]))
-    caption = CAPTION + left_out(len(shown) - MOST_PANELS)
-    shown = shown[:MOST_PANELS]
+    main, *others = (link for link, _ in links.most_common())
+    caption = CAPTION.format(link=main, others=words.listed_words(others) or "another")
+    caption += left_out(len(several) - MOST_PANELS)
+    shown = sorted(several.items())[:MOST_PANELS]
     figure, axes = grid(look, len(shown), PANEL_IN)
     handles: dict[str, Line2D] = {}
     data: list[Mapping[str, object]] = []
-    for ((where, length, link), panel), axis in zip(shown, axes, strict=True):
-        for method, by_size in sorted(panel.items()):
+    for ((where, length), lines), axis in zip(shown, axes, strict=True):
+        for (method, link), by_size in sorted(lines.items()):
             known = sorted(by_size.items())
-            style = line(known[0][1][0])
-            (drawn_line,) = axis.plot([n for n, _ in known], [speed for _, (_, speed) in known], **style)
-            handles.setdefault(method, drawn_line)
+            style = line(known[0][1][0]) | ({} if link == main else SMALL)
+            (drawn,) = axis.plot([n for n, _ in known], [speed for _, (_, speed) in known], **style)
+            if link == main:
+                handles.setdefault(method, drawn)
             for size, (cell, speed) in known:
                 bound = HOST_BOUND in cell.flags
                 if bound:
@@ -56,9 +63,9 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
                     handles["waits for the host"] = cross
                 data.append({"link": link, **about(cell), "tflops_per_gpu": speed, HOST_BOUND: bound,
                              "trial_ids": trial_ids(cell)})  # fmt: skip
-        rank_axis(axis, sorted({n for by_size in panel.values() for n in by_size}))
-        axis.set_ylim(0)
-        axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens, {link}", look, len(axes)), loc="left")
+        rank_axis(axis, sorted({n for by_size in lines.values() for n in by_size}))
+        axis.set_ylim(0, 1.08 * max(speed for of in lines.values() for _, speed in of.values()))
+        axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens", look, len(axes)), loc="left")
         axis.set_xlabel("ranks")
         if is_first(axis):
             axis.set_ylabel("TFLOP/s a GPU")
