@@ -14,9 +14,10 @@ __version__ = "0.1.0"
 def load(paths: "str | Path | Iterable[str | Path]") -> "pandas.DataFrame":
     """The rows of one or several campaign folders, in the order of the folders and of their files.
 
-    The columns are those of `sp_bench/rows/schema.py`; old rows are converted to it. `campaign` is the name of the
-    folder, and `campaign_as_run` the name in the row, since the folder may have been renamed. Files that are no rows
-    are left out with a warning.
+    The columns are those of `sp_bench/rows/schema.py`; old rows are converted to it. Behind them are options that have
+    no column there, such as `activation_checkpointing` and `loss_tile_tokens`. `campaign` is the name of the folder,
+    and `campaign_as_run` the name in the row, since the folder may have been renamed. Files that are no rows are left
+    out with a warning.
 
     Raises:
         OSError: a folder is missing or cannot be read.

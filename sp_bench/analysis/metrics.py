@@ -41,6 +41,13 @@ def work(cell: Cell) -> float | None:
     return ran / of_model if ran and of_model else None
 
 
+def mj_per_token(cell: Cell) -> float | None:
+    """Energy of all devices for one token, in mJ; None where NVML did not resolve the window."""
+    known = [listed(row["energy_j"]) for row in cell.measured]
+    steps = [sum(joules) for joules in known if joules and None not in joules]
+    return 1e3 * median(steps) / cell.tokens_per_step if steps and cell.tokens_per_step else None
+
+
 def memory_gib(cell: Cell) -> float | None:
     """Peak memory of the rank that needs most: allocated on a device, or host memory on a CPU
     (`cell.memory_column`)."""

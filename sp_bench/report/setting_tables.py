@@ -12,7 +12,7 @@ from sp_bench.analysis.documents import Packs
 from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.limits import Limit, capacity_gib
 from sp_bench.analysis.longest import Longest, ends, is_fit_only, longest, tries
-from sp_bench.analysis.metrics import host_gib, memory_gib, sent_gib, tflops, tokens_per_s_per_gpu, work
+from sp_bench.analysis.metrics import host_gib, memory_gib, mj_per_token, sent_gib, tflops, tokens_per_s_per_gpu, work
 from sp_bench.analysis.ratios import by_speed
 from sp_bench.analysis.scaling import NetRatio, Scaling, Scalings, scalings
 from sp_bench.analysis.settings import Difference, Setting, is_baseline, leader, place_key
@@ -111,12 +111,13 @@ PEAK = _of_cell("peak GiB", memory_gib, gib, "peak_gib")
 PREDICTED = _of_cell("predicted GiB", lambda cell: cell.predicted_gib if cell.ok else None, gib)
 HOST = _of_cell("host GiB", host_gib, gib)
 SENT = _of_cell("GiB sent", sent_gib, gib, "sent_gib")
+ENERGY = _of_cell("mJ/token", lambda cell: None if is_baseline(cell) else mj_per_token(cell), name="mj_per_token")
 RATIO: Column[Line] = Column(
     "ratio to the first", lambda line: line.ratio, lambda ratio: ratio.words, optional=True, absent=lambda line: ""
 )
 
-CELLS = (METHOD, MS, RATE, TFLOPS, MFU, SHARE, LIMIT, PEAK, SENT, RATIO)
-RUNGS = (MS, RATE, TFLOPS, MFU, SHARE, LIMIT, WORK, PEAK, PREDICTED, HOST, SENT, RATIO)
+CELLS = (METHOD, MS, RATE, TFLOPS, MFU, SHARE, LIMIT, PEAK, SENT, ENERGY, RATIO)
+RUNGS = (MS, RATE, TFLOPS, MFU, SHARE, LIMIT, WORK, PEAK, PREDICTED, HOST, SENT, ENERGY, RATIO)
 PACKED: tuple[Column[Any], ...] = (
     *(METHOD, MS, TOKENS, TFLOPS),
     _of_cell("imbalance", _on_several("flops_imbalance")),
@@ -353,7 +354,7 @@ VALUES: tuple[Column[Line], ...] = (
     *_bounds("step_ms", lambda line: line.cell.interval_ms),
     *(RATE, TFLOPS, MFU, SHARE, LIMIT),
     *_bounds("share_of_kernel", lambda line: _interval_of(line.share)),
-    *(PEAK, SENT),
+    *(PEAK, SENT, ENERGY),
     _value("ratio_to_first", lambda line: line.ratio and line.ratio.ratio),
     *_bounds("ratio_to_first", lambda line: _interval_of(line.ratio)),
     _value("grade", lambda line: line.ratio.grade.mark if line.ratio and line.ratio.ratio is not None else None),

@@ -8,7 +8,14 @@ from typing import Literal
 import pandas as pd
 import pyarrow as pa
 
+from sp_bench.config.options import OPTIONS
 from sp_bench.rows import consistency
+from sp_bench.rows.names import option_values
+
+TYPES = {str: pa.string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
+# Options that tell cells apart and have no column: what is recomputed, the tiles, an engine's own. A model's are in
+# its name.
+OF_CONFIG = tuple(o for o in OPTIONS if not o.column and not o.protocol and o.group != "model" and o.type in TYPES)
 
 
 def of_table(table: pa.Table, *, maps_as: Literal["lossy", "strict"] | None = None) -> pd.DataFrame:
@@ -29,5 +36,15 @@ def load(folders: Sequence[str | Path]) -> pd.DataFrame:
         place = table.schema.get_field_index("campaign")
         as_run = table["campaign"]
         table = table.set_column(place, "campaign", pa.array([folder.resolve().name] * len(table), pa.string()))
-        tables.append(table.add_column(place + 1, "campaign_as_run", as_run))
+        tables.append(_with_options(table.add_column(place + 1, "campaign_as_run", as_run)))
     return of_table(pa.concat_tables(tables), maps_as="strict")  # lists of pairs cannot be written to a file again
+
+
+def _with_options(table: pa.Table) -> pa.Table:
+    """The table with a column for each of OF_CONFIG, from the rows' configs; null if a workload has no such option."""
+    asked = [option.column for option in OPTIONS if option.column] + ["config", "implementation"]
+    values = [option_values(row) for row in table.select([*dict.fromkeys(asked)]).to_pylist()]
+    for option in OF_CONFIG:
+        column = pa.array([value[option.path] for value in values], TYPES[option.type])
+        table = table.append_column(option.name, column)
+    return table

@@ -55,6 +55,13 @@ def test_polars_reads_all_campaigns(counts):
     assert dict(result("pl.concat", pl=polars).rows()) == counts
 
 
+def test_rows_have_what_is_recomputed_and_the_tiles():
+    rows = sp_bench.load("results/h200x2_step_memory_2")
+    assert {*rows.activation_checkpointing} == {"none", "selective", "full"}
+    assert {*rows.loss_tile_tokens.fillna(0)} == {0, 2048}
+    assert sp_bench.load("results/h200x2_headline").activation_checkpointing.isna().all()
+
+
 def test_ratios_compare_two_methods_where_both_ran():
     found = result("sp_bench.ratios", sp_bench=sp_bench)
     assert len(found) > 100

@@ -7,6 +7,7 @@ import pytest
 
 from sp_bench.analysis.cells import narrowed
 from sp_bench.analysis.grades import DOUBTS, code_changes
+from sp_bench.analysis.metrics import mj_per_token
 from sp_bench.analysis.settings import Difference, settings
 from sp_bench.analysis.words import FLAGS
 from sp_bench.report.cards import card, compared
@@ -81,3 +82,11 @@ def test_two_methods_stand_side_by_side_by_the_replicates_that_pair_alone() -> N
     assert found.median_step_ms == 40.0
     assert narrowed(found, list(found.step_ms)[:1]).median_step_ms == 10.0
     assert card(setting).numbers == compared(setting, place)
+
+
+def test_energy_of_a_token_is_that_of_all_devices_in_each_replicate() -> None:
+    rows = replicated(10.0, [1.0] * 3, **ULYSSES, energy_j=[4.0, 6.24])
+    rows[2]["energy_j"] = None  # a window too short for NVML
+    (ulysses,) = cells_of(rows)
+    assert mj_per_token(ulysses) == pytest.approx(1e3 * 10.24 / 1024)
+    assert "mJ/token" in page_of([*rows, *replicated(11.0, [1.0])]).text
