@@ -443,7 +443,7 @@ LIES = [
         "Windows and sinks",
         "each rank of a ring merges the sinks",
         SINKS,
-        "method on 2 ranks: relative error of output",
+        "method on 2 ranks: relative error of dsinks",
     ),
     Lie(
         "sinks_not_learnt",

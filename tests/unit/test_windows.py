@@ -2,7 +2,10 @@
 
 import itertools
 import re
+import sys
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -158,6 +161,40 @@ def test_kernels_see_the_window_and_nothing_else(name):
             for total, share in zip(sums, dkv, strict=True):
                 total[:, at] += share
         torch.testing.assert_close(list(got[1:]), sums)
+
+
+@pytest.mark.parametrize("name", ["flash_attn", "flash_attn_3", "flash_attn_4", "sdpa_flash"])
+def test_flash_kernels_get_both_sides_of_the_window_forward_and_backward(name, monkeypatch):
+    """Each by its library's arguments, and without a window what they got before."""
+    seen: list[tuple[object, object]] = []
+
+    def operation(*args, **options):
+        seen.append((options.get("window_size_left"), options.get("window_size_right")))
+        return (args[0], torch.zeros(1, 2, 8), args[0], args[0])
+
+    names = ("_flash_attn_forward", "_flash_attn_backward", "_flash_attn_varlen_forward", "_flash_attn_varlen_backward")
+    library = SimpleNamespace(
+        fwd=operation,
+        bwd=operation,
+        _flash_attn_fwd=operation,
+        _flash_attn_bwd=operation,
+        **dict.fromkeys(names, operation),
+    )
+    kernel: Any = kernels.get(name)
+    if name == "flash_attn":
+        monkeypatch.setitem(sys.modules, "flash_attn", library)
+        monkeypatch.setitem(sys.modules, "flash_attn.flash_attn_interface", library)
+    elif name == "sdpa_flash":
+        aten = SimpleNamespace(_flash_attention_forward=operation, _flash_attention_backward=operation)
+        monkeypatch.setattr(torch.ops, "aten", aten)
+    else:
+        monkeypatch.setattr(kernel, "_operations" if name == "flash_attn_3" else "_library", lambda: library)
+    q, lse = torch.zeros(1, 8, 2, 16), torch.zeros(1, 2, 8)
+    for window in [Window(3, 6)] if name == "sdpa_flash" else [Window(3, 6), None]:
+        kernel.forward(q, q, q, causal=False, scale=1.0, window=window)
+        kernel.backward(q, q, q, q, q, lse, causal=False, scale=1.0, window=window)
+    none = {"flash_attn": [(-1, -1)] * 2, "sdpa_flash": []}.get(name, [(None, None)] * 2)
+    assert seen == [(3, 6)] * 2 + none
 
 
 def test_the_border_of_gpt_oss_on_8_ranks_is_a_quarter_of_a_mebibyte():
