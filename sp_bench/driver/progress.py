@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -351,24 +351,50 @@ def show_plan(trials: Sequence[Trial], statuses: Sequence[str | None], notes: Se
     kinds = Counter(state.partition(":")[0] for state in states)
     paint = {kind: _painter(output, STYLES.get(kind, "dim")) for kind in kinds}
     options = apart(trials)
-    rows = [PLAN_HEADINGS, *(_plan_cells(trial, options) for trial in trials)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    aligned = [
-        "  ".join(
-            cell.rjust(width) if heading in PLAN_NUMBERS else cell.ljust(width)
-            for heading, cell, width in zip(PLAN_HEADINGS, cells, widths, strict=True)
-        )
-        for cells in rows
-    ]
-    if trials:
-        print(f"{aligned[0]}  state")
-    for cells, state in zip(aligned[1:], states, strict=True):
-        print(f"{cells}  {paint[state.partition(':')[0]](state)}")
+    rows = [_plan_cells(trial, options) for trial in trials]
+    headings, rows, shared = _without_shared(PLAN_HEADINGS, rows)
+    if shared:
+        print(f"all trials: {shared}")
+    widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+    # a pipe gets the table whatever its width, for grep and sort
+    too_wide = output.is_terminal and sum(widths) + 2 * len(widths) + len("unsupported") > output.width
+    if rows and not too_wide:
+        print(f"{_aligned(headings, headings, widths)}  state")
+    for cells, state in zip(rows, states, strict=True):
+        painted = paint[state.partition(":")[0]](state)
+        if too_wide:
+            number, *values = zip(headings, cells, strict=True)
+            text = f"{number[1]} " + ", ".join(f"{heading} {value}" for heading, value in values if value)
+            print(fill(text, output.width, subsequent_indent="    ", break_on_hyphens=False))
+            print(f"    {painted}")
+        else:
+            print(f"{_aligned(headings, cells, widths)}  {painted}")
     for note in notes:
         print(note)
     counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
     planned = f"{len(trials)} trial{'s' * (len(trials) != 1)}: {counts}" if trials else "no trial has a listed length"
     print(f"{planned}; nothing was launched")
+
+
+def _without_shared(
+    headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[Sequence[str], Sequence[Sequence[str]], str]:
+    """(headings and rows without the columns that have one value in all of several rows, those columns in words)."""
+    if len(rows) < 2:
+        return headings, rows, ""
+    columns = [set(column) for column in zip(*rows, strict=True)]
+    kept = [index for index, values in enumerate(columns) if len(values) > 1]
+    shared = [
+        f"{heading} {next(iter(v))}" for heading, v in zip(headings, columns, strict=True) if len(v) == 1 and v != {""}
+    ]
+    return [headings[i] for i in kept], [[row[i] for i in kept] for row in rows], ", ".join(shared)
+
+
+def _aligned(headings: Sequence[str], cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(
+        cell.rjust(width) if heading in PLAN_NUMBERS else cell.ljust(width)
+        for heading, cell, width in zip(headings, cells, widths, strict=True)
+    )
 
 
 def _plan_cells(trial: Trial, options: Apart) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from sp_bench import methods
 from sp_bench.config.options import as_overridden
 from sp_bench.config.parsing import ConfigError, parse, shown
 from sp_bench.config.trial import TrialConfig
@@ -111,11 +112,12 @@ def _tail(log: Path) -> list[str]:
 
 
 def repeat(config: str | None) -> str:
-    """The command line that runs a row's cell once, in its own campaign; or why there is none."""
+    """The command line that runs a row's cell once, in its own campaign; or why there is none. A row does not say
+    where the file of a method from outside was: it is looked for in the current folder."""
     try:
         overrides.use_config_dirs([])
         wanted = parse(TrialConfig, json.loads(config or "null") or {})
-        chosen = [f"{group}={getattr(wanted, group).name}" for group in overrides.GROUPS]
+        chosen = [_choice(group, getattr(wanted, group).name) for group in overrides.GROUPS]
         (default,), _ = sweep.configs(overrides.read_arguments(chosen))
         ours, theirs = config_values(default), config_values(wanted)
         more = [
@@ -128,6 +130,11 @@ def repeat(config: str | None) -> str:
         return f"not with the files of conf and the methods that are here: {error}"
     differs = "" if cell_id(again) == cell_id(wanted) else "  # not the same cell: a file of conf has changed since"
     return f"sp-bench run {shlex.join([*chosen, *more, REPEATED])}{differs}"
+
+
+def _choice(group: str, name: str) -> str:
+    is_file = group == "method" and name not in methods.names()
+    return f"{overrides.METHOD_PATH}={name}.py" if is_file else f"{group}={name}"
 
 
 def _literal(value: Any) -> str:

@@ -81,7 +81,8 @@ def check_losses(
     computes one layer after the other. The same on every rank."""
     want = torch.zeros_like(losses)
     if dist.get_rank() == 0:
-        want.copy_(one_process.token_losses(config, sequences, device))
+        found = one_process.token_losses(config, sequences, device)
+        want[:, : found.shape[1]] = found  # an engine may have no label for the last token
     dist.broadcast(want, 0)
     error = float((losses - want)[:, labelled].norm() / want[:, labelled].norm())
     budget = TOLERANCES[config.dtype] * max(1.0, config.model.num_layers / PROOF_LAYERS)

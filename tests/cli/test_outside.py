@@ -114,6 +114,18 @@ def test_the_report_names_a_method_from_outside_as_any_other(campaign):
     assert "my_ulysses (my_lab)" in page
 
 
+def test_show_repeats_a_method_from_outside_in_the_folder_of_its_file(campaign, rows, capfd, monkeypatch, tmp_path):
+    trial = rows.loc["my_ulysses", "trial_id"]
+    folder = str(campaign / "results" / "mine")
+    monkeypatch.chdir(campaign)
+    _, out, _ = console(capfd, "show", trial, folder)
+    (command,) = re.findall("^repeat it alone: sp-bench (.*)$", out, re.MULTILINE)
+    assert {"method.path=my_ulysses.py", "method.fused=false"} <= set(command.split())
+    code, out, err = console(capfd, "plan", *command.split()[1:-1], f"results_root={tmp_path}")
+    assert (code, err) == (0, "")
+    assert "1 trial: 1 to run" in out
+
+
 def test_a_package_brings_a_method_with_an_option(tmp_path):
     site = tmp_path / "site"
     (site / "my_lab-1.0.dist-info").mkdir(parents=True)

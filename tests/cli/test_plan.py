@@ -3,7 +3,9 @@ import subprocess
 import sys
 
 import pytest
+from rich.console import Console
 
+from sp_bench.driver import progress
 from sp_bench.rows import store
 
 from .console import console, refusal
@@ -167,3 +169,21 @@ def test_the_composed_config_of_a_trial_can_be_read(capfd):
 )
 def test_no_configuration_is_shown_that_run_refuses(capfd, words, message):
     assert message in refusal(capfd, "run", *words, "--cfg", "job")
+
+
+def test_what_all_trials_share_stands_above_the_table_once(plan):
+    shared, headings, *_ = plan("method=ring,ulysses", "sp_size=2,3").splitlines()
+    assert shared.startswith(
+        "all trials: kernel cpu_flash, workload attention/forward_backward, fabric gloo, model tiny,"
+    )
+    assert headings.split() == ["#", "method", "layout", "sp", "state"]
+    headings, *_ = plan("method=ring", "sp_size=2").splitlines()
+    assert headings.split()[:3] == ["#", "method", "layout"]
+
+
+def test_on_a_narrow_terminal_each_trial_is_a_record_within_its_width(plan, monkeypatch):
+    monkeypatch.setattr(progress, "console", lambda: Console(width=40, force_terminal=True, file=sys.stdout))
+    records = plan("method=ring,ulysses", "sp_size=2", "seq_len=1024,2048", "kernel=math,cpu_flash").splitlines()[1:-1]
+    assert all(len(re.sub(r"\x1b\[\d*m", "", line)) <= 40 for line in records)
+    assert re.match(r"0 method \w+, layout \w+,", records[0])
+    assert sum("to run" in line for line in records) == 8
