@@ -237,7 +237,10 @@ def _math_as_flash_attn() -> Iterator[None]:
         return differentiable(documents, causal=causal, scale=softmax_scale)(q[None], k[None], v[None])[0]
 
     def functions(*_: Any, **__: Any) -> tuple[Any, Any]:
-        return (whole, packed, None, None, None), utils._lazy_define_process_function(packed)
+        arguments = utils._lazy_define_process_function(packed)
+        # newer releases have a second such function, for a paged cache, which training does not use
+        paged = hasattr(utils, "_process_with_kvcache_kwargs_fn")
+        return (whole, packed, None, None, None), (arguments, None) if paged else arguments
 
     utils.lazy_import_flash_attention = functions
     try:
