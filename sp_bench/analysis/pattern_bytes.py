@@ -4,7 +4,7 @@ A library's own prediction is of what it sends; this explains how that differs f
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from fractions import Fraction
 
 from sp_bench.analysis.cells import Cell
@@ -74,7 +74,8 @@ def _total(sizes: patterns.Bytes, weights: Mapping[str, int]) -> Fraction:
 def _shape(cell: Cell) -> AttentionShape | None:
     known = {field.name: cell.asked[field.name] for field in fields(AttentionShape) if field.name in cell.asked}
     known["seq_len"] = cell.asked["padded_seq_len"] or known["seq_len"]
-    return None if None in known.values() else AttentionShape(**known)
+    required = [field.name for field in fields(AttentionShape) if field.default is MISSING]
+    return None if any(known.get(name) is None for name in required) else AttentionShape(**known)
 
 
 def _passes(cell: Cell) -> Mapping[str, int]:

@@ -318,8 +318,9 @@ def _as_typed(argument: str) -> str:
     """The argument with the text of a name or path in quotes: Hydra's grammar would read 2024_11_29 as a number, and
     refuse a folder with an equals sign."""
     key, _, text = argument.partition("=")
+    is_word = re.fullmatch(r"[A-Za-z_][\w-]*", text) and text.lower() not in ("null", "true", "false", "nan", "inf")
     is_plain = text and text.isprintable() and text[0] not in "'\"" and "${" not in text
-    if not is_plain or (key, text) == ("results_root", "null"):
+    if is_word or not is_plain or (key, text) == ("results_root", "null"):
         return argument
     if key == "results_root" or (key == "campaign" and not re.search("[,(]", text)):
         return f"{key}={QuotedString(text, Quote.single).with_quotes()}"

@@ -407,7 +407,8 @@ def expected_work(config: TrialConfig, padded_len: int, rank: int) -> ExpectedWo
     if config.world == "ranks":
         return expected
     layout = get(name).layout(config.method, config.sp_size)
-    return expected.of_one(config.world_size, window_share(layout, shape, rank))
+    share = window_share(layout, shape, rank % config.sp_size) * config.sp_size / config.world_size
+    return expected.of_one(config.world_size, share)
 
 
 def open_counted(

@@ -8,7 +8,6 @@ are on average as large as the difference of the samples.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -98,8 +97,7 @@ def _sketch(gradient: Tensor) -> Tensor:
     return torch.cat([number, sample.norm()[None], products])
 
 
-@cache
 def _signs(device: torch.device) -> Tensor:
-    """[NUM_SIGNS,SAMPLE], equal in every process."""
+    """[NUM_SIGNS,SAMPLE], equal in every process. Drawn anew: kept, they would lie in the next trial's memory."""
     drawn = torch.randint(2, (NUM_SIGNS, SAMPLE), generator=torch.Generator().manual_seed(0))
     return (2 * drawn - 1).double().to(device)

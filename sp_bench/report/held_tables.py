@@ -99,7 +99,7 @@ LINES: tuple[Column[OverDepth], ...] = (
     Column("tokens", lambda of: of.few.asked["seq_len"], "{:,}".format),
     Column("kernel", lambda of: words.kernel(of.few)),
     Column("options", lambda of: ", ".join(_of_step(of.few))),
-    Column("link", lambda of: words.link(of.few.options)),
+    Column("link model", lambda of: words.link(of.few.options)),
     Column("layers", lambda of: "{} and {} of {}".format(*of.num_layers_run, of.num_layers)),
     Column("step (s)", lambda of: of.step_ms / 1e3, number),
     Column("tokens/s/GPU", lambda of: of.tokens_per_s_per_gpu, number),

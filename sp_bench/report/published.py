@@ -157,10 +157,10 @@ ONE_RANK: tuple[Column[BesideOneRank], ...] = (
     Column("GPUs", lambda of: of.cell.asked["world_size"]),
     Column("hosts", lambda of: of.cell.asked["num_nodes"] or 1),
     Column("published", lambda of: of.published.value, lambda value: f"{value:,}"),
-    Column("one rank", lambda of: of.one_rank, number),
+    Column("predicted", lambda of: of.one_rank, number),
     Column("ratio", lambda of: of.ratio, "{:.2f}".format),
     Column("within the held error", lambda of: of.is_within, lambda within: "yes" if within else "no"),
-    Column("one rank ran", lambda of: of.how),
+    Column("by", lambda of: of.how),
 )
 
 

@@ -18,6 +18,7 @@ from pyarrow import compute
 from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
+from sp_bench.config.trial import AUTO
 from sp_bench.costs.flags import flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves
@@ -200,7 +201,8 @@ def _hash(text: str) -> str:
 
 def _config(row: _Row) -> Iterator[str]:
     for path, column in _OF_CONFIG:
-        if (asked := row.leaves.get(path)) is not None and row[column] not in (None, asked):
+        asked = row.leaves.get(path)
+        if asked not in (None, AUTO) and row[column] not in (None, asked):  # auto: the column has what came of it
             yield f"{column}={shown(row[column])}; its config has {path}={shown(asked)}"
 
 

@@ -134,6 +134,7 @@ def test_status_names_what_is_no_row_and_takes_no_name_for_markup(tmp_path, capf
         f"{'c' * 12}-{'b' * 8}-0-ok.parquet: a link that leads out of the results; skipped",
         f"{'d' * 12}-{'b' * 8}-0-ok.parquet: not a file; skipped",
         r"notes\x1b[2J.txt: not a row (its name has another form); skipped",
+        f"{'a' * 12}-{'b' * 8}-0-ok.parquet: Parquet file size is 0 bytes; skipped",
     ]
 
 

@@ -227,7 +227,8 @@ def test_who_started_a_run_says_which_hosts_it_has():
 
 def test_more_nodes_than_the_run_has_are_unsupported_and_the_row_says_what_would_work(tmp_path):
     words = ("run", "method=ring", "sp_size=4", "num_nodes=2,3", "seq_len=96", "campaign=two", "--no-report")
-    subprocess.run([sys.executable, "-m", "sp_bench", *words], cwd=tmp_path, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-m", "sp_bench", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, "all 2 trials are unsupported here" in done.stderr) == (1, True)
     reasons = sorted(row["reason"] for row in store.read(tmp_path / "results" / "two")[0].to_pylist())
     assert reasons[0].startswith("num_nodes=2 needs 2 hosts, and this run has 1")
     assert reasons[1] == "num_nodes=3 does not divide 4 ranks; use one of 1, 2, 4"

@@ -30,7 +30,7 @@ COLUMNS = (
 
 def test_one_rank_runs_once_its_method_is_proven_and_shares_no_setting_with_real_ranks(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    assert console(capfd, "run", *WORDS, *ONE)[0] == 0
+    assert console(capfd, "run", *WORDS, *ONE)[0] == 1
     refused = store.read(tmp_path / "results" / "one", COLUMNS)[0].to_pylist()
     assert {row["status"] for row in refused} == {"unsupported"}
     assert all("run one first: sp-bench run method=ring" in row["reason"] for row in refused)

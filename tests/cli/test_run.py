@@ -11,7 +11,7 @@ import pandas as pd
 import psutil
 import pytest
 
-from sp_bench.rows import campaign_file, plans, store
+from sp_bench.rows import campaign_file, plans, proofs, store
 
 from .console import console, refusal
 
@@ -74,7 +74,7 @@ def test_a_run_leaves_nothing_beside_its_results(finished):
     folder, _, _ = finished
     assert [path.name for path in folder.iterdir()] == ["results"]
     beside = {path.name for path in (folder / "results" / "small").iterdir() if path.suffix != ".parquet"}
-    assert beside == {store.WORK, plans.FOLDER, campaign_file.NAME}
+    assert beside == {store.WORK, plans.FOLDER, proofs.FOLDER, campaign_file.NAME}
 
 
 def test_a_run_writes_its_words_beside_its_rows(finished):
@@ -87,7 +87,7 @@ def test_a_run_writes_its_words_beside_its_rows(finished):
 def test_a_run_ends_with_its_counts_and_where_the_report_is(finished):
     folder, _, printed = finished
     *_, summary, last = printed.splitlines()
-    counts, effort, rows = summary.split("; ")
+    counts, effort, rows = re.split(r"; (?!timed)", summary)
     assert counts == "2 trials: 1 ok, 1 unsupported, 0 oom, 0 failed"
     assert re.fullmatch(r"measuring took [\d.]+ of the campaign's [\d.]+ s \(\d+%; timed steps \d+%\)", effort)
     assert rows == "rows: results/small"

@@ -73,23 +73,23 @@ def misplaced_runs(self, rank: int, seq_len: int):
 
 def scaled_backward(ctx, dout):
     chunks, kept, *gradients = right_backward(ctx, dout)
-    return chunks, kept, *(gradient / dist.get_world_size() for gradient in gradients)
+    return chunks, kept, *(None if gradient is None else gradient / dist.get_world_size() for gradient in gradients)
 
 
 def scaled_dk(ctx, dout):
-    *others, dq, dk, dv = right_backward(ctx, dout)
-    return *others, dq, dk / dist.get_world_size(), dv
+    *others, dq, dk, dv, dsinks = right_backward(ctx, dout)
+    return *others, dq, dk / dist.get_world_size(), dv, dsinks
 
 
 def scaled_dv(ctx, dout):
-    *others, dq, dk, dv = right_backward(ctx, dout)
-    return *others, dq, dk, dv / dist.get_world_size()
+    *others, dq, dk, dv, dsinks = right_backward(ctx, dout)
+    return *others, dq, dk, dv / dist.get_world_size(), dsinks
 
 
-def chatty_shift(transport, sent):
+def chatty_shift(transport, sent, hops=1):
     """A fault: the result is right, but it travels one hop more than the closed form says. Only the bytes show it."""
-    right_shift(transport, sent).wait_all()
-    return right_shift(transport, sent)
+    right_shift(transport, sent, hops).wait_all()
+    return right_shift(transport, sent, hops)
 
 
 def dropped_merge(parts, out, lse=None) -> None:
@@ -112,7 +112,7 @@ def inexact(ctx, chunks, *qkv):
 
 def inexact_when_timed(ctx, chunks, *qkv):
     """A fault that is right at the length of the proof, and wrong at the timed length."""
-    num_tokens = qkv[-1].shape[1] * chunks.transport.group.size()
+    num_tokens = qkv[-2].shape[1] * chunks.transport.group.size()
     return (inexact if num_tokens == SEQ_LEN else right_ulysses)(ctx, chunks, *qkv)
 
 
@@ -213,7 +213,7 @@ FAULTS: list[tuple[str, MethodConfig, Any, str, Callable[..., Any], str]] = [
             timed_gradient(wrong, place),
             f"(sampled rows|the last timed step) at seq_len={SEQ_LEN}: (relative error of {tensor} is |sum)",
         )
-        for place, tensor in enumerate(("dq", "dk", "dv"), start=-3)
+        for place, tensor in enumerate(("dq", "dk", "dv"), start=-4)
         for wrong in (moved, cut_off, lost_head)
     ),
     ("ranks that keep to themselves", ULYSSES, ulysses, "open", answers_at_hand, "nothing was exchanged"),
@@ -280,7 +280,7 @@ def check_training(rank: int) -> None:
     columns = prove_attention(config)
     assert columns["correctness_seq_len"] == PROOF_LEN
     assert set(columns["sampled_grad_error"]) == {"dq", "dk", "dv"}
-    wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, -2))
+    wrong = patch.object(ChunkedAttention, "backward", timed_gradient(cut_off, -3))
     with wrong, pytest.raises(Incorrect, match=f"sampled rows at seq_len={SEQ_LEN}: relative error of dk is "):
         prove_attention(config)
 

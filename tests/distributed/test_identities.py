@@ -94,7 +94,7 @@ def check_blind_spots(mesh: DeviceMesh) -> None:
     """What docs/METRICS.md says that identities cannot see: without its mask it is another attention."""
     case = Case(MethodConfig("ulysses"), shape(True, "float64"), "math")
     inputs, right = results(case, mesh)
-    with patch.object(math, "_scores", lambda q, k, causal, scale, documents: scores(q, k, False, scale, documents)):
+    with patch.object(math, "_scores", lambda q, k, causal, *options: scores(q, k, False, *options)):
         _, wrong = results(case, mesh)
     assert not torch.allclose(wrong[OUT], right[OUT])
     check_identities(inputs, wrong, mesh, "a lost mask")

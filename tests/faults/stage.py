@@ -28,7 +28,9 @@ DEADLINES = DeadlinesConfig(init=120, correctness=60, warmup=60, measure=60)
 # What a hang waits for: long enough for both ranks to begin on a loaded machine, where init is timed from the launch.
 HANG = {"init": 30.0, "correctness": 4.0, "warmup": 4.0, "measure": 4.0, "handover": 30.0}
 SHORT = {"workload__correctness_seq_len": 48, "workload__warmup_steps": 1, "workload__timed_steps": 2}
-OF_A_TRIAL = re.compile(r"trial\.json|record\.json|rank\d\.(log|events\.jsonl)")
+OF_A_TRIAL = re.compile(
+    r"trial\.json|record\.json|proof\.json|[0-9a-f]{12}-[0-9a-f]{8}-[0-9a-f]{8}\.json|rank\d\.(log|events\.jsonl)"
+)
 
 
 class Watched(Progress):

@@ -216,7 +216,7 @@ def test_nothing_in_common_says_what_both_have_and_which_options_differ(compared
 def test_steps_that_ranks_agreed_on_pair_with_a_fixed_number(compared):
     def steps(timed_steps, **columns):
         config = json.dumps({"workload": {"timed_steps": timed_steps, "name": "attention"}})
-        return [row(config=config, cell_id=f"cell{timed_steps}", **columns)]
+        return [row(config=config, **columns)]
 
     (pair,) = compared(steps(5, median_ms=2.0), steps("auto", median_ms=3.0)).pairs
     assert pair.points == pytest.approx([1.5])

@@ -89,8 +89,11 @@ def test_pairs_and_intervals_are_of_one_machine(
 
 def test_a_part_of_the_step_has_no_interval_over_separate_machines(tmp_path: Path) -> None:
     def exposed(environments: list[Any], name: str) -> Part | None:
-        arms = {"compute_only_step_ms": [9.0]}
-        rows = [row(replicate=r, environment=e, exposed_comm_ms=1 + r, **arms) for r, e in enumerate(environments)]
+        arms = {"compute_only_step_ms": [9.0] * 5}
+        rows = [
+            row(replicate=r, median_ms=10.0 + r, environment=e, exposed_comm_ms=1.0 + r, **arms)
+            for r, e in enumerate(environments)
+        ]
         (attribution,) = attributions(cells(select([commit(rows, tmp_path / name)]).rows))
         return attribution.exposed
 

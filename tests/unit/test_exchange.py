@@ -237,7 +237,7 @@ def test_what_chunks_find_for_a_kv_head_that_they_share_is_summed_before_it_is_r
     )
     chunks = HeadChunks(cast(Any, Shares), cast(Transport, transport), True, 1.0, 4)
     q, k, v = (torch.ones(1, 2, heads, 8, dtype=torch.bfloat16, requires_grad=True) for heads in (4, 1, 1))
-    cast(Tensor, ChunkedAttention.apply(chunks, None, q, k, v)).sum().backward()
+    cast(Tensor, ChunkedAttention.apply(chunks, None, q, k, v, None)).sum().backward()
     for leaf, total in ((q, 1.0), (k, 260.0), (v, 520.0)):
         assert leaf.grad is not None
         assert torch.equal(leaf.grad, torch.full_like(leaf, total))

@@ -59,9 +59,9 @@ def test_a_plan_of_committed_trials_shows_each_and_opens_none(full, unopened, ca
     root, configs = full
     campaign.run(configs, settings(root), Mock())
     *lines, counts = capsys.readouterr().out.splitlines()
-    assert len(lines) == 1 + ROWS
+    assert len(lines) == 2 + ROWS  # a heading, and above it what all trials share
     assert counts == "2000 trials: 2000 done; nothing was launched"
-    assert Counter(line.rpartition("done: ")[2] for line in lines[1:]) == dict.fromkeys(STATUSES, ROWS // 5)
+    assert Counter(line.rpartition("done: ")[2] for line in lines[2:]) == dict.fromkeys(STATUSES, ROWS // 5)
 
 
 def test_a_plan_to_resume_them_has_those_again_that_may_end_otherwise(full, unopened, capsys):
@@ -89,6 +89,6 @@ def test_resuming_them_reaches_its_first_launch_without_opening_a_row(full, unop
 
 def test_status_counts_them_without_opening_one(full, unopened, capsys):
     verbs.status([full[0] / "full"] * 2)  # of one campaign alone, the newest failures are opened for their reasons
-    heading, line, _ = capsys.readouterr().out.splitlines()
+    heading, line, *_ = capsys.readouterr().out.splitlines()
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert {status: counts[status] for status in STATUSES} == dict.fromkeys(STATUSES, str(ROWS // 5))

@@ -190,7 +190,7 @@ def test_the_leader_is_whom_most_ran_beside_unless_another_is_faster_than_it(tmp
 def test_what_computes_beyond_the_kernel_is_of_replicates_that_pair(tmp_path: Path) -> None:
     """A kernel alone of another machine says nothing of it."""
     single = GPU | {"method": "single", "sp_size": 1, "num_heads": 16, "num_kv_heads": 4, "layout": "contiguous"}
-    arms = {"compute_only_step_ms": [8.0], "exposed_comm_ms": 2.0}
+    arms = {"compute_only_step_ms": [8.0] * 5, "exposed_comm_ms": 2.0}
     for machine, expected in (("x", 1.0), ("y", None)):
         ours = [each | arms for each in on("x", {"ulysses": 10})]
         (ring,) = on(machine, {"ring": 7.0})

@@ -21,4 +21,4 @@ def test_every_column_that_the_report_reads_is_read_from_the_rows() -> None:
                 if name in ROWS and isinstance(node.slice.value, str):
                     read.add(node.slice.value)
     assert len(read) > 60
-    assert read <= {*COLUMNS, *OF_SELECTION}
+    assert read - {"curve"} <= {*COLUMNS, *OF_SELECTION}  # report/link_file.py reads the curves of `collective` itself
