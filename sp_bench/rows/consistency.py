@@ -228,6 +228,8 @@ def _required(row: _Row) -> Iterator[str]:
 def _lengths(row: _Row) -> Iterator[str]:
     """Lists by rank and by step have an entry for each."""
     steps = row.leaves.get("workload.timed_steps")
+    if steps == AUTO:
+        steps = row["timed_steps"]
     if steps is not None and row["workload"] == "parity":
         steps += row.leaves.get("workload.warmup_steps", 0)
     wanted = {"rank": 1 if row.one_rank else row["world_size"], "step": steps}
