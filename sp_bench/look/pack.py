@@ -65,7 +65,7 @@ def unpack(campaign: Path) -> int:
     """Write each packed row to its own file and remove the pack. Returns the number of rows.
 
     Raises:
-        ConfigError: as in `pack`.
+        ConfigError: as in `pack`, or a name in the pack is not that of a row.
     """
     with _alone(campaign):
         rows = _packed_table(campaign)
@@ -73,6 +73,10 @@ def unpack(campaign: Path) -> int:
             return 0
         want, _ = store.read(campaign)
         names = rows[packed.FILE_NAME].to_pylist()
+        if foreign := [name for name in names if not store.is_row_name(name)]:  # it could lie outside the campaign
+            raise ConfigError(
+                f"{campaign / packed.PACK} names a file that is no row's: {shown(str(foreign[0]))}; nothing was written"
+            )
         place = campaign / store.WORK / PLACE
         place.mkdir(exist_ok=True)  # a killed process may have left it
         for i, name in enumerate(names):

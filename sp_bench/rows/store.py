@@ -109,6 +109,11 @@ def _row_name(file_name: str) -> RowName | None:
     return RowName(match["trial_id"], match["env_id"], int(match["attempt"]), match["status"]) if match else None
 
 
+def is_row_name(name: str | None) -> bool:
+    """Whether a file of that name could be a row's. Such a name stays within its folder."""
+    return name is not None and _row_name(name) is not None
+
+
 def is_committed(folder: Path, trial_id: str, env_id: str, attempt: int) -> bool:
     """Whether `committed` would list a row of that attempt, without listing thousands of names.
 

@@ -260,3 +260,26 @@ def test_a_pack_in_which_rows_stand_four_times_has_each_once(campaign):
         again = sp_bench.load(campaign)
     pd.testing.assert_frame_equal(again, once)
     assert len(list(store.committed(campaign))) == len(rows)
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x.parquet", "../other/{row}", "/tmp/{row}", "sub/{row}", "x.parquet", None, ""]
+)
+def test_a_pack_writes_no_file_whose_name_is_no_rows(campaign, name, capfd):
+    other = campaign.parent / "other"
+    other.mkdir()
+    kept = next(iter(files(campaign)))
+    (other / kept).write_text("of a sibling")
+    pack.pack(campaign)
+    rows = pq.read_table(campaign / packed.PACK)
+    names = rows[packed.FILE_NAME].to_pylist()
+    names[0] = name and name.format(row=kept)
+    place = rows.schema.get_field_index(packed.FILE_NAME)
+    pq.write_table(
+        rows.set_column(place, packed.FILE_NAME, pa.array(names, pa.string())),
+        campaign / packed.PACK,
+        store_schema=False,
+    )
+    before = {path: path.read_bytes() for path in campaign.parents[1].rglob("*.parquet")}
+    assert "names a file that is no row's" in refusal(capfd, "pack", str(campaign), "--undo")
+    assert {path: path.read_bytes() for path in campaign.parents[1].rglob("*.parquet")} == before
