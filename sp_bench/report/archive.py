@@ -16,7 +16,7 @@ from sp_bench.config.parsing import ConfigError
 from sp_bench.report import Options, build
 from sp_bench.report.anonymous import anonymous
 from sp_bench.report.page.appendix import environment
-from sp_bench.rows import campaign_file, git, packed, plans, proofs, store
+from sp_bench.rows import campaign_file, git, json_file, packed, plans, proofs, store
 
 SUMS = "SHA256SUMS"
 README = """Rows of sp_bench{names}.
@@ -69,8 +69,9 @@ def write(
         rows = {name: folder / name for name in [row.file_name for row in store.committed(folder)] + [packed.PACK]}
         planned = {f"{plans.FOLDER}/{path.name}": path for path in (folder / plans.FOLDER).glob("[!.]*.json")}
         proven = {f"{proofs.FOLDER}/{path.name}": path for path in proofs.files(folder)}
-        kept = rows | planned | proven
-        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in kept.items() if path.exists()}
+        kept = {each: path for each, path in (planned | proven).items() if json_file.is_plain(path)}
+        kept |= {each: path for each, path in rows.items() if path.exists()}
+        files |= {f"rows/{name}/{each}": path.read_bytes() for each, path in kept.items()}
         with suppress(ConfigError):  # the report names it
             if text := campaign_file.text(folder):
                 files[f"rows/{name}/{campaign_file.NAME}"] = text.encode()

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sp_bench.rows import json_file
+
 FOLDER = "_plans"  # in the campaign's folder; readers of rows pass over names that begin so
 
 
@@ -80,7 +82,7 @@ def open_searches(found: Sequence[Plan]) -> dict[str, str]:
 def _plans(paths: Iterable[Path]) -> Iterator[Plan]:
     for path in paths:
         with suppress(OSError, ValueError, TypeError, KeyError, AttributeError):
-            content = json.loads(path.read_text("utf-8"))
+            content = json_file.read(path)
             trials = frozenset(
                 PlannedTrial(str(trial_id), str(env_id), str(method))
                 for method, ids in content["trials"].items()

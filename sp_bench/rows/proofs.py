@@ -13,10 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sp_bench.rows import packed
+from sp_bench.rows import json_file, packed
 
 FOLDER = "_proofs"  # in the campaign's folder; readers of rows pass over names that begin so
-MAX_BYTES = 2**24  # a record of a training step has about 30 kB a rank
 _FILE = re.compile(r"[0-9a-f]{12}-[0-9a-f]{8}-[0-9a-f]{8}\.json")
 
 
@@ -77,9 +76,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> Proof:
-    if path.is_symlink() or path.stat().st_size > MAX_BYTES:
-        raise ValueError(f"not a proof (a link, or more than {MAX_BYTES:,} bytes)")
-    content = json.loads(path.read_text("utf-8"))
+    content = json_file.read(path)
     if not isinstance(content, dict) or content.pop("digest", None) != _digest(content):
         raise ValueError("the proof was edited: its digest is that of another content")
     proof = Proof(**content)
