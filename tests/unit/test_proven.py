@@ -53,7 +53,7 @@ def test_a_record_under_another_key_or_too_large_or_a_link_is_not_believed(recor
     proofs.write(PROOF, tmp_path)
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
-    assert "a link" in problem(tmp_path)
+    assert "not a plain file" in problem(tmp_path)
 
 
 def test_what_is_no_key_is_not_written(tmp_path):
