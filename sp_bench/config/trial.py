@@ -22,29 +22,30 @@ ATTENTION = ("attention", "train_step", "parity")  # workloads that compute atte
 TRAINING = ("train_step", "parity")  # workloads that take optimizer steps
 AUTO = "auto"  # timed_steps: the ranks agree on their number after the warm-up
 # What `auto` times: so long, in seconds, but at least so many steps, and never longer than the limit. Over 1 s energy
-# is measured; and it is over 0.5 s even where timed steps are twice as fast as the last of the warm-up.
+# is measured. If timed steps are twice as fast as the last warm-up step, the window is still over 0.5 s.
 TIMED_S, LEAST_TIMED_STEPS, MOST_TIMED_S = 1.25, 5, 10.0
-FEWEST_TIMED_STEPS = 2  # of steps that reach the limit: of one alone nobody sees that its results are repeated
+FEWEST_TIMED_STEPS = 2  # of steps that reach the limit: one alone cannot show that its results repeat
 MOST_TIMED_STEPS = {"attention": 5000, "train_step": 100}  # workloads that take `auto`; a row has all their times
 ELEMENT_BYTES: Mapping[str, int] = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Declared:
-    """An option beside the type and default of its field. From `words` on it is words for people: no identity hashes
-    them. Words of values are one text for all, in which {} is the value, or a text for each; "": all others."""
+    """An option beside the type and default of its field. The fields from `words` on are text for people; no identity
+    hashes them. Words of values are one text, in which {} stands for the value, or a text for each value, with those
+    of all others under the key ""."""
 
     doc: Prose
     unit: Prose = ""
     column: str | None = ""  # of the row; empty: named as the field; None: the row has it in `config` only
     of: tuple[str, ...] = ()  # workloads that it means something to: null in rows of others; empty: all
-    old_rows: Any = None  # rows older than the option have null; null and None mean this value, and new rows write it
+    old_rows: Any = None  # null in older rows and None mean this value; new rows write it
     omitted: bool = False  # leave `old_rows` out of the identity's hash, so that older rows keep theirs
     none_means: Any = None  # what the method does where the option is None; by default `old_rows`
     protocol: bool = False  # how a cell is measured, not what it is
     words: Prose | Mapping[Any, str] = ""  # of its values, for readers; empty: name=value
     identifier: Prose | Mapping[Any, str] = ""  # of its values, in the identifier of a setting; empty: name=value
-    named: Prose | bool = False  # each name says a value other than `none_means`; False: where names would be equal
+    named: Prose | bool = False  # True: each name shows a value other than `none_means`; False: if names would be equal
     head: Prose = ""  # of a table's column for it
     under_head: Prose | Mapping[Any, str] = ""  # of its values there; empty: the value
 
@@ -1082,9 +1083,9 @@ class TrialConfig:
 
     @property
     def real_place(self) -> int | None:
-        """The rank that is there; None: all are. Where the work is even, rank 0 has the most: of parameters that the
-        ranks do not divide it has a whole shard. Under a window the first ranks see less, and the last one sends
-        nothing on: the middle one does both."""
+        """The rank that is there; None: all are. Where the work is even, rank 0 has the most: a whole shard of
+        parameters that do not divide evenly. Under a window the first ranks see less, and the last one sends nothing
+        on: the middle one does both."""
         if self.world == "ranks":
             return None
         middle = 0 if self.workload.window is None else self.world_size // 2
@@ -1092,12 +1093,12 @@ class TrialConfig:
 
     @property
     def num_processes(self) -> int:
-        """That run: one a rank, or the one real rank."""
+        """Processes that run: one for each rank, or the one real rank."""
         return self.world_size if self.world == "ranks" else 1
 
     @property
     def num_hosts(self) -> int:
-        """That the processes need; `num_nodes` are those that the world has."""
+        """Hosts that the processes need. The world has `num_nodes`."""
         return self.num_nodes if self.world == "ranks" else 1
 
     @property
@@ -1106,7 +1107,7 @@ class TrialConfig:
 
     @property
     def gpus_per_node(self) -> int:
-        """That the processes of a host need; 0 on CPUs."""
+        """GPUs that the processes of a host need; 0 on CPUs."""
         return -(-self.processes_per_host // self.hardware.ranks_per_gpu) if self.hardware.device == "cuda" else 0
 
     @property

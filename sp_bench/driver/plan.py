@@ -112,7 +112,7 @@ def resolve(config: TrialConfig) -> Resolved:
     method, workload = methods.get(config.method.name), config.workload.name
     layout = method.layout(config.method, config.sp_size)
     dkv_dtype = patterns.dkv_dtype(config.method.name, config.method.variant, layout.ring_degree)
-    attention = config.attention_shape(config.seq_len).seq_len  # which pads packed documents at most
+    attention = config.attention_shape(config.seq_len).seq_len  # attention pads packed documents only
     lengths = {"attention": attention, "collective": None}
     rings = None if workload == "collective" else methods.ring_degrees(config.method, config.sp_size)
     inner, outer = rings or (None, None)
@@ -188,7 +188,7 @@ def _graph_reason(config: TrialConfig) -> str | None:
             "fabric=nvlink with hardware=h200 or h100, or workload.launch=eager"
         )
     if config.method.exchange == "copy_engines":
-        return (  # of three messages of a size, the last of one replay and the first of the next would share a buffer
+        return (  # three messages of one size: the last of a replay and the first of the next would share a buffer
             "method.exchange=copy_engines fills its buffers in turn, which a replay does not; use "
             "workload.launch=eager, or method.exchange=collectives"
         )
@@ -325,7 +325,7 @@ def plan(
 ) -> list[Trial]:
     """Trials in the order to run them: randomised complete blocks, one block a replicate, reproducible by seed.
 
-    Equal configs are one cell, whatever the blocks of the sweep that they come from. `device_name` is that of this
+    Equal configs are one cell, even if different blocks of a sweep file have them. `device_name` is that of this
     machine's CUDA devices, `measure_s` and `warmup_s` deadlines in seconds, `num_hosts` as in
     `unsupported_reason`.
 

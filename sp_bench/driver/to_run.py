@@ -1,12 +1,13 @@
 """Which planned trials are to run: the one rule of `run`, `resume`, `plan` and `submit`.
 
-A trial is to run if it has no row in this environment, that is, no row with its `env_id` (`driver/identity.py`). With a
-row it is done, unless
+A trial is to run if it has no row in this environment, that is, no row with its `env_id` (`driver/identity.py`). A
+trial with such a row is done, except in two cases:
 
-- the row is `unsupported`, and nothing stands in the way of the trial any more (`plan.unsupported_reason`);
+- the row is `unsupported`, and nothing stands in the way of the trial any more (`plan.unsupported_reason`), however
+  often it was attempted;
 - `resume` retries: the status is in RETRIED, and there were fewer than `max_attempts` attempts.
 
-A trial that cannot run here is attempted too, and gets a row that says why; nothing is launched for it.
+A trial that cannot run here gets a row that says why, without a launch.
 """
 
 from collections.abc import Sequence
