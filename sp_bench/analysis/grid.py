@@ -26,7 +26,6 @@ from sp_bench.formats import whole
 
 COLUMNS = ATTENTION, STEP, LINKS, PACKED = "attention", "training step", "attention, slower links", "packed documents"
 OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "dtype", "hardware")
-OWN_ENGINE = "fsdp2"
 
 
 @dataclass(frozen=True)

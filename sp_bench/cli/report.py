@@ -40,17 +40,11 @@ def report(
     findings: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write what the rows say, as Markdown, there; write no page")
     ] = None,
-    campaigns: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write where the rows come from between two lines of that file")
-    ] = None,
     render: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE.jinja", help="Fill this template, or those of a folder, from the rows; write no page"
         ),
-    ] = None,
-    one_rank: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one real rank beside all ranks there, likewise")
     ] = None,
     link: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
@@ -75,14 +69,6 @@ def report(
 
         sp-bench report results/* --findings docs/RESULTS.md
 
-    List the campaigns with their commands, commits, machines and remarks, from rows and _campaign.yaml:
-
-        sp-bench report results/* --campaigns docs/CAMPAIGNS.md
-
-    Hold cells of one real rank against those of all ranks:
-
-        sp-bench report results/* --one-rank docs/ONE_RANK.md
-
     Fill README.md and docs/ from the rows:
 
         sp-bench report results/* --render . --render docs
@@ -104,14 +90,8 @@ def report(
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
     folders = named_campaigns(folders)
-    if campaigns is not None:
-        _write_campaigns(folders, campaigns)
-        return
     if render:
         _render(folders, render)
-        return
-    if one_rank is not None:
-        _write_one_rank(folders, one_rank)
         return
     if link is not None:
         _write_link(folders, link)
@@ -147,29 +127,6 @@ def report(
     if more := built.problems[SHOWN:]:
         print(f"{len(more):,} further files are named on the page")
     print(f"report: {built.page}")
-
-
-def _write_campaigns(folders: Sequence[Path], file: Path) -> None:
-    from sp_bench.look.methods_table import write_between
-    from sp_bench.report import campaigns
-
-    text, problems = campaigns.markdown(folders)
-    write_between(file, campaigns.BEGIN, campaigns.END, text)
-    for problem in problems:
-        print(problem)
-    print(f"campaigns: {file}")
-
-
-def _write_one_rank(folders: Sequence[Path], file: Path) -> None:
-    from sp_bench import report as reports
-    from sp_bench.look.methods_table import write_between
-    from sp_bench.report import held_tables
-
-    with working() as say, reports.processes(folders) as executor:
-        say("reading rows")
-        cells = reports.read(folders, executor)
-    write_between(file, held_tables.BEGIN, held_tables.END, held_tables.markdown(cells))
-    print(f"one rank: {file}")
 
 
 def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:

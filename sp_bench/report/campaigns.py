@@ -15,8 +15,6 @@ from sp_bench.rows import campaign_file, consistency, git
 from sp_bench.rows.campaign_file import CampaignFile
 from sp_bench.rows.frame import of_table
 
-BEGIN = "<!-- written by sp-bench report --campaigns -->\n"
-END = "<!-- end of what sp-bench report --campaigns wrote -->\n"
 COLUMNS = ("status", "git_sha", "git_dirty", "started_at", "environment")
 HEADS = ("campaign", "command", "commit", "hardware", "rows", "remarks")
 WIDTH = 60  # characters of a command or remark in the table; longer ones stand below it

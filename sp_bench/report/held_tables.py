@@ -12,9 +12,6 @@ from sp_bench.formats import gib, number
 from sp_bench.report.published import beside_one_rank
 from sp_bench.report.table import Column, Table, plain, section
 
-BEGIN = "<!-- written by sp-bench report --one-rank -->\n"
-END = "<!-- end of what sp-bench report --one-rank wrote -->\n"
-
 ABOUT_GROUPS = (
     "Predicted over measured: times, and peaks of allocated memory; medians, with the range. Without delay: messages "
     "that take no time. Scaled: as if both machines computed as fast, by the step without messages, where both "

@@ -26,7 +26,7 @@ from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, Difference, Setting, settings
 from sp_bench.config.parsing import ConfigError, shown
 from sp_bench.formats import MISSING, counted, whole
-from sp_bench.report import answers, campaigns
+from sp_bench.report import answers, campaigns, held_tables
 from sp_bench.report.findings import findings
 
 SUFFIX = ".jinja"
@@ -91,7 +91,18 @@ class Rows:
 
     @property
     def helpers(self) -> dict[str, Any]:
-        own = ("has", "cell", "cells", "pair", "longest", "grid", "results", "code_changes", "campaign_pages")
+        own = (
+            "has",
+            "cell",
+            "cells",
+            "pair",
+            "longest",
+            "grid",
+            "results",
+            "code_changes",
+            "campaign_pages",
+            "one_rank",
+        )
         plain = (require, evidence, grade, ms, gib, mfu, span, whole)
         return {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain} | {"pair_of": Pair}
 
@@ -151,6 +162,10 @@ class Rows:
     def results(self) -> str:
         """Every place that was measured."""
         return findings(self.settings, self.every_cell)
+
+    def one_rank(self) -> str:
+        """Cells of one real rank beside those of all ranks."""
+        return held_tables.markdown(self.every_cell)
 
     def code_changes(self) -> str:
         """A line a change: what it moves, by how much, and the campaigns with rows from before it."""

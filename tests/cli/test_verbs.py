@@ -7,7 +7,6 @@ import pytest
 
 from sp_bench import kernels, methods
 from sp_bench.look import methods_table
-from sp_bench.report import campaigns
 from sp_bench.rows import campaign_file, store
 
 from ..unit.rows import commit, row
@@ -59,15 +58,6 @@ def test_status_says_what_the_campaigns_file_says(capfd, tmp_path):
     assert "  a: superseded by: b\n" in printed
     assert "remarks: two" not in printed
     assert f"{tmp_path / 'b' / campaign_file.NAME}, line 2, is not YAML: " in printed
-
-
-def test_the_list_of_campaigns_is_written_between_its_markers(capfd, tmp_path):
-    commit([row()], tmp_path / "night")
-    page = tmp_path / "page.md"
-    page.write_text(f"by hand\n{campaigns.BEGIN}old\n{campaigns.END}after\n")
-    assert console(capfd, "report", str(tmp_path / "night"), "--campaigns", str(page))[0] == 0
-    text, _ = campaigns.markdown([tmp_path / "night"])
-    assert page.read_text() == f"by hand\n{campaigns.BEGIN}\n{text}\n{campaigns.END}after\n"
 
 
 def test_status_reads_a_pack(capfd, tmp_path):

@@ -2,18 +2,15 @@
 
 import json
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from sp_bench.analysis.held import OVERLAP_CHANGED, groups, held, signs
-from sp_bench.report import held_tables, read
+from sp_bench.report import held_tables
 
 from .pages import page_of
 from .rows import cells_of, row
-from .test_campaigns_page import committed
 
-PAGE = Path(__file__).parents[2] / "docs/ONE_RANK.md"
 NEW, OLD = OVERLAP_CHANGED + timedelta(days=1), OVERLAP_CHANGED - timedelta(days=1)
 
 
@@ -26,14 +23,6 @@ def one(link: str = "nvlink", **columns):
 
 def measured(**columns):
     return row(**{"sp_size": 4, "started_at": NEW, **columns})
-
-
-def test_the_page_of_the_docs_is_the_one_that_report_writes_now():
-    _, _, rest = PAGE.read_text("utf-8").partition(held_tables.BEGIN)
-    written, end, _ = rest.partition(held_tables.END)
-    assert end
-    text = held_tables.markdown(read(committed()))
-    assert written.strip() == text.strip(), "sp-bench report results/* --one-rank docs/ONE_RANK.md writes it anew"
 
 
 def test_a_cell_is_held_against_the_newest_measured_cell_of_its_options_and_beside_messages_without_delay():
