@@ -31,9 +31,15 @@ def answer(
     program = command[0]
     if variables is None:
         variables = {name: value for name, value in os.environ.items() if _PASSED_ON.fullmatch(name)}
+    given = stdin.encode(errors="surrogateescape")  # a path may have bytes that are no text
     try:
         done = subprocess.run(
-            command, input=stdin.encode(), capture_output=True, timeout=limit_s, env=variables, check=False
+            command,
+            input=given,
+            capture_output=True,
+            timeout=limit_s,
+            env=variables,
+            check=False,
         )
     except FileNotFoundError:
         raise NoAnswer(f"there is no {program} on this machine") from None
@@ -42,6 +48,6 @@ def answer(
     except OSError as error:
         raise NoAnswer(f"{program} cannot be started: {error.strerror}") from None
     if done.returncode:
-        printed = " ".join(done.stderr.decode(errors="replace").split())
+        printed = " ".join(done.stderr.decode(errors="replace").split())[-500:]  # what ended it stands last
         raise NoAnswer(f"{program} failed: {shown(printed or f'exit code {done.returncode}', 500)}")
     return done.stdout.decode(errors="replace")

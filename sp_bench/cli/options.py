@@ -54,12 +54,12 @@ def listed_statuses(option: str, given: str) -> Collection[str]:
 
 
 def exit_if_failed(statuses: Mapping[str, int], failures: Collection[str]) -> None:
-    """Exit with 1 if a trial ended as one of `failures`. If there are `failures`, also exit with 1 if trials have no
-    row, or if no trial can run here."""
+    """Exit with 1 if a trial ended as one of `failures`, or trials have no row. If there are `failures`, also if no
+    trial can run here."""
     failed = [f"{statuses[name]} {name}" for name in failures if statuses.get(name)]
     if failed:
         print(f"sp-bench: the latest rows of trials are {', '.join(failed)}", file=sys.stderr)
-    if missing := statuses.get(MISSING, 0) if failures else 0:
+    if missing := statuses.get(MISSING, 0):
         print(f"sp-bench: {missing} of {sum(statuses.values())} trials have no row", file=sys.stderr)
     nothing_ran = bool(failures and statuses.get("unsupported")) and set(+Counter(statuses)) == {"unsupported"}
     if nothing_ran:

@@ -48,8 +48,9 @@ def status(
     for folder, each in zip(folders, found, strict=True):
         for line in (*state.lines(each), *state.notes(folder, whole=len(folders) == 1)):
             print(line)
-    if len(folders) == 1 and (spent := effort(store.read(folders[0], COLUMNS)[0].to_pylist()).summary()):
-        print(f"  {spent}")
+    if len(folders) == 1 and sum(found[0].counts.values()) <= state.MAX_CHECKED:
+        spent = effort(store.read(folders[0], COLUMNS)[0].to_pylist()).summary()
+        print(f"  {spent}\n" * bool(spent), end="")
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
         print(line)

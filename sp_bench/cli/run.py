@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from sp_bench.cli.options import FAILURES, AsJson, ConfigDir, FailOn, exit_if_failed, listed_statuses
+from sp_bench.config.parsing import ConfigError
 
 NoReport = Annotated[bool, typer.Option("--no-report", help="Leave the report as it is, which takes seconds to draw")]
 
@@ -86,23 +87,27 @@ def resume(
     unsupported trial runs once the machine can run it. Exit codes: those of run.
     """
     if len(context.args) == 1 and "=" not in context.args[0] and Path(context.args[0]).is_dir():
-        _resume_campaign(Path(context.args[0]), fail_on, no_report, log_to)
+        if pack:
+            raise ConfigError("--pack is for the words of a run; a folder has commands of its own")
+        _resume_campaign(Path(context.args[0]), config_dir, fail_on, no_report, log_to)
         return
     _run_sweep([*context.args, "resume=true"], config_dir, fail_on, no_report, log_to, pack=pack)
 
 
-def _resume_campaign(folder: Path, fail_on: str, no_report: bool, log_to: str | None) -> None:
-    """Continue each command of a campaign's file. Raises typer.Exit with the largest of their exit codes."""
+def _resume_campaign(
+    folder: Path, config_dirs: Sequence[Path] | None, fail_on: str, no_report: bool, log_to: str | None
+) -> None:
+    """Continue each command of a campaign's file, with its own --config-dir folders if none are given. Raises
+    typer.Exit with the largest of their exit codes."""
     from sp_bench.rows import campaign_file
 
     folder = folder.resolve()
     place = [f"campaign={folder.name}", f"results_root={folder.parent}", "resume=true"]
     codes = [0]
-    for words, config_dirs in campaign_file.to_continue(folder):
+    for words, its_dirs in campaign_file.to_continue(folder):
         print(f"sp-bench resume {shlex.join(words)}")
-        own = [word for word in words if not word.startswith(("campaign=", "results_root="))]
         try:
-            _run_sweep([*own, *place], config_dirs, fail_on, no_report, log_to)
+            _run_sweep([*words, *place], config_dirs or its_dirs, fail_on, no_report, log_to)
         except typer.Exit as ended:
             codes.append(ended.exit_code)
     raise typer.Exit(max(codes))

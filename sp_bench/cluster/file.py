@@ -76,8 +76,11 @@ class ClusterConfig:
                     f"sbatch: {shown(repr(word))} is not --option or --option=value with letters, digits and "
                     "_.,:;&|*()[]+=@/-"
                 )
-            if match[1] in OWN_OPTIONS:
-                raise ConfigError(f"sbatch: --{match[1]} is set by sp-bench; use the key of that meaning")
+            if own := [option for option in OWN_OPTIONS if option.startswith(match[1])]:  # or short for it
+                raise ConfigError(
+                    f"sbatch: --{match[1]} would change what sp-bench sets itself (--{min(own, key=len)}); remove it, or "
+                    "use the key of this file, if there is one"
+                )
         for field in ("setup", "container", "sp_bench"):
             for text in getattr(self, field):
                 if not text.strip() or not text.isprintable():

@@ -49,6 +49,8 @@ def _check(text: str, name: Prose) -> None:
                 f"{name}, line {event.start_mark.line + 1}: YAML reads {shown(event.value)} as {value!r}; quote it for "
                 "the text, or write the number or true or false"
             )
+        if isinstance(event, yaml.AliasEvent) and any(event.anchor == anchor for anchor, _ in open_nodes):
+            raise ConfigError(f"{name}, line {event.start_mark.line + 1}: *{shown(event.anchor)} stands inside itself")
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append((event.anchor, count))
         elif isinstance(event, yaml.CollectionEndEvent):

@@ -153,10 +153,11 @@ def compiler_caches(folder: Path) -> dict[str, str]:
     """The variables by which torch's compiler and Triton keep what they compile in `folder`. Each has keys of its own
     and may be used by several processes at once. What a user has set stands.
 
-    One folder a CPU model: torch compiles for the CPU that it runs on, and its keys do not say which that is.
+    One folder a user and CPU model: nobody else may write there, since what lies there is loaded as code, and torch
+    compiles for the CPU that it runs on, which its keys do not say.
     """
-    folder = folder / hashlib.sha256(hardware.cpu_model().encode()).hexdigest()[:8]
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # what lies there is loaded as code
+    folder = folder / f"{os.getuid()}-{hashlib.sha256(hardware.cpu_model().encode()).hexdigest()[:8]}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return {name: os.environ.get(name) or str(folder / library) for name, library in CACHES.items()}
 
 

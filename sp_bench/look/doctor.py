@@ -1,8 +1,8 @@
 """Examines this machine: its libraries, which kernels and methods run here or why not, and how fast its fabrics are."""
 
 import json
+import os
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Collection
@@ -12,12 +12,13 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from sp_bench import hardware, kernels
+from sp_bench import hardware, kernels, programs
 from sp_bench.config.trial import AttentionShape
 from sp_bench.costs.message_sizes import transport_name
 from sp_bench.driver import identity
 from sp_bench.driver.overrides import THIS_DEVICE
 from sp_bench.driver.progress import console
+from sp_bench.driver.ranks import with_source
 from sp_bench.look.methods_table import Support, all_methods
 from sp_bench.rows import store
 
@@ -40,10 +41,11 @@ print(json.dumps({
 
 def probe_torch() -> dict[str, Any]:
     """Torch's version and devices, or `error`: the last line of its import error."""
-    done = subprocess.run([sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=300)
-    if done.returncode:
-        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    try:
+        printed = programs.answer([sys.executable, "-P", "-c", _PROBE], limit_s=300, variables=with_source(os.environ))
+    except programs.NoAnswer as error:
+        return {"error": str(error)}
+    return json.loads(printed.splitlines()[-1])
 
 
 def kernel_support(device: str) -> dict[str, str | None]:

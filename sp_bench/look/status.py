@@ -22,7 +22,7 @@ from sp_bench.rows.store import RowName
 
 FAILED = ("error", "incorrect", "timeout", "oom", "preempted")
 MAX_REASONS = 20  # the newest failed rows, which are opened for their reasons
-MAX_CHECKED = 1000  # rows of a campaign that are all opened to check them; loose ones take about 7 ms each
+MAX_CHECKED = 1000  # rows of a campaign that are all opened, to check and time them; loose ones take about 7 ms each
 REASON_WIDTH = 160
 
 
@@ -208,7 +208,7 @@ def lines(found: Overview) -> Iterator[str]:
             at_work = f"gave no sign of life for {duration(each.quiet_s)}; the next run takes it over"
         yield f"  trial {each.trial_id}: {at_work}, process {each.pid} on {each.host}"
     if sum(found.counts.values()) > MAX_CHECKED:
-        yield f"  whether rows are damaged is not checked here, as they are over {MAX_CHECKED:,}; report checks them"
+        yield f"  over {MAX_CHECKED:,} rows: damage and time spent are not looked at here; report does it"
     for failure in found.failures:
         trials = " ".join(failure.trials[:3]) + (" ..." if len(failure.trials) > 3 else "")
         yield f"  {len(failure.trials)} {failure.status}: {_short(failure.reason)} (trial {trials})"

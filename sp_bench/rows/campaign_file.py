@@ -122,27 +122,32 @@ def command(verb: str, arguments: Sequence[str], config_dirs: Sequence[Path] = (
 
 
 def to_continue(folder: Path) -> list[tuple[list[str], list[Path]]]:
-    """(words after the verb, --config-dir folders) of each command of a campaign's file, once each.
+    """(words after the verb, --config-dir folders) of each command of a campaign's file, once each. Left out: which
+    campaign it is, and where.
 
     Raises:
-        ConfigError: the file has no commands, or cannot be used.
+        ConfigError: the file has no commands, or cannot be used; a command cannot be read, or had an absolute path.
     """
-    commands = read(folder).commands
-    found = {each.words: shlex.split(each.words)[2:] for each in commands if each.words}
+    instead = "give the words of the run instead"
+    found: dict[tuple[str, ...], None] = {}
+    for each in read(folder).commands:
+        try:
+            words = shlex.split(each.words)[2:]
+        except ValueError as error:
+            raise ConfigError(f"{shown(folder / NAME)}: {shown(each.words)}: {error}; {instead}") from None
+        if any(".../" in word for word in words):
+            raise ConfigError(f"{shown(folder / NAME)}: {shown(each.words)} has no whole path; {instead}")
+        if words:
+            found[tuple(word for word in words if not word.startswith(("campaign=", "results_root=")))] = None
     if not found:
-        raise ConfigError(f"{shown(folder / NAME)} has no commands to continue; give the words of the run instead")
-    return [_parted(words) for words in found.values()]
+        raise ConfigError(f"{shown(folder / NAME)} has no commands to continue; {instead}")
+    return [_parted(words) for words in found]
 
 
-def _parted(words: list[str]) -> tuple[list[str], list[Path]]:
-    own, folders = [], []
-    left = iter(words)
-    for word in left:
-        if word == "--config-dir":
-            folders.append(Path(next(left)))
-        else:
-            own.append(word)
-    return own, folders
+def _parted(words: Sequence[str]) -> tuple[list[str], list[Path]]:
+    after = [place + 1 for place, word in enumerate(words[:-1]) if word == "--config-dir"]
+    own = [word for place, word in enumerate(words) if place not in after and word != "--config-dir"]
+    return own, [Path(words[place]) for place in after]
 
 
 def append(folder: Path, words: str, commit: str | None) -> None:

@@ -289,7 +289,7 @@ def read(
     if files != (ordered := sorted(files)):
         at = {name: i for i, name in enumerate(files)}
         whole = whole.take([at[name] for name in ordered])
-    if len(schema) == len(SCHEMA) and (wrong := damaged(whole)):
+    if len(schema) == len(SCHEMA) and (wrong := dict.fromkeys(damaged(whole))):
         problems += [f"{shown(ordered[i])}: {DAMAGED}; skipped" for i in wrong]
         whole = whole.filter(pa.array([i not in wrong for i in range(whole.num_rows)]))
     return as_written_today(whole).select(list(columns)), problems

@@ -68,7 +68,8 @@ def test_a_file_of_ones_own_sets_what_it_names(read):
         ("name: mine\nsbatch: [-x]\n", "sbatch: '-x' is not --option or --option=value"),
         ('name: mine\nsbatch: ["--comment=a b"]\n', "sbatch: '--comment=a b' is not --option"),
         ('name: mine\nsbatch: ["--comment=a\\n#SBATCH --uid=0"]\n', "sbatch: "),
-        ("name: mine\nsbatch: [--time=9]\n", "sbatch: --time is set by sp-bench"),
+        ("name: mine\nsbatch: [--time=9]\n", "sbatch: --time would change what sp-bench sets itself"),
+        ("name: mine\nsbatch: [--arr=1-3]\n", "sbatch: --arr would change what sp-bench sets itself (--array)"),
         ("name: mine\ncontainer: [--nv, image]\n", "container: --nv begins with a dash"),
     ],
 )

@@ -25,6 +25,12 @@ def test_aliases_may_repeat_a_block_but_not_explode():
         read_yaml(bomb, "mine.yaml")
 
 
+@pytest.mark.parametrize("text", ["a: &a [*a]", "&a {b: *a}", "a: &a {b: {c: [*a]}}"])
+def test_an_alias_inside_itself_is_refused(text):
+    with pytest.raises(ConfigError, match=r"mine.yaml, line 1: \*a stands inside itself"):
+        read_yaml(text, "mine.yaml")
+
+
 def test_deep_nesting_is_refused():
     with pytest.raises(ConfigError, match="nested deeper than 50"):
         read_yaml("[" * 5000 + "]" * 5000, "mine.yaml")
