@@ -37,8 +37,9 @@ def run(*words: str) -> pd.DataFrame:
 
 
 RATIO_COLUMNS = (
-    *("workload", "pass_kind", "model", "num_heads", "num_kv_heads", "hardware", "fabric", "kernel", "packing"),
-    *("sp_size", "seq_len"),
+    *("evidence", "workload", "pass_kind", "engine", "model", "num_layers", "num_heads", "num_kv_heads", "head_dim"),
+    *("dtype", "causal", "window", "hardware", "fabric", "kernel", "launch", "packing", "document_len", "sp_size"),
+    "seq_len",
 )
 
 
@@ -47,6 +48,9 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
     if not folders:
         raise ValueError("ratios: no folders; name campaigns, as results/smoke")
     measured = cells(of_equal_steps(select([Path(folder) for folder in folders]).rows))
+    known = {str(cell.asked["method"]) for cell in measured}
+    for name in {slow, fast} - known:
+        raise ValueError(f"ratios: {name} is not in these rows; they have {', '.join(sorted(known))}")
     lines = []
     for place in (place for setting in settings(measured) for place in setting.contests):
         over, under = (next((c for c in place.best if c.asked["method"] == name), None) for name in (slow, fast))
@@ -55,6 +59,7 @@ def ratios(folders: Sequence[str | Path], slow: str, fast: str) -> pd.DataFrame:
         interval = found.paired.interval if found.paired else None
         lines.append(
             {name: place.first.asked[name] for name in RATIO_COLUMNS}
+            | {"pack": place.first.name.pack}
             | {"recomputed": place.first.options["workload.activation_checkpointing"]}
             | {"slow": words.method(over), "fast": words.method(under), "ratio": found.ratio}
             | {"low": interval and interval.low, "high": interval and interval.high, "pairs": len(found.keys)}

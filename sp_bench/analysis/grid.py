@@ -21,6 +21,7 @@ from sp_bench.analysis.settings import (
     Place,
     Setting,
 )
+from sp_bench.config.conf_files import num_layers
 from sp_bench.config.trial import TRAINING
 from sp_bench.formats import whole
 
@@ -85,7 +86,7 @@ def grid(settings: Sequence[Setting], at_least: int = 0) -> Grid | None:
     at_least: tokens of the shortest sequence shown.
     """
     places = [p for setting in settings for p in setting.contests if (p.first.asked["seq_len"] or 0) >= at_least]
-    met = [(place, found) for place in places if (found := _question(place))]
+    met = [(place, found) for place in places if _is_whole(place.first) and (found := _question(place))]
     if not met:
         return None
     ((shape, _),) = Counter(_shape(place.first) for place, _ in met).most_common(1)
@@ -101,10 +102,19 @@ def grid(settings: Sequence[Setting], at_least: int = 0) -> Grid | None:
     lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
     heads, kv_heads, head_dim, _, hardware = shape
     caption = (
-        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal. The "
-        "faster of Ulysses and the ring, and how many times as long the other takes."
+        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal "
+        "without a window, forward and backward. The faster of Ulysses and the ring, and how many times as long the "
+        "other takes; another method where it leads both."
     )
     return Grid(caption, columns, tuple(lines))
+
+
+def _is_whole(cell: Cell) -> bool:
+    """Whether a cell is of causal attention without a window, forward and backward, or of a step of the whole model."""
+    asked = cell.asked
+    if not asked["causal"] or asked["window"] is not None or asked["pass_kind"] == "forward":
+        return False
+    return asked["workload"] not in TRAINING or asked["num_layers"] in (None, num_layers(asked["model"]))
 
 
 def _question(place: Place) -> Difference | None:

@@ -1,8 +1,8 @@
 """Groups cells by setting and answers, per place: which method is faster, by how much, and is it proven?
 
 The cells of a setting share all options except fabric, kernel, length and ranks. A place is one length, number of
-ranks, pack of documents, fabric and kernel; methods are compared there. A difference below the smallest effect of
-interest is a tie, whatever its interval.
+ranks, pack of documents, fabric and kernel; methods are compared there. A tie: the whole interval lies within the
+smallest effect of interest.
 """
 
 from collections.abc import Mapping, Sequence

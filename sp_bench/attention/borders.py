@@ -249,7 +249,7 @@ class Gathered:
             _add(part, dk, dv, rows)
 
     @staticmethod
-    def _tails(cut: Cut, rank: int) -> list[slice]:
+    def _tails(cut: Cut, rank: int) -> tuple[slice, ...]:
         return layouts.tails(cut.kind, rank, cut.ring_degree, cut.seq_len, cut.window)
 
     def _in_tails(self, cut: Cut, piece: Piece) -> slice:

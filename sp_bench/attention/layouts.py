@@ -278,10 +278,11 @@ def _joined(runs: Iterable[range]) -> list[range]:
     return joined
 
 
-def tails(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> list[slice]:
+@cache  # in a short step the device waits for the host
+def tails(kind: LayoutKind, rank: int, ring_degree: int, seq_len: int, window: int) -> tuple[slice, ...]:
     """Where among the tokens of ring rank `rank` those are that others' queries may see: the last of each run."""
     runs = SequenceLayout(kind, ring_degree).runs(rank, seq_len)
-    return [slice(rows + max(len(run) - window + 1, 0), rows + len(run)) for rows, run in _placed(runs)]
+    return tuple(slice(rows + max(len(run) - window + 1, 0), rows + len(run)) for rows, run in _placed(runs))
 
 
 def striped_window_blocks(rank: int, ring_degree: int, shard_len: int, window: int) -> list[Block | None]:

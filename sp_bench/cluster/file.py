@@ -76,10 +76,11 @@ class ClusterConfig:
                     f"sbatch: {shown(repr(word))} is not --option or --option=value with letters, digits and "
                     "_.,:;&|*()[]+=@/-"
                 )
-            if own := [option for option in OWN_OPTIONS if option.startswith(match[1])]:  # or short for it
+            own = [each for each in OWN_OPTIONS if each.startswith(match[1])]  # sbatch takes short forms too
+            if own:
                 raise ConfigError(
-                    f"sbatch: --{match[1]} would change what sp-bench sets itself (--{min(own, key=len)}); remove it, or "
-                    "use the key of this file, if there is one"
+                    f"sbatch: --{match[1]} would change what sp-bench sets itself (--{min(own, key=len)}); remove it, "
+                    "or use the key of this file, if there is one"
                 )
         for field in ("setup", "container", "sp_bench"):
             for text in getattr(self, field):

@@ -62,7 +62,7 @@ class Engine(Protocol):
 
 
 class OutsideEngine(Engine, Protocol):
-    """What an engine from outside has in addition; `requirements` has it for ours."""
+    """What an engine from outside must also define; for ours `requirements` has it."""
 
     IMPLEMENTATION: str  # whose code
     READS_UNLABELLED: bool  # may be left out: it knows that a negative number of a text, ~t, is token t but no label

@@ -62,10 +62,7 @@ class DeviceCounters:
         """The enforced power limit in W, and the clock of the device's processors that was set for applications in
         MHz. None: the driver does not say; newer ones call the second question obsolete."""
         milliwatts = _supported(lambda: pynvml.nvmlDeviceGetEnforcedPowerLimit(self._handle))
-        try:
-            clock_mhz = pynvml.nvmlDeviceGetApplicationsClock(self._handle, pynvml.NVML_CLOCK_SM)
-        except pynvml.NVMLError:
-            clock_mhz = None
+        clock_mhz = _supported(lambda: pynvml.nvmlDeviceGetApplicationsClock(self._handle, pynvml.NVML_CLOCK_SM))
         return (None if milliwatts is None else milliwatts / 1e3), clock_mhz
 
     def state(self) -> dict[str, Any]:
@@ -85,12 +82,14 @@ class DeviceCounters:
 
 
 _UNANSWERED = tuple(
-    pynvml.nvmlExceptionClass(code) for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION)
+    pynvml.nvmlExceptionClass(code)
+    for code in (pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_NO_PERMISSION, pynvml.NVML_ERROR_DEPRECATED)
 )
 
 
 def _supported(query: Callable[[], T]) -> T | None:
-    """The answer to `query`, or None if the device does not support it or denies it. Other errors are raised."""
+    """The answer to `query`, or None if the device does not support it, denies it or calls it obsolete. Other errors
+    are raised."""
     try:
         return query()
     except _UNANSWERED:

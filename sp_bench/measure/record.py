@@ -167,7 +167,7 @@ def machine_id(device: torch.device) -> str:
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
-    """That of this rank, with the one device that it uses."""
+    """This rank's environment, with the one device that it uses."""
     cuda = device.type == "cuda"
     return hardware.environment(device.type, os.environ) | {
         "device_names": [device_name(device)] if cuda else [],

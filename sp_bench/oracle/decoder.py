@@ -35,7 +35,7 @@ def layer_shapes(model: ModelConfig) -> Shapes:
 
 
 def shapes(model: ModelConfig) -> Shapes:
-    """Of all parameters."""
+    """The shape of each parameter, in the order of our decoder."""
     found: dict[str, tuple[int, ...]] = {"embedding.weight": (model.vocab_size, model.hidden_size)}
     for index in range(model.num_layers):
         found |= {f"blocks.{index}.{name}": shape for name, shape in layer_shapes(model).items()}
@@ -124,7 +124,7 @@ def turn_per_token(model: ModelConfig, pair: int) -> float:
 
 
 def _length(model: ModelConfig) -> float:
-    """By which YaRN lengthens q and k."""
+    """The factor by which YaRN scales q and k."""
     return 1 + math.log(model.rope_factor) / 10 if model.rope_scaling == "yarn" and model.rope_factor else 1.0
 
 

@@ -31,19 +31,21 @@ Sketch = Sequence[float]  # number of elements, norm, products
 class FirstGradient:
     """Watches the first step between ticks. The order of the tensors is that in which optimizers update them."""
 
-    def __init__(self) -> None:
-        self._num_ticks = 0
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._num_ticks = device, 0
         self.sketches: list[Sketch] = []  # of this rank
 
     @contextmanager
     def watched(self, tick: Tick) -> Iterator[Tick]:
         """Yields what the engine is to call instead of `tick`."""
-        pending: list[Tensor] = []
+        pending: list[tuple[int, Tensor]] = []
+        signs = _signs(self._device)  # before the steps: what the hook does must not make the host wait
 
         def before_update(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             if self._num_ticks == 1:
                 given = (each.grad for group in optimizer.param_groups for each in group["params"])
-                pending.extend(_sketch(gradient) for gradient in given if gradient is not None)
+                local = (g.to_local() if isinstance(g, DTensor) else g for g in given if g is not None)
+                pending.extend((gradient.numel(), _sketch(gradient, signs)) for gradient in local)
 
         def ticking() -> bool | None:
             is_last = tick()
@@ -55,7 +57,7 @@ class FirstGradient:
             yield ticking
         finally:
             hook.remove()
-        self.sketches = [[float(f"{number:.6g}") for number in sketch.tolist()] for sketch in pending]
+        self.sketches = [[float(f"{number:.6g}") for number in (numel, *sketch.tolist())] for numel, sketch in pending]
 
     def compared(self, config: TrialConfig, grad_norm: float, proof: Mapping[str, Any]) -> Finding:
         """The worst difference of any rank from the same rank of the trial that left `proof`; the same on every rank.
@@ -86,18 +88,15 @@ def _errors(got: Sequence[Sketch], want: Sequence[Sketch]) -> Iterator[tuple[flo
         yield math.inf, min(len(got), len(want))
 
 
-def _sketch(gradient: Tensor) -> Tensor:
-    """On the gradient's device, since the host must not wait."""
-    local = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-    flat = local.detach().flatten()
+def _sketch(gradient: Tensor, signs: Tensor) -> Tensor:
+    """The norm of a sample and its products with `signs`, on the gradient's device."""
+    flat = gradient.detach().flatten()
     # DeepSpeed's buffers have gaps, which hold whatever the memory held
     sample = flat[:: max(-(-flat.numel() // SAMPLE), 1)].double().nan_to_num(0.0, 0.0, 0.0)
-    products = _signs(sample.device)[:, : sample.numel()] @ sample
-    number = torch.tensor([float(flat.numel())], dtype=torch.float64, device=sample.device)
-    return torch.cat([number, sample.norm()[None], products])
+    return torch.cat([sample.norm()[None], signs[:, : sample.numel()] @ sample])
 
 
 def _signs(device: torch.device) -> Tensor:
-    """[NUM_SIGNS,SAMPLE], equal in every process. Drawn anew: kept, they would lie in the next trial's memory."""
+    """[NUM_SIGNS,SAMPLE], equal in every process. Not kept: they would lie in the next trial's memory."""
     drawn = torch.randint(2, (NUM_SIGNS, SAMPLE), generator=torch.Generator().manual_seed(0))
     return (2 * drawn - 1).double().to(device)

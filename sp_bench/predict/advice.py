@@ -268,7 +268,8 @@ def as_one_rank(
     for each in found:
         for step in steps if _is_over_all(each, cluster) else ():
             if _is_of(step, each, cluster) and step.peak_gib <= SPARE * cluster.memory_gib:
-                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=error, one_rank=step)
+                band = error if each.num_nodes == 1 else max(error, each.band)  # it was held on NVLink alone
+                made = replace(each, ms=step.step_ms, peak_bytes=step.peak_gib * GIB, band=band, one_rank=step)
                 here = by_options.setdefault(step.options, {})
                 here[step.method] = min(here.get(step.method, made), made, key=lambda one: one.ms)
     best = max(by_options.values(), key=lambda here: (len(here), -min(one.ms for one in here.values())), default={})

@@ -133,8 +133,10 @@ class BesideOneRank:
 
     @property
     def is_within(self) -> bool | None:
-        """Whether the ratio differs from 1 by no more than the held error; None for memory, which rows check apart."""
-        if self.ratio is None or self.error is None or self.published.metric == "peak_memory_gb":
+        """Whether the ratio differs from 1 by no more than the held error. None for memory, which rows check apart, and
+        if the kernels may differ."""
+        apart = self.published.metric == "peak_memory_gb" or "kernel" not in self.published.where
+        if self.ratio is None or self.error is None or apart:
             return None
         return abs(self.ratio - 1) <= self.error
 
@@ -178,9 +180,9 @@ def beside_one_rank(cells: Sequence[Cell]) -> Table[BesideOneRank]:
 
 
 OF_ONE_RANK = (
-    "Figures of others at 8 GPUs or more, beside one real rank of as many with the same model, length, kernel and what "
-    "is recomputed, where rows have them. Theirs are of H100s, ours of an H200, which computes as fast. The held error "
-    "is the largest of cells on NVLink that rows of all ranks check."
+    "Figures of others at 8 GPUs or more, beside one real rank of as many, equal in what the figure names: model, "
+    "length, what is recomputed. Only one that names our kernel is judged by the held error. Theirs are of H100s, ours "
+    "of an H200, which computes as fast. The held error is the largest of cells on NVLink that rows of all ranks check."
 )
 
 

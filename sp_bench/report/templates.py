@@ -82,7 +82,7 @@ class Bracket:
 
 
 class Rows:
-    """The helpers of a template, over campaigns. Each campaign is read once, and by itself."""
+    """The helpers of a template, over campaigns. Each campaign is read by itself, and all together once."""
 
     def __init__(self, folders: Sequence[Path], executor: Executor | None = None) -> None:
         self.folders = {folder.resolve().name: folder for folder in folders}
@@ -171,7 +171,13 @@ class Rows:
         """A line a change: what it moves, by how much, and the campaigns with rows from before it."""
         lines = []
         for change in code_changes():
-            older = {r["folder"] for cell in self.every_cell for r in cell.rows if r["started_at"] < change.at}
+            older = {
+                r["folder"]
+                for cell in self.every_cell
+                if change.concerns(cell)
+                for r in cell.rows
+                if r["started_at"] < change.at
+            }
             names = ", ".join(f"`{name}`" for name in sorted(older))
             lines.append(f"- **{change.commit}**: {change.what}. {change.by}. Older: {names}.")
         return "\n".join(lines)
@@ -230,7 +236,9 @@ def mfu(cell: Cell) -> str:
 def span(found: Sequence[Difference | float]) -> str:
     """1.06x to 1.08x."""
     ratios = [each.ratio if isinstance(each, Difference) else each for each in found]
-    low, high = (times(bound(each for each in ratios if each is not None)) for bound in (min, max))
+    if None in ratios:
+        raise _Refused(f"a pair is {APART}")
+    low, high = (times(bound(filter(None, ratios))) for bound in (min, max))
     return low if low == high else f"{low} to {high}"
 
 

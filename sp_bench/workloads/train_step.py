@@ -56,12 +56,17 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         step_columns, shorter = prove_step(job, sequences)
         proven |= step_columns
     release_memory(job.device)
+    gc.freeze()  # what the libraries have loaded, whether this trial proved or not: each collection would look at all
     if config.workload.single_step and config.workload.warmup_steps == 0:
         warm_up(job, memory)
     leftover = allocated_bytes(job.device)
     schedule = Schedule(config.workload)
     clock = Clock(schedule, job.device, job.enter_phase, job.trace_to)
-    weights, last_update, first_gradient = timed_step.Weights(schedule), LastUpdate(config, schedule), FirstGradient()
+    weights, last_update, first_gradient = (
+        timed_step.Weights(schedule),
+        LastUpdate(config, schedule),
+        FirstGradient(job.device),
+    )
 
     def tick() -> bool:
         compile_s.append(compiling.seconds)
@@ -210,7 +215,6 @@ def prove_step(job: Job, sequences: Tensor) -> tuple[dict[str, Any], Shorter | N
     several = replace(config.workload, fit=False, single_step=False, warmup_steps=warmup_steps)
     columns = training_step.prove(replace(config, workload=several), job.mesh, job.device)
     release_memory(job.device)
-    gc.freeze()  # what the engine's libraries have loaded: each collection would look at all of it
     if config.workload.fit:
         return columns, None
     shorter = timed_step.run_shorter(config, sequences, job.mesh, job.device)
