@@ -308,7 +308,7 @@ def process_key(config: TrialConfig) -> tuple[str, ...]:
         *(str(hardware.threads_per_rank), str(hardware.allocator), f"{hardware.ranks_per_gpu:06d}"),
         repr(sorted(config.fabric.env.items())),
     )
-    world = (config.world, str(config.real_rank), repr(config.link)) if config.world == "one_rank" else ()
+    world = (config.world, str(config.real_place), repr(config.link)) if config.world == "one_rank" else ()
     return (f"{config.world_size:06d}", *kinds, *started_with, f"{config.num_nodes:06d}", *world)
 
 

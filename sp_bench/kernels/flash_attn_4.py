@@ -81,21 +81,26 @@ def backward(
 
 @cache
 def _library() -> Any:
-    """The library, set before its import to keep what it compiles. A user's own environment variables take precedence.
+    """The library, set while it is imported to keep what it compiles. A user's own variables take precedence.
 
-    If the folder cannot be used, the trial runs without it and the rank's log has a line.
+    They are set for the import alone: rows and proofs name a process's variables, and in a group of trials these would
+    depend on whether an earlier one had this kernel. If the folder cannot be used, the rank's log has a line.
     """
+    ours: dict[str, str] = {}
     if not {KEEP, FOLDER} & set(os.environ):
         import torch
 
         architecture = "".join(map(str, torch.cuda.get_device_capability()))  # some of the library's cache keys lack it
         try:
-            folder = own_folder(f"flash_attn_4-sm{architecture}")
-            os.environ |= {FOLDER: str(folder), KEEP: "1"}
+            ours = {FOLDER: str(own_folder(f"flash_attn_4-sm{architecture}")), KEEP: "1"}
         except OSError as error:
             print(f"flash_attn_4 does not keep its compiled kernels for the next launch: {error}", flush=True)
-    from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
-
+    os.environ |= ours
+    try:
+        from flash_attn.cute import interface  # pyright: ignore[reportMissingImports]
+    finally:
+        for name in ours:
+            del os.environ[name]
     return interface
 
 

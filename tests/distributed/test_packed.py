@@ -73,11 +73,13 @@ def check_packs(rank: int, sp_size: int) -> None:
             assert min(columns["inside_difference"].values()) > 0.1
 
 
-def check_unsteady(rank: int, differing: set[int], part: float = 1e-9) -> dict:
+def check_unsteady(
+    differing: set[int], part: float = 1e-9, dtype: str = "float64", seldom: float = 1e-9, smaller: int = 4
+) -> dict:
     """The perturbed run, the first, differs in the largest element of another document's dq by `part` of it. So do
-    equal runs of the numbers `differing`, in an element of a quarter of its size, by 1e-9 of it."""
+    equal runs of the numbers `differing`, in an element that is `smaller` times smaller, by `seldom` of it."""
     shape, runs, real = (
-        AttentionShape(1, 64, 4, 2, 8, True, "float64", (32, 32)),
+        AttentionShape(1, 64, 4, 2, 8, True, dtype, (32, 32)),
         itertools.count(),
         reduced_length._run_method,
     )
@@ -89,7 +91,8 @@ def check_unsteady(rank: int, differing: set[int], part: float = 1e-9) -> dict:
         of_other = got[1][:, 32:].abs()
         size = float(of_other.max())
         run = next(runs)
-        changed, share = (of_other.argmax(), part) if run == 0 else ((of_other - size / 4).abs().argmin(), 1e-9)
+        other = (of_other - size / smaller).abs().argmin()
+        changed, share = (of_other.argmax(), part) if run == 0 else (other, seldom)
         if run == 0 or run in differing:
             dq[:, 32:].view(-1)[changed] *= 1 + share
         return [out, dq, dk, dv]
@@ -101,12 +104,27 @@ def check_unsteady(rank: int, differing: set[int], part: float = 1e-9) -> dict:
 
 
 def check_equal_runs(rank: int) -> None:
-    columns = check_unsteady(rank, {9})  # in absolute terms four times as much changes as in equal runs
+    columns = check_unsteady({9})  # in absolute terms four times as much changes as in equal runs
     assert columns["outside_difference"]["dq"] > 2 * columns["repeat_difference"]["dq"] > 0
     with pytest.raises(Incorrect, match=r"dq of other documents changes by 1.00e-09 of an element, and 16 equal runs"):
-        check_unsteady(rank, set())
+        check_unsteady(set())
     with pytest.raises(Incorrect, match=r"changes by 3.00e-09 of an element, and 16 equal runs differ by 1.00e-09"):
-        check_unsteady(rank, {9}, part=3e-9)
+        check_unsteady({9}, part=3e-9)
+
+
+def check_roundings(rank: int) -> None:
+    """A kernel whose gradients round otherwise in a few runs, in bfloat16: of small elements in equal runs, and of a
+    large one in the perturbed run, which is no leak."""
+    rounding = 2**-7
+    check_unsteady({9}, rounding, "bfloat16", rounding, smaller=1000)
+    with pytest.raises(Incorrect, match=r"dq of other documents changes by"):
+        check_unsteady({9}, 4 * rounding, "bfloat16", rounding, smaller=1000)
+    with pytest.raises(Incorrect, match=r"dq of other documents changes by"):  # all equal runs are equal
+        check_unsteady(set(), rounding, "bfloat16")
+
+
+def test_one_rounding_is_no_leak_where_equal_runs_round_otherwise() -> None:
+    run(1, check_roundings)
 
 
 def test_a_kernel_that_seldom_differs_is_given_more_equal_runs() -> None:

@@ -138,6 +138,13 @@ def test_ranks_of_other_threads_are_other_processes(make_config):
     )
 
 
+def test_a_world_of_one_rank_shares_processes_with_trials_of_that_rank_alone(make_config):
+    """Under a window another rank is there, and without one rank 0, which a process is started as."""
+    common = {"world": "one_rank", "link": "nvlink", "method": "ring", "method__layout": "contiguous", "sp_size": 4}
+    whole, window, same = (make_config(isolation="group", workload__window=w, **common) for w in (None, 64, 32))
+    assert plan.process_key(whole) != plan.process_key(window) == plan.process_key(same)
+
+
 def test_each_fabric_has_processes_of_its_own_and_no_multicast(make_config):
     names = ("nvlink", "channels_2", "channels_1", "shm", "socket")
     configs = [make_config(workload="collective", fabric=f, hardware="h200", isolation="group") for f in names]
