@@ -65,7 +65,7 @@ def test_flash_attention_4_is_told_to_keep_what_it_compiles_before_it_is_importe
     temporary: Path, read: Callable[[], dict[str, str]]
 ) -> None:
     assert read() == {KEEP: "1", FOLDER: str(temporary / f"sp_bench-{os.getuid()}-flash_attn_4-sm90")}
-    assert not {KEEP, FOLDER} & set(os.environ), "a row would name them, if an earlier trial of its group had this kernel"
+    assert not {KEEP, FOLDER} & set(os.environ)  # rows name variables, and later trials of a group have this process
 
 
 @pytest.mark.parametrize(("name", "value"), [(KEEP, "0"), (FOLDER, "/elsewhere")])
