@@ -1,6 +1,7 @@
 """doctor, methods: what this machine and the methods can do."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from sp_bench.config.parsing import ConfigError, shown
 def doctor(
     context: typer.Context,
     curves: Annotated[bool, typer.Option("--curves", help="Measure latency and bandwidth of each fabric")] = False,
+    gpus: Annotated[bool, typer.Option("--gpus", help="Measure each GPU and each pair; 1 if one is slow")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what this machine has: devices, libraries, and which kernels and methods run here or why not.
@@ -27,13 +29,28 @@ def doctor(
         sp-bench doctor --curves
 
         sp-bench doctor --curves fabric=nvlink,shm sp_size=8 results_root=/data/results
+
+    With --gpus: measure for about a minute how fast each GPU of this host multiplies matrices and computes attention,
+    and how fast each pair and all together exchange messages. A GPU over 10% below what committed rows of its kind
+    reach, or below the median here, is named, as is one with a lowered power limit or too hot; the exit code is then 1.
+    Start it on each host:
+
+        sp-bench doctor --gpus
+
+        srun --ntasks-per-node=1 sp-bench doctor --gpus
     """
     from sp_bench.driver import campaign, overrides, sweep
     from sp_bench.look import doctor as examination
 
+    if gpus and curves:
+        raise ConfigError("doctor takes --curves or --gpus, not both")
+    if gpus:
+        _measure_gpus(context.args, as_json=as_json)
+        return
     if not curves:
         if context.args:
-            raise ConfigError(f"{shown(' '.join(context.args))}: doctor takes --curves, and overrides only with that")
+            words = shown(" ".join(context.args))
+            raise ConfigError(f"{words}: doctor takes --curves or --gpus, and overrides only with these")
         if as_json:
             print(json.dumps(examination.examine(), indent=1))
         else:
@@ -47,6 +64,28 @@ def doctor(
     statuses = campaign.run(configs, settings, Reporter())
     examination.show_curves(settings.folder)
     exit_if_failed(statuses, FAILURES.split(","))
+
+
+def _measure_gpus(arguments: list[str], *, as_json: bool) -> None:
+    from sp_bench.driver import overrides, progress, sweep
+    from sp_bench.look import health as examination
+    from sp_bench.predict import fitted
+
+    own = overrides.replaced([] if "hardware=cpu" in arguments else examination.here(), arguments)
+    overrides.use_config_dirs([])
+    configs, _ = sweep.configs(overrides.read_arguments(own))
+    if len(configs) != 1:
+        raise ConfigError(f"--gpus takes one value of each option; these are {len(configs)} trials")
+    with progress.working() as say:
+        health = examination.measure(configs[0], say)
+    expected = examination.Rates(**fitted.rates_of(configs[0]))
+    if as_json:
+        found = health.as_json() | {"expected": asdict(expected), "wrong": examination.complaints(health, expected)}
+        print(json.dumps(found, indent=1))
+    else:
+        examination.show(health, expected)
+    if examination.complaints(health, expected):
+        raise typer.Exit(1)
 
 
 def methods(

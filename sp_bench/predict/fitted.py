@@ -85,6 +85,26 @@ def load() -> Fitted:
     return from_json(json.loads(files("sp_bench.predict").joinpath(FILE).read_text("utf-8")))
 
 
+def rates_of(config: TrialConfig) -> dict[str, Any]:
+    """What one device of the trial's kind reaches, by committed rows: FLOP/s, bytes/s, and the words of their source.
+    Empty without rows of its hardware, fabric and dtype."""
+    fitted = load()
+    fit = fitted.fits.get(config.hardware.name)
+    if fit is None or config.dtype != "bfloat16" or config.fabric.name != fit.fabric:
+        return {}
+    attention_ms, products_ms = (
+        fit.rates.attention.get(f"flops {config.kernel.name}"),
+        fit.rates.step["matrix products"],
+    )
+    return {
+        "products_flops_per_s": 1e3 / products_ms,
+        "attention_flops_per_s": attention_ms and 1e3 / attention_ms,
+        "pair_bytes_per_s": fit.inside["send_recv"],
+        "all_bytes_per_s": fit.inside["all_to_all"],
+        "source": f"expected: what committed rows of {config.hardware.name} reach ({fitted.commit})",
+    }
+
+
 def to_json(fitted: Fitted) -> dict[str, Any]:
     fits = {name: {**asdict(each), "steps": [], "peak_errors": []} for name, each in fitted.fits.items()}
     for name, each in fitted.fits.items():  # keys of JSON are texts, and options are several values

@@ -1,12 +1,14 @@
+import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sp_bench import kernels, methods
-from sp_bench.look import methods_table
+from sp_bench import hardware, kernels, methods
+from sp_bench.look import health, methods_table
 from sp_bench.rows import campaign_file, store
 
 from ..unit.rows import commit, row
@@ -149,6 +151,41 @@ def test_doctor_measures_the_fabrics_of_this_machine_once(command, tmp_path, mon
     assert [line.split() for line in again.splitlines() if line.startswith("gloo")] == lines
 
 
+ON_CPUS = ("hardware=cpu", "fabric=gloo", "kernel=math", "sp_size=2", "seq_len=256")
+
+
+def test_doctor_measures_each_device_and_each_pair_and_fails_where_one_is_named(capfd):
+    code, printed, errors = console(capfd, "doctor", "--gpus", "--json", *ON_CPUS)
+    found = json.loads(printed)
+    assert code == (1 if found["wrong"] else 0), errors  # a busy machine may have a slow rank
+    assert [device["name"] for device in found["devices"]] == ["rank 0", "rank 1"]
+    assert all(device["products_flops_per_s"] > 0 for device in found["devices"])
+    (pair,) = found["pair_bytes_per_s"]
+    assert pair["devices"] == ["rank 0", "rank 1"]
+    assert pair["bytes_per_s"] > 0
+
+
+def test_doctor_names_the_device_whose_rank_fails(capfd):
+    words = [each for each in ON_CPUS if not each.startswith("kernel")]
+    code, printed, _ = console(capfd, "doctor", "--gpus", *words, "kernel=cudnn")
+    assert code == 1
+    assert "failed in attention: NotImplementedError: Could not run" in printed
+    assert f", on {socket.gethostname()}" in printed
+
+
+def test_doctor_names_a_slow_device_and_ends_with_1(capfd, monkeypatch):
+    devices = tuple(health.Device(f"GPU {i}", rate, 5e14, {}) for i, rate in enumerate((7e14, 7e14, 5e14)))
+    monkeypatch.setattr(health, "measure", lambda config, say: health.Health("node7", devices))
+    code, printed, _ = console(capfd, "doctor", "--gpus", *ON_CPUS)
+    assert code == 1
+    assert "slow or limited: GPU 2: 500 TFLOP/s, 29% below 700 in matrix products, on node7" in printed
+
+
+@pytest.mark.skipif(hardware.gpus() is not None, reason="this machine has GPUs")
+def test_doctor_says_that_there_is_no_gpu(capfd):
+    assert refusal(capfd, "doctor", "--gpus") == "sp-bench: --gpus: no GPU here"
+
+
 def test_plain_doctor_takes_no_overrides(capfd):
     line = refusal(capfd, "doctor", "sp_size=2")
-    assert line == "sp-bench: sp_size=2: doctor takes --curves, and overrides only with that"
+    assert line == "sp-bench: sp_size=2: doctor takes --curves or --gpus, and overrides only with these"
