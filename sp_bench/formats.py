@@ -1,6 +1,7 @@
-"""Numbers as text: three significant digits, binary byte units, a dash for unknown. Also escapes text for Markdown."""
+"""Numbers as text: three significant digits, binary byte units, a dash for unknown. Text for Markdown and CSV."""
 
 import re
+from typing import Any
 
 MISSING = "\N{EN DASH}"
 BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -53,6 +54,15 @@ def gib(value: float) -> str:
 def counted(quantity: int, noun: str) -> str:
     """1 row, 2 rows."""
     return f"{quantity:,} {noun}{'' if quantity == 1 else 's'}"
+
+
+def csv_value(value: Any) -> Any:
+    """A value of a CSV file. An apostrophe before text that a spreadsheet would run as a formula keeps it text, and a
+    carriage return, which would end a line, is a line feed."""
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
 
 
 def without_escapes(text: str) -> str:

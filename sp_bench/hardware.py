@@ -1,5 +1,6 @@
 """What this machine is: peak rates with their source, and the environment that a row records. No torch."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -62,7 +63,24 @@ RECORDED_VARIABLES = re.compile(
     r"NCCL_\w+|NVTE_\w+|TORCH_NCCL_\w+|TORCH_DIST_\w+|GLOO_\w+|OMP_NUM_THREADS|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_MAX_CONNECTIONS"
     r"|PYTORCH_CUDA_ALLOC_CONF|PYTORCH_ALLOC_CONF|FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED"
 )
-# Of these, what changes how messages travel, or how torch allocates
+# Of these, what is recorded with its value: numbers and words of the libraries. Others may hold a host, a path or a
+# secret, and a hash of the value is recorded.
+OF_PUBLIC_VALUES = re.compile(
+    r"NCCL_(ALGO|PROTO|NET|NVLS_ENABLE|VERSION|DEBUG|DEBUG_SUBSYS|BUFFSIZE|NTHREADS|NSOCKS_PERTHREAD|SOCKET_NTHREADS"
+    r"|(MIN|MAX)_(P2P_)?NCHANNELS|(MIN|MAX)_CTAS|NCHANNELS_PER_(NET_)?PEER|CGA_CLUSTER_SIZE|CROSS_NIC|LAUNCH_MODE"
+    r"|P2P_(DISABLE|LEVEL|DIRECT_DISABLE|NET_CHUNKSIZE|NVL_CHUNKSIZE)|SHM_(DISABLE|USE_CUDA_MEMCPY)|PXN_DISABLE"
+    r"|NET_(GDR_LEVEL|GDR_READ|GDR_C2C|SHARED_BUFFERS)|IB_(DISABLE|TIMEOUT|RETRY_CNT|GID_INDEX|SL|TC|QPS_PER_CONNECTION"
+    r"|SPLIT_DATA_ON_QPS|PCI_RELAXED_ORDERING|ADAPTIVE_ROUTING|CUDA_SUPPORT|AR_THRESHOLD)|CUMEM(_HOST)?_ENABLE"
+    r"|COLLNET_ENABLE|DMABUF_ENABLE|(GRAPH|LOCAL)_REGISTER|GRAPH_MIXING_SUPPORT|WIN_ENABLE|IGNORE_CPU_AFFINITY"
+    r"|BLOCKING_WAIT|ASYNC_ERROR_HANDLING|DESYNC_DEBUG)"
+    r"|TORCH_NCCL_(ASYNC_ERROR_HANDLING|BLOCKING_WAIT|AVOID_RECORD_STREAMS|HIGH_PRIORITY|CUDA_EVENT_CACHE|DESYNC_DEBUG"
+    r"|DUMP_ON_TIMEOUT|ENABLE_MONITORING|ENABLE_TIMING|HEARTBEAT_TIMEOUT_SEC|TRACE_BUFFER_SIZE|NAN_CHECK"
+    r"|USE_COMM_NONBLOCKING|USE_TENSOR_REGISTER_ALLOCATOR_HOOK)|TORCH_DIST_INIT_BARRIER"
+    r"|NVTE_(FRAMEWORK|(FLASH|FUSED|UNFUSED)_ATTN(_V\d)?|FUSED_ATTN_BACKEND|ALLOW_NONDETERMINISTIC_ALGO|DEBUG|DEBUG_LEVEL"
+    r"|TORCH_COMPILE|BATCH_MHA_P2P_COMM)"
+    r"|OMP_\w+|CUDA_\w+|PYTORCH_\w+|FLASH_ATTENTION_\w+"
+)
+# Of the recorded ones, what changes how messages travel, or how torch allocates
 OF_TRANSPORT_AND_MEMORY = re.compile(r"NCCL_(?!DEBUG)\w+|PYTORCH_(CUDA_)?ALLOC_CONF")
 
 
@@ -296,8 +314,17 @@ def topology() -> str | None:
 
 
 def recorded_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those that shape a measurement; no other variable is ever recorded."""
-    return {name: value for name, value in sorted(variables.items()) if RECORDED_VARIABLES.fullmatch(name)}
+    """Those that shape a measurement, as `public_value` has them; no other variable is ever recorded."""
+    named = {name: value for name, value in sorted(variables.items()) if RECORDED_VARIABLES.fullmatch(name)}
+    return {name: public_value(name, value) for name, value in named.items()}
+
+
+def public_value(name: str, value: str) -> str:
+    """What rows and pages have of a variable: its value, or `sha256:` and 8 hex digits, which say whether two are
+    equal. A value that is such a hash already stays."""
+    if OF_PUBLIC_VALUES.fullmatch(name) or re.fullmatch("sha256:[0-9a-f]{8}", value):
+        return value
+    return f"sha256:{hashlib.sha256(os.fsencode(value)).hexdigest()[:8]}"
 
 
 def environment(device: str, variables: Mapping[str, str]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from sp_bench.analysis.words import Name, name_cells
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.trial import AUTO
 from sp_bench.formats import counted, whole
-from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY
+from sp_bench.hardware import OF_TRANSPORT_AND_MEMORY, public_value
 from sp_bench.rows.names import as_asked, config_leaves
 
 SLOWER, FASTER, INDISTINCT, NO_INTERVAL = "slower", "faster", "not told apart", "no interval"
@@ -57,7 +57,11 @@ class Side:
         for environment in self.selection.rows["environment"]:
             known = environment if isinstance(environment, Mapping) else {}
             found["devices"].update(map(str, listed(known.get("device_names")) or _listed_one(known.get("cpu"))))
-            shaping = [each for each in listed(known.get("env")) if OF_TRANSPORT_AND_MEMORY.fullmatch(each[0])]
+            shaping = [
+                (name, public_value(name, value))  # old rows have the value itself
+                for name, value in listed(known.get("env"))
+                if value is not None and OF_TRANSPORT_AND_MEMORY.fullmatch(name)
+            ]
             for name, value in [*((n, known.get(n)) for n in _FACTS), *listed(known.get("packages")), *shaping]:
                 if value is not None:
                     found.setdefault(str(name), set()).add(str(value))

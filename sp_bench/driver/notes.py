@@ -82,7 +82,7 @@ def inherited(configs: Collection[TrialConfig], variables: Mapping[str, str]) ->
         f"{name}={value}"
         for config in configs
         if config.hardware.device == "cuda"
-        for name, value in variables.items()
+        for name, value in hardware.recorded_variables(variables).items()
         if hardware.OF_TRANSPORT_AND_MEMORY.fullmatch(name) and name not in config.fabric.env
     }
     if not unsaid:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from tabulate import tabulate
 
-from sp_bench.formats import MISSING, escape_markdown
+from sp_bench.formats import MISSING, csv_value, escape_markdown
 from sp_bench.report.latex_text import escape
 
 L = TypeVar("L")  # a line, which columns read
@@ -100,7 +100,7 @@ def as_csv(columns: Sequence[Column[L]], lines: Iterable[L]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, [column.name for column in columns], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records(columns, lines))
+    writer.writerows({name: csv_value(value) for name, value in each.items()} for each in records(columns, lines))
     return text.getvalue()
 
 

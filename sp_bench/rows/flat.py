@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from sp_bench.config.options import BY_COLUMN
+from sp_bench.formats import csv_value
 from sp_bench.rows.names import config_leaves
 from sp_bench.rows.schema import SCHEMA
 
@@ -35,7 +36,7 @@ def as_csv(rows: pa.Table) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, rows.column_names, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_texts(rows))
+    writer.writerows({name: csv_value(value) for name, value in row.items()} for row in _texts(rows))
     return text.getvalue()
 
 

@@ -21,7 +21,7 @@ from sp_bench.testing import faults
 SECTIONS = {
     "Fault matrix": r"faults/test_faults(?!.*(one_fault_of_each|trial_after_all))",  # which the matrix has, too
     "Logs": r"faults/test_logs",
-    "Hostile input": r"test_hostile\.py",
+    "Hostile input": r"test_hostile\.py|test_secrets|text_of_a_csv|a_hash_of_the_value",
     "Load": r"test_load|20_?000_rows",
     "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
     "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",

@@ -1,7 +1,9 @@
 import ast
+import re
 
 import pynvml
 import pytest
+import yaml
 
 from sp_bench import hardware
 
@@ -34,8 +36,34 @@ def test_only_devices_whose_memory_is_known_have_one(device, gib):
 
 
 def test_only_listed_variables_are_recorded():
-    variables = {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "GLOO_X": "1", "HOME": "/root", "AWS_SECRET": "s"}
-    assert hardware.recorded_variables(variables) == {"GLOO_X": "1", "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1"}
+    variables = {
+        "NCCL_DEBUG": "INFO",
+        "OMP_NUM_THREADS": "1",
+        "NVTE_FUSED_ATTN": "1",
+        "HOME": "/root",
+        "AWS_SECRET": "s",
+    }
+    recorded = {"NCCL_DEBUG": "INFO", "NVTE_FUSED_ATTN": "1", "OMP_NUM_THREADS": "1"}
+    assert hardware.recorded_variables(variables) == recorded
+
+
+@pytest.mark.parametrize(
+    "name", ["NCCL_SOCKET_IFNAME", "NCCL_COMM_ID", "GLOO_X", "TORCH_NCCL_Y", "NVTE_CUDA_INCLUDE_DIR"]
+)
+def test_of_other_variables_a_hash_of_the_value_is_recorded(name):
+    def recorded(value):
+        return hardware.recorded_variables({name: value})[name]
+
+    assert re.fullmatch("sha256:[0-9a-f]{8}", recorded("mlx5_7"))
+    assert recorded("mlx5_7") == recorded("mlx5_7") != recorded("mlx5_8")
+    assert hardware.public_value(name, recorded("mlx5_7")) == recorded("mlx5_7")  # a row that is read again
+    assert recorded("\udcff") != recorded("")
+
+
+def test_all_variables_that_our_fabrics_set_are_recorded_with_their_values():
+    for path in (hardware.PACKAGE.parent / "conf" / "fabric").glob("*.yaml"):
+        variables = yaml.safe_load(path.read_text())["env"]
+        assert hardware.recorded_variables(variables) == dict(sorted(variables.items()))
 
 
 def test_the_environment_of_a_failed_trial_fits_its_column(make_config):

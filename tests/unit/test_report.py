@@ -19,7 +19,7 @@ from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import AHEAD, BEHIND, CLOSE, TIE, UNDECIDED, UNPROVEN, Difference, settings
 from sp_bench.analysis.signs import counts
 from sp_bench.config.parsing import ConfigError
-from sp_bench.formats import in_bytes, number
+from sp_bench.formats import csv_value, in_bytes, number
 from sp_bench.measure.memory_parts import PARTS
 from sp_bench.report import Look, Options, build, export, folder
 from sp_bench.report.cards import card
@@ -29,6 +29,7 @@ from sp_bench.report.setting_tables import tables
 from sp_bench.rows import plans, store
 from sp_bench.rows.plans import PlannedTrial
 
+from ..cli.console import console
 from .pages import Page, page_of
 from .rows import ENVIRONMENT, cells_of, commit, row, selection_of, smoke
 
@@ -523,6 +524,26 @@ def test_the_export_is_the_table_as_csv_or_json(tmp_path: Path) -> None:
         ("ring", 12.5, 1.25),
     ]
     assert pd.read_csv(pd.io.common.StringIO(export([campaign], "csv")))["median_step_ms"].tolist() == [10.0, 12.5]
+
+
+FORMULAS = ("=HYPERLINK(0)", "+1+cmd", "-2+3", "@SUM(A1)", "\t=1", "\n=1")
+
+
+def test_no_text_of_a_csv_is_a_formula_and_numbers_stay_numbers(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [row(status="error", reason=text, replicate=i) for i, text in enumerate(FORMULAS)]
+    rows.append(row(median_ms=1.5, replicate=len(rows)))
+    out = tmp_path / "rows.csv"
+    assert console(capfd, "export", str(commit(rows, tmp_path / "c")), "--out", str(out))[0] == 0
+    with out.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert {line["reason"] for line in lines} == {"", *(f"'{text}" for text in FORMULAS)}
+    assert {line["median_step_ms"] for line in lines} == {"", "1.5"}
+
+    values = [csv_value(value) for value in (*FORMULAS, -1.5, -3, None, "ring", "1-2", "")]
+    assert values == [*(f"'{text}" for text in FORMULAS), -1.5, -3, None, "ring", "1-2", ""]
+    assert csv_value("\r=1\r\n") == "'\n=1\n"
 
 
 # the page

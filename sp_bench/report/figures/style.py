@@ -20,6 +20,7 @@ from PIL import Image
 from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import kind
+from sp_bench.formats import csv_value
 
 BLACK, GREY = "#000000", "#8a8a8a"
 # Okabe & Ito 2008; the last two by Paul Tol, 2021
@@ -244,7 +245,8 @@ def finish(plot: Plot, stem: str, look: Look) -> Drawing:
     if look.height_in is None:
         _make_room_for_titles(plot.figure)
     png = _png(plot.figure)
-    files = {"png": png, "pdf": _pdf(plot.figure), "csv": plot.data.to_csv(index=False, lineterminator="\n").encode()}
+    data = plot.data.map(csv_value).to_csv(index=False, lineterminator="\n")
+    files = {"png": png, "pdf": _pdf(plot.figure), "csv": data.encode()}
     return Drawing(plot.name, stem, plot.caption, round(96 * look.width_in), files)
 
 

@@ -17,6 +17,7 @@ from sp_bench.analysis.selection import Selection
 from sp_bench.analysis.statistics import Interval
 from sp_bench.analysis.time_parts import Attribution, Part, attributions
 from sp_bench.formats import MISSING, counted, in_bytes, number, whole
+from sp_bench.hardware import public_value
 from sp_bench.report import held_tables
 from sp_bench.report.published import beside
 from sp_bench.report.table import Column, Table, plain
@@ -353,8 +354,11 @@ def environment(selection: Selection) -> list[tuple[str, str]]:
     facts += [(each.replace("_", " "), _values(e.get(each) for e in environments)) for each in NAMED]
     devices = (_values(_multiset(e.get("device_names")) for e in environments), several(rows["device_set"].dropna()))
     facts.append(("devices", "; ".join(filter(None, devices))))
-    for what, column in (("libraries", "packages"), ("variables", "env")):
-        facts.append((what, _values(f"{key} {value}" for e in environments for key, value in listed(e.get(column)))))
+    facts.append(
+        ("libraries", _values(" ".join(map(str, each)) for e in environments for each in listed(e.get("packages"))))
+    )
+    variables = {each for e in environments for each in listed(e.get("env")) if None not in each}
+    facts.append(("variables", _values(f"{name} {public_value(name, value)}" for name, value in variables)))
     return [(what, value) for what, value in facts if value]
 
 
