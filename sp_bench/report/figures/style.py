@@ -188,6 +188,9 @@ def tokens_axis(axes: Axes, most: int, width_in: float, *, room: float) -> None:
 
 
 def tokens(number: int) -> str:
+    """32K, 1M: by powers of two."""
+    if number >= 1024**2 and number % 1024**2 == 0:
+        return f"{number // 1024**2}M"
     return f"{number // 1024}K" if number >= 1024 and number % 1024 == 0 else f"{number:,}"
 
 
