@@ -23,7 +23,7 @@ from sp_bench.analysis.settings import (
 )
 from sp_bench.config.conf_files import num_layers
 from sp_bench.config.trial import TRAINING
-from sp_bench.formats import whole
+from sp_bench.formats import counted, whole
 
 COLUMNS = ATTENTION, STEP, LINKS, PACKED = "attention", "training step", "attention, slower links", "packed documents"
 OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "dtype", "hardware")
@@ -45,8 +45,13 @@ class Entry:
     @property
     def verdict(self) -> str:
         """Ulysses 1.032x [1.029, 1.034]; tie, ring 1.004x [0.999, 1.006]."""
-        before = {TIE: "tie, ", CLOSE: "within 2%, ", UNDECIDED: "undecided, "}.get(self.difference.outcome, "")
+        close = f"within {self.difference.smallest:.0%}, "
+        before = {TIE: "tie, ", CLOSE: close, UNDECIDED: "undecided, "}.get(self.difference.outcome, "")
         return f"{before}{words.plain_method(self.difference.fast)} {self.difference.words}"
+
+    @property
+    def is_of_one_rank(self) -> bool:
+        return not self.difference.fast.all_ranks_were_there
 
     @property
     def more(self) -> str:
@@ -67,7 +72,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Line:
-    head: str  # 131,072 tokens on 4 GPUs
+    head: str  # 4 GPUs, 131,072
     entries: tuple[tuple[Entry, ...], ...]  # by column
 
 
@@ -78,33 +83,36 @@ class Grid:
     lines: tuple[Line, ...]
 
 
-def grid(settings: Sequence[Setting], at_least: int = 0) -> Grid | None:
+def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = False) -> Grid | None:
     """All places on GPUs where Ulysses and the ring met, of the most frequent heads, dtype and hardware. None: nowhere.
 
-    Rows of one real rank have lines of their own, for numbers of GPUs with which nothing was measured.
+    Rows of one real rank have lines of their own, for numbers of GPUs with which nothing was measured; of other heads
+    too, which their labels name.
 
-    at_least: tokens of the shortest sequence shown.
+    at_least: tokens of the shortest sequence shown. of_one_shape: without other heads.
     """
     places = [p for setting in settings for p in setting.contests if (p.first.asked["seq_len"] or 0) >= at_least]
     met = [(place, found) for place in places if _is_whole(place.first) and (found := _question(place))]
     if not met:
         return None
     ((shape, _),) = Counter(_shape(place.first) for place, _ in met).most_common(1)
-    met = [(place, found) for place, found in met if _shape(place.first) == shape]
     measured = {place.first.asked["sp_size"] for place, _ in met if place.first.all_ranks_were_there}
     runs: dict[tuple[Any, ...], dict[tuple[str, str], list[Difference]]] = {}
     for place, found in met:
-        first = place.first
-        if first.all_ranks_were_there or first.asked["sp_size"] not in measured:
+        first, is_of_shape = place.first, _shape(place.first) == shape
+        is_shown = is_of_shape or not (of_one_shape or first.all_ranks_were_there)
+        if is_shown and (first.all_ranks_were_there or first.asked["sp_size"] not in measured):
             key = (not first.all_ranks_were_there, first.asked["sp_size"], first.asked["seq_len"], _size(first))
-            runs.setdefault(key, {}).setdefault(_column(first), []).append(found)
+            column, label = _column(first)
+            label = label if is_of_shape else f"{first.asked['num_heads']}/{first.asked['num_kv_heads']} heads, {label}"
+            runs.setdefault(key, {}).setdefault((column, label), []).append(found)
     columns = tuple(name for name in COLUMNS if any(of == name for each in runs.values() for of, _ in each))
     lines = [Line(key[-1], tuple(_entries(each, name) for name in columns)) for key, each in sorted(runs.items())]
     heads, kv_heads, head_dim, _, hardware = shape
     caption = (
-        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal "
-        "without a window, forward and backward. The faster of Ulysses and the ring, and how many times as long the "
-        "other takes; another method where it leads both."
+        f"{heads}/{kv_heads} heads of {head_dim}, {words.dtype(met[0][0].first)}, {str(hardware).upper()}, causal, "
+        "forward and backward. The faster of Ulysses and the ring, and how many times as long the other takes; another "
+        "method where it leads both."
     )
     return Grid(caption, columns, tuple(lines))
 
@@ -164,7 +172,11 @@ def _shape(cell: Cell) -> tuple[Hashable, ...]:
 
 
 def _size(cell: Cell) -> str:
-    return f"{words.processors(cell)}, {whole(cell.asked['seq_len'])}"
+    """4 GPUs, 131,072; 8 GPUs, 131,072, one rank."""
+    length = whole(cell.asked["seq_len"])
+    if cell.all_ranks_were_there:
+        return f"{words.processors(cell)}, {length}"
+    return f"{whole(cell.asked['world_size'])} GPUs, {length}, one rank"
 
 
 def _column(cell: Cell) -> tuple[str, str]:
@@ -175,6 +187,9 @@ def _column(cell: Cell) -> tuple[str, str]:
     if words.is_packed(cell):
         return PACKED, words.drawn(cell)
     if cell.asked["fabric"] not in ("nvlink", None):
-        return LINKS, words.fabric(cell.asked["fabric"])
+        if cell.all_ranks_were_there:
+            return LINKS, words.fabric(cell.asked["fabric"])
+        hosts = counted(cell.options["num_nodes"], "host")
+        return LINKS, f"{words.kernel(cell)}, {hosts}, {words.link(cell.options)}"
     window = f", window {whole(cell.asked['window'])}" if cell.asked["window"] else ""
     return ATTENTION, f"{words.kernel(cell)}{window}"

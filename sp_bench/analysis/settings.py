@@ -14,6 +14,7 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.fabric_model import bandwidths
 from sp_bench.analysis.grades import Grade, grade
+from sp_bench.analysis.held import SMALLEST_SIGN
 from sp_bench.analysis.limits import Limit, limits
 from sp_bench.analysis.pattern_bytes import kind
 from sp_bench.analysis.ratios import (
@@ -224,8 +225,12 @@ class Setting:
         for cell in self.cells:
             if cell.ok and cell.is_of_a_length and not is_baseline(cell) and not _is_of_the_host(cell):
                 grouped.setdefault(place_key(cell), []).append(cell)
-        found = [Place(tuple(sorted(group, key=by_speed)), self.smallest) for group in grouped.values()]
+        found = [Place(tuple(sorted(group, key=by_speed)), self._smallest(group[0])) for group in grouped.values()]
         return tuple(sorted(found, key=lambda p: (-self.fabrics.index(str(p.first.asked["fabric"])), *p.order)))
+
+    def _smallest(self, cell: Cell) -> float:
+        """One real rank does not tell smaller differences."""
+        return self.smallest if cell.all_ranks_were_there else max(self.smallest, SMALLEST_SIGN)
 
     @property
     def contests(self) -> tuple[Place, ...]:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,13 +14,21 @@ from sp_bench.driver.progress import console, working
 
 
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Campaign folders, such as results/smoke")],
+    folders: Annotated[
+        list[Path], typer.Argument(help="Campaign folders, such as results/smoke; and only.FIELD=VALUES, as in run")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder of the report; default: _work/report of the first campaign")
     ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="FIGURE", help="This figure and no page; a wrong name lists them all"),
+    ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME:FIELD=VALUES", help="A line of Figure 1 and Table 1, by its cells; write these, no page"
+        ),
     ] = None,
     column: Annotated[int, typer.Option(min=1, max=2, help="Figures as wide as one column of a paper, or two")] = 2,
     height: Annotated[float | None, typer.Option(min=0.5, metavar="INCHES", help="Height of every figure")] = None,
@@ -63,6 +71,12 @@ def report(
 
         sp-bench report results/h200 --only ratios --column 1 --venue icml --anonymous --out paper
 
+    Make Figure 1 and Table 1 of a paper: chosen cells of several campaigns, in your order and words, with times over
+    those of the first line:
+
+        sp-bench report results/h200x4_step_methods_3 results/h200x4_step_methods_4 --line "Ulysses: method=ulysses"
+        --line "ring: method=ring" --line "DeepSpeed: method=deepspeed_ulysses_hf kernel=cudnn" --venue icml --out paper
+
     Print the table of all cells, or write the findings of all campaigns as Markdown:
 
         sp-bench report results/h200 --export csv > h200.csv
@@ -82,6 +96,8 @@ def report(
     codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
+    from sp_bench.driver.overrides import ONLY
+    from sp_bench.report import paper
     from sp_bench.rows import store
 
     for option, value, known in (("--venue", venue, reports.VENUES), ("--export", export, ("csv", "json"))):
@@ -89,7 +105,9 @@ def report(
             raise ConfigError(f"{option} {value} is not known; use one of {', '.join(known)}")
     if unknown := set(only or ()) - set(reports.NAMES):
         raise ConfigError(f"--only {' '.join(sorted(unknown))} is no figure; use one of {', '.join(reports.NAMES)}")
-    folders = named_campaigns(folders)
+    of_rows = [str(path) for path in folders if str(path).startswith(ONLY)]
+    folders = named_campaigns([path for path in folders if not str(path).startswith(ONLY)])
+    rows = _words([word.removeprefix(ONLY) for word in of_rows], ONLY)
     if render:
         _render(folders, render)
         return
@@ -97,7 +115,7 @@ def report(
         _write_link(folders, link)
         return
     look = reports.Look(column, height, venue)
-    options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix)
+    options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix, rows)
     target = reports.default_out(folders) if out is None else out
     if not export and not findings and (obstacle := reports.obstacle(target, folders)):
         raise ConfigError(f"{'the report, without --out:' if out is None else '--out'} {shown(target)} {obstacle}")
@@ -109,7 +127,9 @@ def report(
     try:
         with working() as say, reports.processes(folders) as executor:
             exported, built = "", None
-            if export:
+            if line:
+                paper.write(folders, target, [_line(text) for text in line], options, executor)
+            elif export:
                 exported = reports.export(folders, export, options, executor)
             elif findings:
                 reports.write_findings(folders, findings, options, executor)
@@ -118,7 +138,7 @@ def report(
     except OSError as error:
         raise ConfigError(f"no report in {shown(findings or target)}: {shown(error)}") from error
     if built is None:
-        print(exported or f"findings: {findings}\n", end="")
+        print(exported or (f"figure and table: {target}\n" if line else f"findings: {findings}\n"), end="")
         return
     for folder in empty:
         print(f"{shown(folder)}: no rows")
@@ -127,6 +147,20 @@ def report(
     if more := built.problems[SHOWN:]:
         print(f"{len(more):,} further files are named on the page")
     print(f"report: {built.page}")
+
+
+def _words(lines: Sequence[str], before: str) -> dict[str, list[Any]]:
+    """Option -> values, by the grammar of `run`."""
+    from sp_bench.driver.overrides import parse_overrides, values
+
+    return {each.key_or_group: values(each) for each in parse_overrides(lines, before)}
+
+
+def _line(text: str) -> tuple[str, dict[str, list[Any]]]:
+    name, colon, words = text.partition(":")
+    if not colon:
+        raise ConfigError(f"--line {shown(text)}: give NAME:FIELD=VALUES, such as --line 'ring: method=ring'")
+    return name.strip(), _words(words.split(), f"--line {name}: ")
 
 
 def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
+from sp_bench.analysis.chosen import Words, matching
 from sp_bench.analysis.grid import grid
 from sp_bench.analysis.selection import Selection, select
 from sp_bench.analysis.settings import SMALLEST
@@ -44,6 +45,7 @@ class Options:
     smallest: float = SMALLEST  # relative differences below this are ties
     anonymous: bool = False  # leave out what could identify the authors
     mix: bool = False  # pool rows of different environments in lines and medians
+    rows: Words = field(default_factory=dict)  # show these cells alone
 
 
 @dataclass(frozen=True)
@@ -89,12 +91,12 @@ def build(
     if not folders:
         raise ValueError("a report needs at least one campaign folder, such as results/smoke")
     options = options or Options()
-    selection, measured = _measured(folders, options, executor, say)
+    selection, known = measured(folders, options, executor, say)
     by_hand, unread = campaign_file.read_all([] if options.anonymous else folders)  # free text may name anybody
     selection = replace(selection, problems=(*selection.problems, *unread))
-    found = settings(measured, options.smallest)
-    say(f"drawing {counted(len(measured), 'cell')}")
-    drawings = draw(found, measured, options.look, options.only or NAMES)
+    found = settings(known, options.smallest)
+    say(f"drawing {counted(len(known), 'cell')}")
+    drawings = draw(found, known, options.look, options.only or NAMES)
     files = {f"figures/{d.stem}.{suffix}": data for d in drawings for suffix, data in d.files.items()}
     out = out or default_out(folders)
     if options.only:
@@ -103,16 +105,16 @@ def build(
         folder.write(out, files)
         return ReportResult(out / "figures", selection.problems, len(selection.unread))
     say("writing the tables and the page")
-    made, gates = tables(found), packed_gate.gates(measured)
-    ran = [statuses(measured)]
+    made, gates = tables(found), packed_gate.gates(known)
+    ran = [statuses(known)]
     if not options.anonymous:  # plans have names from outside
-        ran += [missing(measured, _planned(folders)), *_open_searches(folders)]
+        ran += [missing(known, _planned(folders)), *_open_searches(folders)]
     named = [(folder.resolve().name, each) for folder, each in zip(folders, by_hand, strict=False)]
     ran += [f"{name} is superseded by {each.superseded_by}." for name, each in named if each.superseded_by]
     notes = [(f"{what} of {name}", text) for name, each in named for what, text in each.texts()]
-    lines_of_page = cards(found), caveats(measured, found, ran)
+    lines_of_page = cards(found), caveats(known, found, ran)
     answers = grid(found) if len(folders) > 1 else None
-    content = Content(selection, measured, *lines_of_page, drawings, made, gates, notes, answers)
+    content = Content(selection, known, *lines_of_page, drawings, made, gates, notes, answers)
     texts = {kind: as_text(VALUES, lines(made)) for kind, as_text in EXPORTS.items()}
     texts["md"] = "\n".join(filter(None, [packed_gate.markdown(gates), table.markdown(made)]))
     texts["tex"] = table.latex([*made, *gates])
@@ -128,8 +130,8 @@ def export(folders: Sequence[Path], kind: str, options: Options | None = None, e
         OSError: a campaign cannot be read.
     """
     options = options or Options()
-    _, measured = _measured(folders, options, executor)
-    return EXPORTS[kind](VALUES, lines(tables(settings(measured, options.smallest))))
+    _, known = measured(folders, options, executor)
+    return EXPORTS[kind](VALUES, lines(tables(settings(known, options.smallest))))
 
 
 def records(cells: Sequence[Cell]) -> list[dict[str, object]]:
@@ -146,8 +148,8 @@ def write_findings(
         OSError: a campaign cannot be read, or the file cannot be written.
     """
     options = options or Options()
-    _, measured = _measured(folders, options, executor)
-    path.write_text(findings(settings(measured, options.smallest), measured), "utf-8")
+    _, known = measured(folders, options, executor)
+    path.write_text(findings(settings(known, options.smallest), known), "utf-8")
 
 
 def _planned(folders: Sequence[Path]) -> dict[str, str] | None:
@@ -168,7 +170,7 @@ def _open_searches(folders: Sequence[Path]) -> list[str]:
     return [f"{number} for the longest sequence did not end: {'; '.join(found)}."]
 
 
-def _measured(
+def measured(
     folders: Sequence[Path],
     options: Options,
     executor: Executor | None,
@@ -184,4 +186,4 @@ def _measured(
     selection = select(folders, mix=options.mix, executor=executor, progress=progress)
     selection = anonymous(selection) if options.anonymous else selection
     say(f"summarising {counted(len(selection.rows), 'row')}")
-    return selection, cells(of_equal_steps(selection.rows))
+    return selection, matching(cells(of_equal_steps(selection.rows)), options.rows, "only.")

@@ -12,15 +12,24 @@ LEGEND = (
 )
 
 
-def markdown(grid: Grid, brief: bool = False) -> str:
-    """A table; what is weak is in `<sub>`, which GitHub and the site show small.
+ONE_RANK = " \N{WHITE CIRCLE}: one rank of so many ran, with modelled messages."
 
-    brief: without other runs, and without lines that have a single answer, which is weak.
+
+def legend(grid: Grid, brief: bool = False) -> str:
+    """What the marks in the grid mean."""
+    entries = (entry for line in grid.lines for of in line.entries for entry in of)
+    return (BRIEF if brief else LEGEND) + (ONE_RANK if any(entry.is_of_one_rank for entry in entries) else "")
+
+
+def markdown(grid: Grid, brief: bool = False) -> str:
+    """A table; what is weak is in `<sub>`, which GitHub and the site show small. What one rank says has a circle.
+
+    brief: without other runs, and without lines that have a single measured answer, which is weak.
     """
     lines = [f"| GPUs, tokens | {' | '.join(grid.columns)} |", f"|{'---|' * (len(grid.columns) + 1)}"]
     for line in grid.lines:
         answers = [entry for entries in line.entries for entry in entries]
-        if brief and len(answers) == 1 and answers[0].difference.grade.is_weak:
+        if brief and len(answers) == 1 and answers[0].difference.grade.is_weak and not answers[0].is_of_one_rank:
             continue
         texts = ["<br>".join(_entry(entry, brief) for entry in entries) for entries in line.entries]
         lines.append(f"| {' | '.join([line.head, *texts])} |")
@@ -33,5 +42,7 @@ def _entry(entry: Entry, brief: bool) -> str:
     if entry.is_decided:
         verdict = f"**{verdict}**"
     more = f" ({entry.more})" if entry.more and not brief else ""
+    if entry.is_of_one_rank:
+        return f"\N{WHITE CIRCLE} {escape_markdown(entry.label)}: {verdict}{more}"
     text = f"{escape_markdown(entry.label)}: {verdict} {found.grade.mark}{more}"
     return f"<sub>{text}</sub>" if found.grade.is_weak else text

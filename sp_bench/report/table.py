@@ -16,7 +16,7 @@ from sp_bench.report.latex_text import escape
 
 L = TypeVar("L")  # a line, which columns read
 WIDEST_NAME = 70  # characters of a first column, beyond which its lines are broken
-PAGE_LINES = 45  # a longer table is broken over pages
+PAGE_LINES = 45  # of a table of numbers; a longer one becomes several
 PAGE_SHARE = 0.9  # share of LaTeX's line that columns of words fill
 
 
@@ -136,35 +136,50 @@ def section(table: Table[Any]) -> str:
     return "\n".join([f"## {escape_markdown(table.title)}\n", *about, *lines]) + "\n"
 
 
-def latex(tables: Sequence[Table[Any]]) -> str:
-    """Tables in LaTeX. A table* spans both columns of a page. A table of words, or one longer than a page, is a
-    longtable, which LaTeX can break, but only on a one-column page."""
-    preamble = "% Needs \\usepackage{booktabs,longtable}. A longtable stands after \\onecolumn.\n"
-    return preamble + "\n".join(map(_latex, tables))
+PREAMBLE = r"""% Needs \usepackage{booktabs,graphicx,longtable}.
+% A table that is wider than its place shrinks to it; a longtable gets pages of one column.
+\makeatletter
+\providecommand{\spbenchfit}[1]{\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{#1}}
+\providecommand{\spbenchlong}[1]{\if@twocolumn\onecolumn{#1}\twocolumn\else{#1}\fi}
+\makeatother
+"""
 
 
-def _latex(table: Table[Any]) -> str:
-    width = len(table.heads)
+def latex(tables: Sequence[Table[Any]], environment: str = "table*") -> str:
+    """Tables in LaTeX, for pages of one column or two. A table of words is a longtable, which LaTeX can break; one of
+    numbers that is longer than a page becomes several."""
+    return PREAMBLE + "\n".join(_latex(table, environment) for table in tables)
+
+
+def _latex(table: Table[Any], environment: str) -> str:
     columns = rf"{{@{{}}{_widths(table) if table.prose else _numbers(table)}@{{}}}}"
     head = rf"\toprule {_latex_line(map(escape, table.heads), prose=table.prose)} \midrule"
     caption = escape(f"{table.subject}{table.title}. {table.about} {table.legend}".strip())
-    size = r"\scriptsize\setlength{\tabcolsep}{2pt}" if table.prose else r"\footnotesize\setlength{\tabcolsep}{3pt}"
-    notes = "".join(rf" ({number}) {escape(note)}." for number, note in enumerate(table.notes, 1))
-    if table.prose or len(table.lines) + len(table.groups) > PAGE_LINES:
-        opening = [r"{", size, rf"\begin{{longtable}}{columns}", rf"\caption{{{caption}}}\\"]
-        opening += [rf"{head} \endfirsthead", rf"{head} \endhead", r"\bottomrule \endfoot"]
-        closing = [r"\end{longtable}" + (f"\n\\noindent{notes}\\par\n" if notes else "") + "}"]
-    else:
-        opening = [r"\begin{table*}", size, rf"\caption{{{caption}}}"]
-        opening += [rf"\centering\begin{{tabular}}{columns}", head]
-        closing = [r"\bottomrule", r"\end{tabular}", r"\end{table*}"]
+    lines = _latex_lines(table)
+    if table.prose:
+        notes = "".join(rf" ({number}) {escape(note)}." for number, note in enumerate(table.notes, 1))
+        long = [r"\spbenchlong{\scriptsize\setlength{\tabcolsep}{2pt}", rf"\begin{{longtable}}{columns}"]
+        long += [rf"\caption{{{caption}}}\\", rf"{head} \endfirsthead", rf"{head} \endhead", r"\bottomrule \endfoot"]
+        long += [*lines, r"\end{longtable}", *([rf"\noindent{notes}\par"] if notes else []), "}"]
+        return "\n".join(long) + "\n"
+    made = []
+    for begin in range(0, len(lines), PAGE_LINES):
+        made += [rf"\begin{{{environment}}}", r"\footnotesize\setlength{\tabcolsep}{3pt}"]
+        made += [rf"\caption{{{caption if begin == 0 else 'Continued: ' + escape(table.title)}}}"]
+        made += [rf"\centering\spbenchfit{{\begin{{tabular}}{columns}", head, *lines[begin : begin + PAGE_LINES]]
+        made += [r"\bottomrule", r"\end{tabular}}", rf"\end{{{environment}}}"]
+    return "\n".join(made) + "\n"
+
+
+def _latex_lines(table: Table[Any]) -> list[str]:
+    """The lines of all groups, under their titles."""
     lines = []
     for k, group in enumerate(table.groups):
         gap = r"\addlinespace " if k else ""
-        lines.append(rf"{gap}\multicolumn{{{width}}}{{@{{}}l}}{{\emph{{{escape(group.title)}}}}} \\")
+        lines.append(rf"{gap}\multicolumn{{{len(table.heads)}}}{{@{{}}l}}{{\emph{{{escape(group.title)}}}}} \\")
         for line in group.lines:
             lines.append(_latex_line(table.marked(line, escape, r"\textbf{{{}}}"), prose=table.prose))
-    return "\n".join([*opening, *lines, *closing]) + "\n"
+    return lines
 
 
 def _latex_line(texts: Iterable[str], *, prose: bool) -> str:

@@ -19,6 +19,7 @@ from sp_bench.analysis import words
 from sp_bench.analysis.cells import Cell, cells, of_equal_steps
 from sp_bench.analysis.grades import code_changes
 from sp_bench.analysis.grid import grid
+from sp_bench.analysis.held import held, largest_error
 from sp_bench.analysis.limits import limits
 from sp_bench.analysis.metrics import memory_gib
 from sp_bench.analysis.ratios import times
@@ -102,6 +103,7 @@ class Rows:
             "code_changes",
             "campaign_pages",
             "one_rank",
+            "one_rank_error",
         )
         plain = (require, evidence, grade, ms, gib, mfu, span, whole)
         return {name: getattr(self, name) for name in own} | {each.__name__: each for each in plain} | {"pair_of": Pair}
@@ -154,10 +156,10 @@ class Rows:
 
     def grid(self, at_least: int = 0, brief: bool = False) -> str:
         """Ulysses or the ring, as a table, and under it what it is over. brief: see `answers.markdown`."""
-        found = grid(self.settings, at_least)
+        found = grid(self.settings, at_least, of_one_shape=brief)
         if found is None:
             raise _Refused("Ulysses and the ring did not meet")
-        return f"{answers.markdown(found, brief)}\n*{found.caption} {answers.BRIEF if brief else answers.LEGEND}*"
+        return f"{answers.markdown(found, brief)}\n*{found.caption} {answers.legend(found, brief)}*"
 
     def results(self) -> str:
         """Every place that was measured."""
@@ -166,6 +168,13 @@ class Rows:
     def one_rank(self) -> str:
         """Cells of one real rank beside those of all ranks."""
         return held_tables.markdown(self.every_cell)
+
+    def one_rank_error(self) -> str:
+        """The largest error of a step of one real rank on NVLink, beside steps of all ranks."""
+        error = largest_error(held(self.every_cell), "train_step")
+        if error is None:
+            raise _Refused("no step of one real rank has rows of all ranks beside it")
+        return f"{error:.1%}"
 
     def code_changes(self) -> str:
         """A line a change: what it moves, by how much, and the campaigns with rows from before it."""

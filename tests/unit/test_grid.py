@@ -1,10 +1,11 @@
 """The grid: Ulysses or the ring by GPUs, length and what was measured, each answer with its grade."""
 
+import json
 from typing import Any
 
 from sp_bench.analysis.grid import Grid, grid
 from sp_bench.analysis.settings import settings
-from sp_bench.report.answers import markdown
+from sp_bench.report.answers import legend, markdown
 
 from .rows import cells_of
 from .test_report import ULYSSES, on_gpus, replicated
@@ -21,6 +22,15 @@ def grid_of(*rows: list[dict[str, Any]], at_least: int = 0) -> Grid:
 
 def both(ulysses: float, ring: float, ratios: list[float], **columns: Any) -> list[dict[str, Any]]:
     return [*replicated(ulysses, ratios, **ULYSSES, **columns), *replicated(ring, ratios, **RING, **columns)]
+
+
+def one_rank(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows as of one real rank, with modelled messages."""
+    made = []
+    for each in rows:
+        config = json.dumps({**json.loads(each["config"]), "world": "one_rank", "link": {"name": "nvlink"}})
+        made.append(each | {"config": config, "evidence": "one_rank", "link": "nvlink"})
+    return made
 
 
 def test_a_cell_names_the_faster_one_with_ratio_interval_and_grade_and_bold_is_for_what_is_decided() -> None:
@@ -59,3 +69,21 @@ def test_lines_are_of_one_shape_from_a_length_on_and_of_gpus() -> None:
     assert [line.head for line in grid_of(*rows).lines] == ["2 GPUs, 1,024", "2 GPUs, 2,048"]
     assert [line.head for line in grid_of(*rows, at_least=2048).lines] == ["2 GPUs, 2,048"]
     assert grid(settings(cells_of([on_gpus(median_ms=1.0, **ULYSSES)]))) is None
+
+
+def test_one_rank_has_a_mark_of_its_own_where_nothing_was_measured() -> None:
+    def one(ring: float, **columns: Any) -> list[dict[str, Any]]:
+        return one_rank(both(10.0, ring, [1.0], sp_size=8, world_size=8, **columns))
+
+    rows = [both(10.0, 11.0, SIX), one_rank(both(10.0, 11.0, [1.0])), one(10.2), one(10.4, num_heads=64)]
+    found = grid_of(*rows)
+    assert markdown(found).splitlines()[2:] == [
+        "| 2 GPUs, 1,024 | cuDNN: **Ulysses 1.10x [1.10, 1.10]** A |",
+        "| 8 GPUs, 1,024, one rank | \N{WHITE CIRCLE} 64/8 heads, cuDNN: Ulysses 1.040x<br>"
+        "\N{WHITE CIRCLE} cuDNN: within 3%, Ulysses 1.020x |",
+    ]
+    brief = grid(settings(cells_of([row for each in rows for row in each])), of_one_shape=True)
+    assert brief is not None
+    assert markdown(brief, brief=True).splitlines()[-1].count("\N{WHITE CIRCLE}") == 1
+    assert "one rank of so many" in legend(found)
+    assert "one rank" not in legend(grid_of(both(10.0, 11.0, SIX)))

@@ -412,16 +412,21 @@ def test_a_figure_that_leaves_the_slowest_out_says_so(monkeypatch: pytest.Monkey
     assert [len(lines) for lines in drawn] == [3, 2]
 
 
-def test_a_figure_of_dots_says_what_lengths_and_panels_only_the_table_has(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_of_dots_has_a_panel_for_each_length_and_says_what_only_the_table_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     rows = [on_gpus(seq_len=n, **m) for n in (1024, 2048) for m in (ULYSSES, {})]
     rows += [on_gpus(kernel="flash_attn", **m) for m in (ULYSSES, {})]
     found = cells_of(rows)
     (whole,) = draw(settings(found), found, only=["throughput"])
-    assert "Of two lengths the longer is drawn; the table has both." in whole.caption
+    lines = list(csv.DictReader(whole.files["csv"].decode().splitlines()))
+    assert sorted((line["kernel"], line["seq_len"]) for line in lines) == 2 * [("cudnn", "1024")] + 2 * [
+        ("cudnn", "2048")
+    ] + 2 * [("flash_attn", "1024")]
     assert "Panels that only" not in whole.caption
     monkeypatch.setattr(panels, "MOST_DOTTED", 1)
     (cut,) = draw(settings(found), found, only=["throughput"])
-    assert "Panels that only the table has: 1." in cut.caption
+    assert "Panels that only the table has: 2." in cut.caption
 
 
 @pytest.mark.parametrize(("slower", "shared"), [(2.0, True), (5.0, False)])

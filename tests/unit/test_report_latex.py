@@ -48,14 +48,16 @@ def made_gates() -> list[Table[Any]]:
     return packed_gate.gates(cells_of(rows))
 
 
-def test_all_tables_compile_in_one_stock_document_(tmp_path: Path) -> None:
+@pytest.mark.parametrize("columns", ["onecolumn", "twocolumn"])
+def test_all_tables_compile_in_one_stock_document_and_fit_its_pages(tmp_path: Path, columns: str) -> None:
     pdflatex, find = shutil.which("pdflatex"), shutil.which("kpsewhich")
     if pdflatex is None or find is None:
         pytest.skip("pdflatex is not installed (Debian: texlive-latex-recommended)")
     if subprocess.run([find, "booktabs.sty"], capture_output=True, check=False).returncode:
         pytest.skip("booktabs.sty is not installed (Debian: texlive-latex-recommended)")
     words = [f"\\noindent {escape(text)}" for text in (*HOSTILE, "".join(map(chr, range(32, 0x250))))]
-    start = "\\documentclass{article}\n\\usepackage{booktabs,longtable}\n\\setlength{\\textwidth}{6.75in}\n"
+    start = f"\\documentclass[{columns}]{{article}}\n\\usepackage{{booktabs,graphicx,longtable}}\n"
+    start += "\\setlength{\\textwidth}{6.75in}\n"
     made = latex([*made_tables(), *made_gates()])
     text = start + "\\begin{document}\n" + made + "\n\n".join(words) + "\n\\end{document}\n"
     (tmp_path / "all.tex").write_text(text, "utf-8")
@@ -64,6 +66,8 @@ def test_all_tables_compile_in_one_stock_document_(tmp_path: Path) -> None:
     run = subprocess.run(command, cwd=tmp_path, env=unbroken, capture_output=True, check=False)
     log = run.stdout.decode("latin-1")
     assert run.returncode == 0, log[-3000:]
+    wide = [float(found) for found in re.findall(r"Overfull \\hbox \((\S+)pt too wide\) in alignment", log)]
+    assert not [each for each in wide if each > 10], wide
     for trouble in ("Missing character", "multiply defined", ".pk>"):  # the last: a bitmap font
         assert trouble not in log
 

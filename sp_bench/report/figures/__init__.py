@@ -1,13 +1,15 @@
 """The figures of a report. To add one, write a file and add a line to FIGURES. Use matplotlib's canvases, not
 pyplot."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from matplotlib import rc_context, rcdefaults, rcParams
 
 from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.chosen import Lines
 from sp_bench.analysis.settings import Setting
-from sp_bench.report.figures import fabrics, forest, memory, over_ranks, steps, throughput, traffic
+from sp_bench.report.figures import fabrics, forest, lines, memory, over_ranks, steps, throughput, traffic
 from sp_bench.report.figures.style import VENUES as VENUES
 from sp_bench.report.figures.style import Drawing, Look, Plot, finish
 
@@ -29,8 +31,21 @@ def draw(
 ) -> list[Drawing]:
     """Draw the named figures. One for which the cells have no data is left out."""
     look = look or Look()
-    with rc_context():  # whatever matplotlibrc the reader has: equal rows give equal figures
-        rcdefaults()
-        rcParams.update(look.rc)
+    with _settings_of(look):
         plots = [plot for name, made in FIGURES.items() if name in only for plot in made(settings, cells, look)]
         return [finish(plot, "-".join(filter(None, (plot.name, plot.part))), look) for plot in plots]
+
+
+def draw_lines(chosen: Lines, look: Look) -> Drawing:
+    """Draw an author's figure."""
+    with _settings_of(look):
+        return finish(lines.draw(chosen, look), "lines", look)
+
+
+@contextmanager
+def _settings_of(look: Look) -> Iterator[None]:
+    """Whatever matplotlibrc the reader has: equal rows give equal figures."""
+    with rc_context():
+        rcdefaults()
+        rcParams.update(look.rc)
+        yield

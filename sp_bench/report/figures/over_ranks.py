@@ -16,8 +16,8 @@ from sp_bench.report.figures.style import BLACK, Look, Plot, about, legend, line
 LEAST_RANKS = 8
 HOST_BOUND = "host_bound"
 CAPTION = (
-    "Attention of one real rank of so many, messages modelled as {link}; small marks: as {others}. Hollow and dashed: "
-    "one real rank. Crossed: steps that wait for the host, which say nothing of the methods."
+    "Attention of one real rank of so many, messages modelled as {link}; small marks: as {others}. Higher is better. "
+    "Hollow and dashed: one real rank. Crosses: steps that wait for the host, which say nothing of the methods."
 )
 SMALL = {"ls": "none", "ms": 2.5}
 BySize = dict[int, tuple[Cell, float]]  # ranks -> the fastest cell, and its TFLOP/s a GPU
@@ -53,22 +53,25 @@ def draw(cells: Sequence[Cell], look: Look) -> list[Plot]:
         for (method, link), by_size in sorted(lines.items()):
             known = sorted(by_size.items())
             style = line(known[0][1][0]) | ({} if link == main else SMALL)
-            (drawn,) = axis.plot([n for n, _ in known], [speed for _, (_, speed) in known], **style)
+            of_method = [(n, speed) for n, (cell, speed) in known if HOST_BOUND not in cell.flags]
+            (drawn,) = axis.plot([n for n, _ in of_method], [speed for _, speed in of_method], **style)
             if link == main:
                 handles.setdefault(method, drawn)
             for size, (cell, speed) in known:
                 bound = HOST_BOUND in cell.flags
                 if bound:
-                    (cross,) = axis.plot([size], [speed], marker="x", color=BLACK, ms=6, ls="none")
-                    handles["waits for the host"] = cross
+                    axis.plot([size], [speed], marker="x", color=style["color"], ms=5, ls="none")
+                    handles.setdefault(HOST_BOUND, Line2D([], [], marker="x", color=BLACK, ms=5, ls="none"))
                 data.append({"link": link, **about(cell), "tflops_per_gpu": speed, HOST_BOUND: bound,
                              "trial_ids": trial_ids(cell)})  # fmt: skip
         rank_axis(axis, sorted({n for by_size in lines.values() for n in by_size}))
         axis.set_ylim(0, 1.08 * max(speed for of in lines.values() for _, speed in of.values()))
         axis.set_title(wrapped_title(f"{where}\n{tokens(length)} tokens", look, len(axes)), loc="left")
-        axis.set_xlabel("ranks")
+        axis.set_xlabel("GPUs")
         if is_first(axis):
             axis.set_ylabel("TFLOP/s a GPU")
+    if HOST_BOUND in handles:
+        handles["waits for the host"] = handles.pop(HOST_BOUND)  # the last entry
     legend(figure, handles, look)
     return [Plot("ranks", "", figure, caption, pd.DataFrame(data))]
 

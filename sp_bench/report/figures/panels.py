@@ -50,9 +50,7 @@ class Panel:
     limit: float | None = None  # draws a line across, such as the device's capacity
     edges: tuple[Cell, ...] = ()  # the shortest cell of each method that ran out of memory
 
-    @property
-    def at_longest(self) -> "Panel":
-        length = self.lengths[-1]
+    def at(self, length: int) -> "Panel":
         return replace(
             self,
             cells=tuple(c for c in self.cells if c.asked["seq_len"] == length),
@@ -181,15 +179,14 @@ def over_length(name: str, found: Sequence[Panel], value: Value, label: str, loo
 
 def dots(name: str, found: Sequence[Panel], marks: Sequence[tuple[str, Value]], label: str, look: Look, caption: str,
          interval: Interval = lambda cell: None) -> list[Plot]:  # fmt: skip
-    """One figure of the panels with one or two lengths, at the longest: one line per method, values beside the dots.
+    """One figure of the panels with one or two lengths, a panel for each: one line per method, values beside the dots.
 
     marks: (label, how to read it) of each dot of a line; the first is filled."""
-    few = [panel for panel in found if len(panel.lengths) < FEW and len(panel.at_longest.cells) > 1]
+    of_lengths = [panel.at(n) for panel in found if len(panel.lengths) < FEW for n in reversed(panel.lengths)]
+    few = [panel for panel in of_lengths if len(panel.cells) > 1]
     if not few:
         return []
-    shown = [panel.at_longest for panel in few[:MOST_DOTTED]]
-    if any(len(panel.lengths) > 1 for panel in few[:MOST_DOTTED]):
-        caption += " Of two lengths the longer is drawn; the table has both."
+    shown = few[:MOST_DOTTED]
     caption += left_out(len(few) - MOST_DOTTED) + of_one_rank(c for panel in shown for c in panel.cells)
     main = marks[0][1]
     heights = []

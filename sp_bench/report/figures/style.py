@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter, NullLocator
 from PIL import Image
 
 from sp_bench.analysis import words
@@ -35,6 +35,7 @@ MARKERS = {
 }  # fmt: skip
 DPI, PNG_COLOURS = 150, 64
 TITLE_LINES, LEGEND_LINES, LINE_IN = 2, 3, 0.14  # lines that a figure's height has room for; height of one more
+FEWEST_TICKS = 3  # of a log axis with round numbers
 TICK_IN = 0.36  # least distance of two labels of an axis
 WIDTHS = {1: 3.25, 2: 6.75}  # inches of one column and of two, in the format of ICML and MLSys
 VENUES = {  # one column, two columns; in a one-column format, half the text width and all of it
@@ -189,6 +190,9 @@ def tokens_axis(axes: Axes, most: int, width_in: float, *, room: float) -> None:
 
 
 def tokens(number: int) -> str:
+    """32K, 1M: by powers of two."""
+    if number >= 1024**2 and number % 1024**2 == 0:
+        return f"{number // 1024**2}M"
     return f"{number // 1024}K" if number >= 1024 and number % 1024 == 0 else f"{number:,}"
 
 
@@ -203,10 +207,13 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
     """A logarithmic y axis with a few round numbers."""
     axes.set_yscale("log")
     low, high = min(values) * 0.85, max(values) * 1.18
-    steps = [m * 10.0**e for e in range(-3, 7) for m in (1, 2, 3, 5, 7)]
-    ticks = [tick for tick in steps if low <= tick <= high]
+    tried = [
+        [tick for e in range(-3, 7) for m in round_numbers if low <= (tick := m * 10.0**e) <= high]
+        for round_numbers in ((1, 2, 3, 5, 7), (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8))
+    ]
+    ticks = next((each for each in tried if len(each) >= FEWEST_TICKS), None)
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_locator(FixedLocator(ticks[:: max(1, len(ticks) // 6)]))
+    axes.yaxis.set_major_locator(FixedLocator(ticks[:: max(1, len(ticks) // 6)]) if ticks else MaxNLocator(5))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.4g}"))
     axes.yaxis.set_minor_formatter(NullFormatter())

@@ -16,7 +16,7 @@ from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.grid import Grid
 from sp_bench.analysis.selection import Selection
 from sp_bench.formats import without_escapes
-from sp_bench.report.answers import LEGEND as GRID_LEGEND
+from sp_bench.report.answers import legend as grid_legend
 from sp_bench.report.cards import Card
 from sp_bench.report.figures.style import Drawing
 from sp_bench.report.packed_gate import LEGEND
@@ -68,7 +68,7 @@ def render(content: Content) -> str:
         tables=opened,
         more_tables=closed,
         answers=content.answers,
-        answers_legend=GRID_LEGEND,
+        answers_legend=content.answers and grid_legend(content.answers),
         gates=content.gates,
         legend=LEGEND,
         numbers=numbers,

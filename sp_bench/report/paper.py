@@ -1,0 +1,113 @@
+"""Figure 1 and Table 1 of a paper, from lines that its author chose. The figure is drawn at a venue's width."""
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from pathlib import Path
+
+from sp_bench.analysis.cells import Cell
+from sp_bench.analysis.chosen import AXES, Lines, Words, chosen
+from sp_bench.analysis.metrics import memory_gib, tflops, tokens_per_s_per_gpu
+from sp_bench.analysis.settings import Difference
+from sp_bench.analysis.statistics import Interval
+from sp_bench.formats import MISSING, gib, number, whole
+from sp_bench.report import Options, folder, measured, table
+from sp_bench.report.figures import draw_lines
+from sp_bench.report.figures.lines import shared, speed_of
+from sp_bench.report.latex_text import escape
+from sp_bench.report.table import Column, Group, Table
+
+FIGURE, TABLE = "figure1", "table1"
+
+
+@dataclass(frozen=True)
+class TableLine:
+    name: str
+    cell: Cell
+    beside: Difference | None  # to the first line; None: it is that one, or one of them ran out of memory
+
+
+def write(
+    folders: Sequence[Path],
+    out: Path,
+    asked: Sequence[tuple[str, Words]],
+    options: Options,
+    executor: Executor | None = None,
+) -> None:
+    """Write the figure as pdf, png and csv, the table as tex, md and csv, and figure1.tex, which includes the figure
+    with its caption.
+
+    Raises:
+        OSError: a campaign cannot be read, or `out` cannot be written.
+        ConfigError: as `chosen`.
+    """
+    look = options.look
+    _, known = measured(folders, options, executor)
+    lines = chosen(known, asked)
+    drawing, made = draw_lines(lines, look), table_of(lines)
+    environment = "figure*" if look.column == 2 else "figure"
+    texts = {
+        f"{FIGURE}.tex": f"\\begin{{{environment}}}\n\\includegraphics[width=\\linewidth]{{{FIGURE}.pdf}}\n"
+        f"\\caption{{{escape(drawing.caption)}}}\n\\end{{{environment}}}\n",
+        f"{TABLE}.tex": table.latex([made], "table*" if look.column == 2 else "table"),
+        f"{TABLE}.md": table.markdown([made]),
+        f"{TABLE}.csv": table.as_csv(VALUES, made.lines),
+    }
+    files = {f"{FIGURE}.{suffix}": data for suffix, data in drawing.files.items()}
+    folder.write(out, files | {name: text.encode() for name, text in texts.items()})
+
+
+def table_of(lines: Lines) -> Table[TableLine]:
+    """A group for each length, or number of GPUs; in it the chosen lines that are there."""
+    first = lines.lines[0]
+    groups = []
+    for place in lines.places:
+        there = [(line.name, cell) for line in lines.lines if (cell := line.cells.get(place))]
+        of = [TableLine(name, cell, _beside(first.cells.get(place), cell)) for name, cell in there]
+        groups.append(Group(f"{whole(place)} {AXES[lines.over]}", tuple(of)))
+    speed, read = speed_of(lines)
+    columns: tuple[Column[TableLine], ...] = (
+        Column("", lambda line: line.name, name="line"),
+        Column(speed, lambda line: read(line.cell), number, absent=_without_time),
+        Column("GiB", lambda line: memory_gib(line.cell), gib),
+        Column("time", lambda line: line.beside and line.beside.words, absent=lambda line: ""),
+        Column("grade", lambda line: line.beside and line.beside.grade.mark, absent=lambda line: ""),
+    )
+    about = (
+        f"GiB: peak of a GPU. Time: of a step, over that of {first.name}, paired by replicate, with a 95% interval "
+        "from 6 pairs on. Grades: A, an interval and no doubt; B, 2 to 5 pairs; C, weak."
+    )
+    return Table(shared(lines), about, columns, tuple(groups))
+
+
+VALUES: tuple[Column[TableLine], ...] = (
+    Column("", lambda line: line.name, name="line"),
+    *(Column("", lambda line, n=name: line.cell.asked[n], name=name) for name in ("method", "kernel", "sp_size")),
+    Column("", lambda line: line.cell.asked["seq_len"], name="seq_len"),
+    Column("", lambda line: len(line.cell.step_ms), name="replicates"),
+    Column("", lambda line: line.cell.median_step_ms, name="median_step_ms"),
+    Column("", lambda line: tokens_per_s_per_gpu(line.cell), name="tokens_per_s_per_gpu"),
+    Column("", lambda line: tflops(line.cell), name="tflops_per_gpu"),
+    Column("", lambda line: memory_gib(line.cell), name="peak_gib"),
+    Column("", lambda line: line.beside and line.beside.ratio, name="ratio_to_first"),
+    Column("", lambda line: (found := _interval(line)) and found.low, name="ratio_to_first_low"),
+    Column("", lambda line: (found := _interval(line)) and found.high, name="ratio_to_first_high"),
+    Column("", lambda line: line.beside and line.beside.grade.mark, name="grade"),
+)  # of each line, in CSV
+
+
+def _beside(under: Cell | None, cell: Cell) -> Difference | None:
+    """None where it is the first line itself, where either has no time, and where no replicates pair."""
+    if under is None or under is cell or not (under.ok and cell.ok):
+        return None
+    found = Difference(under, cell)
+    return None if found.ratio is None else found
+
+
+def _interval(line: TableLine) -> Interval | None:
+    paired = line.beside and line.beside.paired
+    return paired.interval if paired else None
+
+
+def _without_time(line: TableLine) -> str:
+    return "out of memory" if line.cell.out_of_memory else MISSING
