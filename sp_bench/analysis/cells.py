@@ -93,7 +93,7 @@ class Cell:
             if path not in left_out and group_of(path) not in left_out
         )
 
-    @property
+    @cached_property
     def device_sets(self) -> dict[Launch, int | None]:
         """The set of devices of each replicate, by the keys of `step_ms`."""
         return {key: row["device_set"] for key, row in self.launches.items()}
@@ -167,12 +167,12 @@ class Cell:
         launch = self.options[LAUNCH]
         return setting_identifier(LAUNCH, launch) if launch == "cuda_graph" else ""
 
-    @property
+    @cached_property
     def measured(self) -> list[Mapping[str, Any]]:
         """The rows that have a step time."""
         return _measured(self.rows)
 
-    @property
+    @cached_property
     def launches(self) -> dict[Launch, Mapping[str, Any]]:
         """The measured rows by the keys of `step_ms`."""
         return {_launch(row): row for row in self.measured}
@@ -191,10 +191,15 @@ class Cell:
         """A column's largest value over the replicates."""
         return max((row[column] for row in self.measured if row[column] is not None), default=None)
 
-    @cached_property  # every figure and table with this cell reads it
+    @cached_property
+    def doubts(self) -> dict[Launch, set[str]]:
+        """Doubts about the measured rows, by the keys of `step_ms`."""
+        return {key: _doubts_of(row, self.processor) for key, row in self.launches.items()}
+
+    @property
     def flags(self) -> list[str]:
         """Doubts about the measured rows, by name."""
-        return sorted({flag for row in self.measured for flag in doubts_of(row, self.processor)})
+        return sorted(set().union(*self.doubts.values()))
 
     @property
     def num_unsampled(self) -> int:
@@ -293,7 +298,7 @@ def _measured(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["status"] == "ok" and (row["median_step_ms"] or 0) > 0]
 
 
-def doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
+def _doubts_of(row: Mapping[str, Any], processor: str) -> set[str]:
     """The flags of a measured row, also those that it is too old to have. processor: as `Cell.processor`."""
     return {
         *map(str, listed(row["flags"])),

@@ -9,7 +9,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from sp_bench.analysis.cells import Cell, Launch, doubts_of
+from sp_bench.analysis.cells import Cell, Launch
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.config.yaml_text import read_yaml
 from sp_bench.formats import counted
@@ -60,7 +60,7 @@ def grade(cells: Sequence[Cell], launches: Collection[Launch]) -> Grade:
     if evidence:
         return Grade(", ".join(evidence), "not all ranks were there")
     rows = [(cell, cell.launches[key]) for cell in cells for key in launches]
-    flags = sorted({flag for cell, row in rows for flag in doubts_of(row, cell.processor)} & DOUBTS)
+    flags = sorted({flag for cell in cells for key in launches for flag in cell.doubts[key]} & DOUBTS)
     aged = [
         change.commit
         for change in code_changes()

@@ -1,28 +1,25 @@
-"""Pairs each library's cell with our cells of the same setting, length and number of ranks."""
+"""Pairs each library's cell with our cell of the same setting, length, number of ranks and kernel."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from sp_bench.analysis.cells import Cell
 from sp_bench.analysis.pattern_bytes import degrees, kind
 from sp_bench.analysis.ratios import fastest
 
-SAME, FASTEST = "same kernel", "our fastest kernel"
-ANY = "any method of ours"
+
+def counterparts(cells: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """(a library's measured cell, our fastest one of its kind), in the order of `cells`."""
+    own: dict[Hashable, list[Cell]] = {}
+    for cell in cells:
+        if cell.ok and not cell.is_library:
+            own.setdefault(_where(cell), []).append(cell)
+    theirs = [cell for cell in cells if cell.ok and cell.is_library]
+    alike = [(their, [ours for ours in own.get(_where(their), ()) if _alike(their, ours)]) for their in theirs]
+    return [(their, fastest(ours)) for their, ours in alike if ours]
 
 
-def libraries(cells: Sequence[Cell]) -> list[Cell]:
-    return [c for c in cells if c.ok and c.is_library and c.is_of_a_length]
-
-
-def counterparts(their: Cell, cells: Sequence[Cell]) -> list[tuple[str, Cell]]:
-    """(what is compared, our fastest such cell)."""
-    where = ("sp_size", "seq_len")
-    own = [c for c in cells if c.ok and not c.is_library and c.setting == their.setting]
-    own = [c for c in own if all(c.asked[n] == their.asked[n] for n in where) and c.name.pack == their.name.pack]
-    alike = [c for c in own if _alike(their, c)]
-    same_kernel = [c for c in alike if c.asked["kernel"] == their.asked["kernel"]]
-    groups = {SAME: same_kernel, FASTEST: alike, ANY: own}
-    return [(what, fastest(group)) for what, group in groups.items() if group]
+def _where(cell: Cell) -> Hashable:
+    return (cell.setting, cell.asked["sp_size"], cell.asked["seq_len"], cell.name.pack, cell.asked["kernel"])
 
 
 def _alike(their: Cell, our: Cell) -> bool:

@@ -27,7 +27,7 @@ from sp_bench.analysis.ratios import (
     ratio_of_pairs,
     times,
 )
-from sp_bench.analysis.time_parts import kernel_alone
+from sp_bench.analysis.time_parts import kernels_alone
 from sp_bench.formats import MISSING
 
 SMALLEST = 0.02  # the smallest effect of interest: one config on two machines differs by as much, code aside
@@ -292,12 +292,7 @@ def is_baseline(cell: Cell) -> bool:
 def settings(cells: Sequence[Cell], smallest: float = SMALLEST) -> list[Setting]:
     """All settings: training steps first, then those with intervals, more devices and longer sequences. A kernel alone
     belongs to the setting whose baseline it is."""
-    singles = [cell for cell in cells if is_baseline(cell) and cell.ok]
-    alone: dict[str, Cell] = {}
-    for cell in cells:
-        of_several = cell.ok and cell.asked["workload"] == "attention" and (cell.asked["sp_size"] or 1) > 1
-        if of_several and (found := kernel_alone(cell, singles)) is not None:
-            alone[cell.cell_id] = found
+    alone = kernels_alone(cells)
     taken = {cell.cell_id for cell in alone.values()}
     grouped: dict[str, list[Cell]] = {}
     for cell in cells:

@@ -4,7 +4,7 @@ The kernel alone is method `single` on one device, with the whole sequence and 1
 ranks without exchange, blocks, merges or waiting.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -59,31 +59,39 @@ class Attribution:
         return " ".join(filter(None, self.fraction))
 
 
-def kernel_alone(cell: Cell, every: Sequence[Cell]) -> Cell | None:
-    """The same kernel alone with 1/P of the heads; the cell with most replicates if there are several."""
-    size = cell.asked["sp_size"]
-    heads, kv_heads = cell.asked["num_heads"], cell.asked["num_kv_heads"]
-    found = [
-        c
-        for c in every
-        if (c.asked["workload"], c.asked["method"], c.asked["sp_size"], c.ok) == ("attention", "single", 1, True)
-        and (c.asked["num_heads"] or 0) * size == heads
-        and (c.asked["num_kv_heads"] or 0) * size == max(kv_heads, size)
-        and c.pool == cell.pool
-        and c.asked["head_dim"] == cell.asked["head_dim"]
-        and c.but(*_OWN) == cell.but(*_OWN)
-    ]
-    return max(found, key=lambda c: (len(c.step_ms), c.cell_id), default=None)
+def kernels_alone(cells: Sequence[Cell]) -> dict[str, Cell]:
+    """cell_id of each measured attention cell on several ranks -> the same kernel alone with 1/P of the heads, where it
+    was measured; the cell with most replicates if there are several."""
+    singles: dict[Hashable, Cell] = {}
+    for cell in sorted(cells, key=lambda c: (len(c.step_ms), c.cell_id)):
+        asked = cell.asked
+        if _is_timed_attention(cell) and (asked["method"], asked["sp_size"]) == ("single", 1):
+            singles[_share_of_heads(cell, asked["num_heads"], asked["num_kv_heads"])] = cell
+    found: dict[str, Cell] = {}
+    for cell in filter(_is_of_several, cells):
+        size, heads, kv_heads = (cell.asked[name] for name in ("sp_size", "num_heads", "num_kv_heads"))
+        if heads and kv_heads and heads % size == 0 and (of_kv := max(kv_heads, size)) % size == 0:
+            key = _share_of_heads(cell, heads // size, of_kv // size)
+            found |= {cell.cell_id: singles[key]} if key in singles else {}
+    return found
+
+
+def _is_timed_attention(cell: Cell) -> bool:
+    return cell.ok and cell.asked["workload"] == "attention"
+
+
+def _is_of_several(cell: Cell) -> bool:
+    return _is_timed_attention(cell) and (cell.asked["sp_size"] or 1) > 1
+
+
+def _share_of_heads(cell: Cell, num_heads: int, num_kv_heads: int) -> Hashable:
+    return (cell.pool, num_heads, num_kv_heads, cell.asked["head_dim"], cell.but(*_OWN))
 
 
 def attributions(cells: Sequence[Cell]) -> list[Attribution]:
     """The parts of each measured attention cell on several ranks that has any known part."""
-    singles = [c for c in cells if c.asked["method"] == "single"]
-    made = [
-        _attribution(cell, kernel_alone(cell, singles))
-        for cell in cells
-        if cell.ok and cell.asked["workload"] == "attention" and (cell.asked["sp_size"] or 1) > 1
-    ]
+    alone = kernels_alone(cells)
+    made = [_attribution(cell, alone.get(cell.cell_id)) for cell in filter(_is_of_several, cells)]
     return [a for a in made if a.alone is not None or a.compute_only_ms is not None]
 
 

@@ -107,7 +107,7 @@ def window_disagrees(step_ms: Sequence[float], window_ms: Sequence[float]) -> bo
         return False
     a_step = max(window_ms) / len(step_ms)
     return any(
-        abs(ms - a_step) > MAX_WINDOW_SHARE * a_step for ms in (statistics.median(step_ms), statistics.mean(step_ms))
+        abs(ms - a_step) > MAX_WINDOW_SHARE * a_step for ms in (statistics.median(step_ms), statistics.fmean(step_ms))
     )
 
 

@@ -6,10 +6,11 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from sp_bench.driver.plan import Trial, process_key, resolve
 from sp_bench.driver.progress import Progress
 from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.signals import Interrupted, Signals
+from sp_bench.rows import proofs as records
 from sp_bench.rows import store
 from sp_bench.rows.row import Identity, Outcome, Row
 from sp_bench.testing.kill_points import reach
@@ -102,11 +104,18 @@ class Driver:
             with self.nodes.reserved(num_nodes, self.devices, kinds, self.signals.check, self.progress.note):
                 yield
 
-    def claim(self, attempt: Attempt) -> Claimed | None:
-        """None: another driver has this attempt, or its row is there."""
-        key = (attempt.trial.trial_id, attempt.env_id, attempt.number)
-        claim = self.claims.take(attempt.key, lambda: store.is_committed(self.campaign.folder, *key))
-        return claim and Claimed(attempt, claim, self.campaign.trials / f"{attempt.key}.{claim.nonce}")
+    def claim(self, attempts: Iterable[Attempt]) -> list[Claimed]:
+        """Those that no other driver has, and whose rows are not there."""
+        by_key = {each.key: each for each in attempts}
+
+        def is_committed(key: str) -> bool:
+            attempt = by_key[key]
+            return store.is_committed(self.campaign.folder, attempt.trial.trial_id, attempt.env_id, attempt.number)
+
+        return [
+            Claimed(by_key[claim.key], claim, self.campaign.trials / f"{claim.key}.{claim.nonce}")
+            for claim in self.claims.take_all(by_key, is_committed)
+        ]
 
 
 WAYS_OUT: Mapping[int, str] = {
@@ -173,15 +182,8 @@ def _require_unedited(attempt: Attempt, campaign: Campaign) -> None:
 def _claim_next(left: Sequence[Attempt], driver: Driver) -> list[Claimed]:
     """The first attempt that can be claimed, and those after it that may run in its processes. An attempt of another
     replicate may not."""
-    held: list[Claimed] = []
-    for attempt in left:
-        first = held[0].trial if held else attempt.trial
-        keys = [(process_key(each.config), each.replicate) for each in (first, attempt.trial)]
-        if held and (not keys[0][0] or keys[0] != keys[1]):
-            break
-        if claimed := driver.claim(attempt):
-            held.append(claimed)
-    return held
+    together = groupby(left, lambda each: (process_key(each.trial.config) or each.key, each.trial.replicate))
+    return next(filter(None, (driver.claim(group) for _, group in together)), [])
 
 
 def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
@@ -200,7 +202,7 @@ def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
     _require_unedited(held[0].attempt, campaign)
     _drop_leftovers(held, campaign)
     trials = [(each.trial.config, each.folder) for each in held]
-    given = [_known_proofs(each.attempt, driver) for each in held]
+    given = _known_proofs([each.attempt for each in held], driver)
     launched = launch.launch(
         trials,
         campaign.settings.deadlines,
@@ -234,11 +236,12 @@ def _run_together(held: Sequence[Claimed], driver: Driver) -> list[Attempt]:
     return done
 
 
-def _known_proofs(attempt: Attempt, driver: Driver) -> proven.Known:
+def _known_proofs(attempts: Sequence[Attempt], driver: Driver) -> list[proven.Known]:
+    """What each attempt may rely on. The records are listed once, however many attempts there are."""
     campaign = driver.campaign
-    if campaign.settings.proof == "always":
-        return {}
-    return proven.known(attempt.trial, attempt.env_id, campaign.folder, driver.progress.note)
+    kept = {} if campaign.settings.proof == "always" else records.by_cell(campaign.folder)
+    note = driver.progress.note
+    return [proven.known(each.trial, each.env_id, kept.get(each.trial.cell_id, []), note) for each in attempts]
 
 
 def _keep_proof(claimed: Claimed, outcome: Outcome, given: proven.Known, driver: Driver) -> None:
@@ -282,11 +285,10 @@ class _Watch:
 
 def refuse(attempt: Attempt, driver: Driver) -> bool:
     """Commit the row of a trial that cannot run; nothing is launched. False: another driver does or did so."""
-    claimed = driver.claim(attempt)
-    if claimed is None:
+    if not (held := driver.claim([attempt])):
         return False
     outcome = Outcome("unsupported", "plan", attempt.trial.unsupported_reason, started_at=datetime.now(UTC))
-    return _commit(claimed, outcome, driver)
+    return _commit(held[0], outcome, driver)
 
 
 def _drop_leftovers(held: Sequence[Claimed], campaign: Campaign) -> None:

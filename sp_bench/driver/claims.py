@@ -19,7 +19,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,17 +77,29 @@ class Claims:
 
     def take(self, key: str, is_committed: Callable[[], bool]) -> Claim | None:
         """A claim on `key`; None when another driver holds it or has committed it."""
-        if any(not self._is_dead(other) for other in self._of(key)):
-            return None
+        return next(iter(self.take_all([key], lambda _: is_committed())), None)
+
+    def take_all(self, keys: Collection[str], is_committed: Callable[[str], bool]) -> list[Claim]:
+        """Claims on those of `keys` that no other driver holds or has committed, in their order. However many there
+        are, the folder is listed twice."""
+        taken = {key for key, claims in self._of(keys).items() if not all(map(self._is_dead, claims))}
+        made = [self._make(key) for key in keys if key not in taken]
+        others = self._of(keys)
+        held = []
+        for claim in made:
+            if self._is_alone(claim, others[claim.key]) and not is_committed(claim.key):
+                reach("claim_held")
+                held.append(claim)
+            else:
+                self.release(claim)
+        return held
+
+    def _make(self, key: str) -> Claim:
         nonce = secrets.token_hex(8)
         claim = Claim(self.folder / f"{key}.{self._owner}.{nonce}", key, self._owner, nonce)
         self._held.add(claim.path)
         os.mkdir(claim.path)
         reach("claim_made")
-        if not self._is_alone(claim) or is_committed():
-            self.release(claim)
-            return None
-        reach("claim_held")
         return claim
 
     def commit(self, claim: Claim, row: Mapping[str, Any], folder: Path) -> Path:
@@ -119,8 +131,8 @@ class Claims:
         with suppress(OSError):
             _remove(path)
 
-    def _is_alone(self, claim: Claim) -> bool:
-        for other in self._of(claim.key):
+    def _is_alone(self, claim: Claim, of_its_key: Iterable[Claim]) -> bool:
+        for other in of_its_key:
             if other.path == claim.path:
                 continue
             if not self._is_dead(other):
@@ -128,8 +140,13 @@ class Claims:
             _bury(other)
         return True
 
-    def _of(self, key: str) -> list[Claim]:
-        return [claim for claim in listed(self.folder) if claim.key == key]
+    def _of(self, keys: Collection[str]) -> dict[str, list[Claim]]:
+        """All claims on each of `keys`."""
+        found: dict[str, list[Claim]] = {key: [] for key in keys}
+        for claim in listed(self.folder):
+            if claim.key in found:
+                found[claim.key].append(claim)
+        return found
 
     def _is_dead(self, claim: Claim) -> bool:
         if claim.owner.has_ended():

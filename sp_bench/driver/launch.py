@@ -8,9 +8,10 @@ torch and never touches a device.
 import shutil
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from sp_bench.driver.verdict import Ending, Exit, classify, oom_kills
 from sp_bench.rows.row import Outcome
 
 POLL_S = 0.1
+LOGS_A_POLL = 8  # folders of other trials whose logs are bounded at a poll: all of 2,000 would take half of it
 UNEQUAL_NODES = "unequal_nodes"  # the flag of a row whose hosts differ in processors, GPUs, drivers or packages
 ECHO_S = 0.5  # how long the peers of a failed rank may go on, to report their own errors
 FAILURE_GRACE_S = 10.0  # how long all ranks may take to end after the first failure
@@ -64,11 +66,12 @@ def launch(
     started_at, start = datetime.now(UTC), handover.now()
     try:
         ranks.start(command or worker(folders), trials[0][0], folders[0], devices.new_token())
+        in_turn = cycle(folders)
         for config, folder in trials:
             is_last = folder == folders[-1]
             oom_before = oom_kills()
             neighbours = Neighbours(config)
-            expired = _watch(ranks, config, folders, folder, deadlines, on_phase, neighbours)
+            expired = _watch(ranks, config, folder, is_last, in_turn, deadlines, on_phase, neighbours)
             ended_at = handover.now()
             if expired or is_last or ranks.exits:
                 ranks.kill()
@@ -123,16 +126,16 @@ def worker(folders: Sequence[Path]) -> list[str]:
 def _watch(
     ranks: Ranks | SpreadRanks,
     config: TrialConfig,
-    folders: Sequence[Path],
     folder: Path,
+    is_last: bool,
+    in_turn: Iterator[Path],
     deadlines: DeadlinesConfig,
     on_phase: OnPhase,
     neighbours: Neighbours,
 ) -> str | None:
     """Wait for the end of the trial in `folder`: all ranks have ended, or they are done and another trial follows.
-    Returns which deadline passed, or None."""
+    `in_turn` gives the folders of all trials again and again. Returns which deadline passed, or None."""
     clock = PhaseClock(config.num_processes, deadlines)
-    is_last = folder == folders[-1]
     asked_to_end = False
     while True:
         all_ended = len(ranks.exits) == config.num_processes  # before the events: who has ended has written all of them
@@ -142,7 +145,8 @@ def _watch(
         on_phase(clock.phase)
         neighbours.on_phase(clock.phase)
         ranks.enter_phase(clock.phase)
-        for each in folders:  # what a rank started in an earlier trial may still write to that trial's log
+        # what a rank started in an earlier trial may still write to that trial's log
+        for each in {folder, *islice(in_turn, LOGS_A_POLL)}:
             bound_logs(each)
         if all_ended or (clock.phase == "done" and not is_last):
             return None

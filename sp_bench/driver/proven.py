@@ -1,7 +1,7 @@
 """What earlier trials of a campaign have proven, so that a trial of the same key need not prove it again."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,15 @@ COUNTED = ("comm", "counted_matmul_flops", "counted_attention_flops", "counted_p
 Known = Mapping[str, Proof]  # by machine
 
 
-def known(trial: Trial, env_id: str, folder: Path, note: Callable[[str], None]) -> Known:
-    """The proofs in the campaign `folder` that `trial` may rely on, if its ranks find themselves on that machine; none
-    for each sixth replicate. `note` is called with why a record is not among them."""
+def known(trial: Trial, env_id: str, records: Sequence[Path], note: Callable[[str], None]) -> Known:
+    """The proofs among the records of its cell that `trial` may rely on, if its ranks find themselves on that machine;
+    none for each sixth replicate. `note` is called with why a record is not among them."""
     if (trial.replicate + 1) % ANEW_EVERY == 0:
         return {}
-    found, problems = proofs.read(folder, trial.cell_id, env_id)
+    found, problems = proofs.read(path for path in records if path.name.split("-")[1] == env_id)
     for problem in problems:
         note(f"{problem}; its trials prove anew")
-    if not (found or problems) and any(path.name.startswith(trial.cell_id) for path in proofs.files(folder)):
+    if records and not (found or problems):
         note(f"{_named(trial)} was proven with other code or libraries; it proves anew")
     return {each.machine: each for each in found}
 
@@ -60,15 +60,13 @@ def keep(
         return
     if given:
         note(f"{_named(trial)} was proven on other devices, drivers or settings; it proves anew")
-    there, _ = proofs.read(folder, trial.cell_id, row.env_id)
-    if said["machine"] not in {each.machine for each in there}:
-        seconds = (outcome.phase_s or {}).get("correctness", 0.0)
-        counted = {name: outcome.measured.get(name) for name in COUNTED}
-        key = (trial.cell_id, row.env_id, said["machine"])
-        try:
-            proofs.write(Proof(*key, row.file_name, seconds, said["found"], counted), folder)
-        except ValueError as error:
-            note(f"the proof of {_named(trial)} is not kept: {error}")
+    seconds = (outcome.phase_s or {}).get("correctness", 0.0)
+    counted = {name: outcome.measured.get(name) for name in COUNTED}
+    key = (trial.cell_id, row.env_id, said["machine"])
+    try:
+        proofs.write(Proof(*key, row.file_name, seconds, said["found"], counted), folder)
+    except ValueError as error:
+        note(f"the proof of {_named(trial)} is not kept: {error}")
 
 
 def _is_handed(said: Any) -> bool:

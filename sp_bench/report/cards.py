@@ -14,7 +14,7 @@ from sp_bench.analysis.ladder import Ladder, covered, ladders
 from sp_bench.analysis.losses import sentences as first_losses
 from sp_bench.analysis.provenance import mixing
 from sp_bench.analysis.ratios import pairs, ranked, ratio_of_pairs
-from sp_bench.analysis.rivals import SAME, counterparts
+from sp_bench.analysis.rivals import counterparts
 from sp_bench.analysis.settings import (
     AHEAD,
     APART,
@@ -319,11 +319,10 @@ def _libraries(setting: Setting) -> list[tuple[Cell, Cell]]:
     """(library, our method of its kind on its kernel), at the longest length at which both ran side by side."""
     found: dict[str, tuple[Cell, Cell]] = {}
     cells = [c for c in setting.cells if c.ok and c.asked["fabric"] == setting.fabrics[0]]
-    for their in sorted(
-        (c for c in cells if c.is_library), key=lambda c: (-(c.asked["sp_size"]), -(c.asked["seq_len"]))
+    for their, ours in sorted(
+        counterparts(cells), key=lambda pair: (-pair[0].asked["sp_size"], -pair[0].asked["seq_len"])
     ):
-        ours = dict(counterparts(their, cells)).get(SAME)
-        if ours is not None and Difference(ours, their).ratio is not None:
+        if Difference(ours, their).ratio is not None:
             found.setdefault(f"{method(their)} {their.asked['kernel']}", (their, ours))
     return list(found.values())
 

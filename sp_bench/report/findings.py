@@ -11,7 +11,7 @@ from sp_bench.analysis.ladder import ladders
 from sp_bench.analysis.limits import Limit
 from sp_bench.analysis.longest import ends, is_fit_only, longest, tries
 from sp_bench.analysis.metrics import memory_gib, sent_gib, tflops, wire_gib
-from sp_bench.analysis.rivals import SAME, counterparts
+from sp_bench.analysis.rivals import counterparts
 from sp_bench.analysis.scaling import Scaling, Scalings, scalings
 from sp_bench.analysis.settings import APART, Difference, Place, Setting, is_baseline
 from sp_bench.analysis.signs import RIVALS, Count, counts
@@ -252,8 +252,7 @@ def _libraries(settings: Sequence[Setting]) -> list[tuple[Cell, Cell, Difference
     return [
         (their, ours, Difference(ours, their, setting.smallest), setting.title)
         for setting in settings
-        for their in setting.cells
-        if their.ok and their.is_library and (ours := dict(counterparts(their, setting.cells)).get(SAME)) is not None
+        for their, ours in counterparts(setting.cells)
     ]
 
 

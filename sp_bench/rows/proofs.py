@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ class Proof:
 
 
 def write(proof: Proof, folder: Path) -> None:
-    """Write a record into the campaign `folder`, whole or not at all, over a damaged one of its name.
+    """Write a record into the campaign `folder`, whole or not at all, unless one of its name can be believed.
 
     Raises:
         OSError: it cannot be written.
@@ -46,6 +46,8 @@ def write(proof: Proof, folder: Path) -> None:
     content = asdict(proof)
     text = json.dumps(content | {"digest": _digest(content)}, allow_nan=False)
     place = folder / FOLDER
+    if (place / proof.file_name).exists() and read([place / proof.file_name])[0]:
+        return
     place.mkdir(exist_ok=True)
     temporary = place / f".{proof.file_name}.{os.getpid()}"
     try:
@@ -59,10 +61,10 @@ def write(proof: Proof, folder: Path) -> None:
     packed.sync(place)
 
 
-def read(folder: Path, cell_id: str, env_id: str) -> tuple[list[Proof], list[str]]:
-    """The records of a cell and of its code in the campaign `folder`, and one line for each that cannot be believed."""
+def read(paths: Iterable[Path]) -> tuple[list[Proof], list[str]]:
+    """The records in these files, and one line for each that cannot be believed."""
     proofs, problems = [], []
-    for path in sorted((folder / FOLDER).glob(f"{cell_id}-{env_id}-*.json")):
+    for path in paths:
         try:
             proofs.append(_read(path))
         except (ValueError, TypeError, KeyError, OSError) as error:
@@ -73,6 +75,14 @@ def read(folder: Path, cell_id: str, env_id: str) -> tuple[list[Proof], list[str
 def files(folder: Path) -> list[Path]:
     """The records of a campaign, of which none is opened."""
     return sorted(path for path in (folder / FOLDER).glob("[!.]*.json") if _FILE.fullmatch(path.name))
+
+
+def by_cell(folder: Path) -> dict[str, list[Path]]:
+    """cell_id -> its records, of which none is opened."""
+    found: dict[str, list[Path]] = {}
+    for path in files(folder):
+        found.setdefault(path.name.partition("-")[0], []).append(path)
+    return found
 
 
 def _read(path: Path) -> Proof:

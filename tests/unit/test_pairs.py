@@ -14,12 +14,12 @@ from sp_bench.analysis.ratios import of_one_machine, paired_ratio, shared_replic
 from sp_bench.analysis.selection import select
 from sp_bench.analysis.settings import APART, CLOSE, Difference, Place, leader, settings
 from sp_bench.analysis.signs import counts, signs
-from sp_bench.analysis.time_parts import attributions
+from sp_bench.analysis.time_parts import attributions, kernels_alone
 from sp_bench.formats import MISSING
 from sp_bench.report.cards import card, machine_spread, verdict
 from sp_bench.report.setting_tables import tables
 
-from .rows import ENVIRONMENT, STARTED_AT, commit, row
+from .rows import ENVIRONMENT, STARTED_AT, cells_of, commit, row
 
 METHODS = {
     "ulysses": {"method": "ulysses", "ulysses_degree": 2, "ring_degree": 1},
@@ -199,6 +199,21 @@ def test_what_computes_beyond_the_kernel_is_of_replicates_that_pair(tmp_path: Pa
         assert found.alone is not None
         assert (None if found.beyond_kernel is None else found.beyond_kernel.ms) == expected
         assert found.fraction == (MISSING if expected is None else "0.700", "")
+
+
+def test_the_kernel_alone_is_found_by_its_key_however_many_cells_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The options of each cell are compared once, not with every other cell."""
+    lengths = range(1024, 1024 * 21, 1024)
+    single = {"method": "single", "sp_size": 1, "num_heads": 16, "num_kv_heads": 4}
+    alone = [row(**GPU | single, seq_len=seq_len) for seq_len in lengths]
+    found = cells_of(alone + [row(**GPU, seq_len=seq_len) for seq_len in lengths])
+    options, compared = Cell.but, []
+    monkeypatch.setattr(Cell, "but", lambda cell, *names: compared.append(cell) or options(cell, *names))
+    by_id = {cell.cell_id: cell for cell in found}
+    pairs = [(by_id[cell_id], single) for cell_id, single in kernels_alone(found).items()]
+    assert [(cell.asked["seq_len"], cell.asked["sp_size"]) for cell, _ in pairs] == [(n, 2) for n in lengths]
+    assert [(single.asked["seq_len"], single.asked["sp_size"]) for _, single in pairs] == [(n, 1) for n in lengths]
+    assert len(compared) == len(found)
 
 
 def test_a_comparison_marks_the_cells_that_ran_on_separate_machines(tmp_path: Path) -> None:

@@ -24,15 +24,15 @@ def record(tmp_path):
 
 
 def problem(folder):
-    believed, (line,) = proofs.read(folder, *KEY[:2])
+    believed, (line,) = proofs.read(proofs.files(folder))
     assert believed == []
     return line
 
 
 def test_a_record_comes_back_as_it_was_written(record, tmp_path):
-    assert proofs.read(tmp_path, *KEY[:2]) == ([PROOF], [])
+    assert proofs.read([record]) == ([PROOF], [])
     assert proofs.files(tmp_path) == [record]
-    assert proofs.read(tmp_path, KEY[0], "0" * 8) == ([], [])
+    assert proofs.by_cell(tmp_path) == {KEY[0]: [record]}
     assert list(store.passed_over(tmp_path)) == []  # for no reader it is a row
 
 
@@ -54,6 +54,24 @@ def test_a_record_under_another_key_or_too_large_or_a_link_is_not_believed(recor
     record.rename(tmp_path / "elsewhere")
     record.symlink_to(tmp_path / "elsewhere")
     assert "not a plain file" in problem(tmp_path)
+
+
+def test_a_record_is_written_once_and_over_a_damaged_one(record, tmp_path):
+    proofs.write(replace(PROOF, seconds=2.5), tmp_path)
+    assert proofs.read([record]) == ([PROOF], [])
+    record.write_text("{}")
+    proofs.write(replace(PROOF, seconds=2.5), tmp_path)
+    assert proofs.read([record]) == ([replace(PROOF, seconds=2.5)], [])
+
+
+def test_a_trial_relies_on_records_of_its_code(make_config, record):
+    (trial,) = plan.plan([make_config()], 1, 0, None)
+    notes = []
+    assert proven.known(trial, KEY[1], [record], notes.append) == {KEY[2]: PROOF}
+    assert proven.known(trial, "0" * 8, [], notes.append) == {}
+    assert notes == []
+    assert proven.known(trial, "0" * 8, [record], notes.append) == {}
+    assert "was proven with other code or libraries" in notes[0]
 
 
 def test_what_is_no_key_is_not_written(tmp_path):
