@@ -155,6 +155,8 @@ def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
 def _explore(folders: Sequence[Path], file: Path, smallest: float, hide_names: bool) -> None:
     from sp_bench.report import explorer, processes
 
+    if file.suffix != ".html" or not file.parent.is_dir():
+        raise ConfigError(f"--explore {shown(file)}: name a file that ends with .html, in a folder that there is")
     try:
         with working() as say, processes(folders) as executor:
             html, skipped = explorer.page(folders, smallest, hide_names=hide_names, executor=executor, say=say)
