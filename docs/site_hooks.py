@@ -7,20 +7,24 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from sp_bench.config.options import OPTIONS
+from sp_bench.report import explorer
 from sp_bench.report.templates import Rows, rendered
 
 ROOT = Path(__file__).parents[1]
 BUILT = ("RESULTS.md", "CAMPAIGNS.md")
+EXPLORER = "explorer.html"
 OUTSIDE = re.compile(r"\[([^\]\n]*(?:\n[^\]\n]+)*)\]\((?!https?:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def on_files(files: Files, config: Any) -> Files:
     """README.md is the first page, and the declarations of the options are a page. Pages that are not committed are
-    made from the rows, unless they were written."""
+    made from the rows, unless they were written. The explorer is a file of its own."""
     readme = (ROOT / "README.md").read_text("utf-8").replace("](docs/", "](").replace('src="docs/', 'src="')
     files.append(File.generated(config, "index.md", content=readme))
     files.append(File.generated(config, "OPTIONS.md", content=options()))
-    rows = Rows(sorted(path for path in (ROOT / "results").iterdir() if path.is_dir()))
+    campaigns = sorted(path for path in (ROOT / "results").iterdir() if path.is_dir())
+    files.append(File.generated(config, EXPLORER, content=explorer.page(campaigns)[0]))
+    rows = Rows(campaigns)
     for name in BUILT:
         if not (ROOT / "docs" / name).exists():
             files.append(File.generated(config, name, content=rendered(ROOT / f"docs/{name}.jinja", rows)))

@@ -54,6 +54,10 @@ def report(
             metavar="FILE.jinja", help="Fill this template, or those of a folder, from the rows; write no page"
         ),
     ] = None,
+    explore: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write one page with pickers over all these campaigns; no other page"),
+    ] = None,
     link: Annotated[
         Path | None, typer.Option(metavar="FILE.yaml", help="Write how long messages take there, for world=one_rank")
     ] = None,
@@ -87,6 +91,10 @@ def report(
 
         sp-bench report results/* --render . --render docs
 
+    Explore all campaigns on one page, which opens offline:
+
+        sp-bench report results/* --explore explorer.html
+
     Make a link of your own from rows of workload=collective, for `world=one_rank link=ours`:
 
         sp-bench report results/ours --link conf/link/ours.yaml
@@ -113,6 +121,9 @@ def report(
         return
     if link is not None:
         _write_link(folders, link)
+        return
+    if explore is not None:
+        _explore(folders, explore, smallest, anonymous)
         return
     look = reports.Look(column, height, venue)
     options = reports.Options(look, tuple(only or ()), smallest, anonymous, mix, rows)
@@ -173,6 +184,20 @@ def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
                 print(f"written: {document}")
     except OSError as error:
         raise ConfigError(f"--render: {shown(error)}") from error
+
+
+def _explore(folders: Sequence[Path], file: Path, smallest: float, hide_names: bool) -> None:
+    from sp_bench.report import explorer, processes
+
+    if file.suffix != ".html" or not file.parent.is_dir():
+        raise ConfigError(f"--explore {shown(file)}: name a file that ends with .html, in a folder that there is")
+    try:
+        with working() as say, processes(folders) as executor:
+            html, skipped = explorer.page(folders, smallest, hide_names=hide_names, executor=executor, say=say)
+        file.write_text(html, "utf-8")
+    except OSError as error:
+        raise ConfigError(f"no explorer in {shown(file)}: {shown(error)}") from error
+    print("\n".join([*skipped, f"explorer: {file}"]))
 
 
 def _write_link(folders: Sequence[Path], file: Path) -> None:

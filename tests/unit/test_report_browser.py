@@ -1,12 +1,5 @@
 """The page in a real browser, offline, at the width of a desk and of a phone."""
 
-import base64
-import hashlib
-import json
-import re
-import shutil
-import subprocess
-from html import escape, unescape
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +8,13 @@ from PIL import Image
 
 from sp_bench.report.figures.style import Drawing
 
+from .browser import CHROMIUM, HEIGHT, NARROW, WIDE, chromium, framed, probed
+from .browser import seen as seen_in
 from .pages import page_of
 from .rows import row
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
-WIDE, NARROW, HEIGHT = 1400, 420, 900
-NOT_OURS = "*"  # addresses that the browser may not resolve: it is offline
 PROBE = """
 const heading = [...document.querySelectorAll("th")].find((each) => each.textContent.startsWith("step (ms)"));
 const table = heading.closest("table");
@@ -51,37 +43,6 @@ const frames = [...document.querySelectorAll(".wide, .sheet")];
 seen.hidden = frames.filter((each) => each.getBoundingClientRect().right > innerWidth + 1).length;
 parent.postMessage(JSON.stringify(seen), "*");
 """
-COLLECT = """
-addEventListener("message", (told) => {
-  const text = document.createElement("pre");
-  text.textContent = told.data;
-  document.body.append(text);
-});
-"""
-
-
-def chromium(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs to its end with a fresh profile and without a network."""
-    assert CHROMIUM is not None
-    how = ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--enable-logging=stderr"]
-    how += [f"--user-data-dir={folder / 'profile'}", f"--host-resolver-rules=MAP {NOT_OURS} ~NOTFOUND"]
-    return subprocess.run(
-        [CHROMIUM, *how, f"--window-size={WIDE},{HEIGHT}", *arguments],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-
-
-def framed(name: str) -> str:
-    """The page at both widths side by side: a browser's own window does not become as narrow as a phone."""
-    frames = (f'<iframe src="{escape(name)}" width="{w}" height="{HEIGHT}"></iframe>' for w in (NARROW, WIDE))
-    return f"<!doctype html><meta charset=utf-8><script>{COLLECT}</script><body>{''.join(frames)}"
-
-
-def probed(html: str) -> str:
-    """The page with one more script, which its policy then allows by hash too."""
-    digest = base64.b64encode(hashlib.sha256(PROBE.encode()).digest()).decode()
-    allowed = html.replace("script-src ", f"script-src &#39;sha256-{digest}&#39; ")
-    return allowed.replace("</body>", f"<script>{PROBE}</script></body>")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     drawing = Drawing("memory", "memory-x", "A caption.", 691, files)
     html = page_of(rows, [drawing]).html
     (place / "page.html").write_text(html, "utf-8")
-    (place / "probed.html").write_text(probed(html), "utf-8")
+    (place / "probed.html").write_text(probed(html, PROBE), "utf-8")
     (place / "both.html").write_text(framed("page.html"), "utf-8")
     (place / "both_probed.html").write_text(framed("probed.html"), "utf-8")
     return place
@@ -109,9 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def seen(folder: Path) -> dict[int, dict[str, object]]:
     """What the probe tells at each width."""
-    done = chromium(folder, "--virtual-time-budget=3000", "--dump-dom", (folder / "both_probed.html").as_uri())
-    found = [json.loads(unescape(text)) for text in re.findall(r"<pre>(.*?)</pre>", done.stdout, re.DOTALL)]
-    return {each["width"]: each for each in found}
+    return seen_in(folder, "both_probed.html")
 
 
 def test_it_opens_offline_at_both_widths_without_a_word_on_the_console_and_shows_something(folder: Path) -> None:
