@@ -78,7 +78,8 @@ def kill_all(token: str) -> None:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(found, timeout=1)
+        while any(map(_is_alive, found)) and time.monotonic() < deadline:
+            time.sleep(POLL_S / 10)  # a process that its parent never asks for stays, as a zombie: it is not waited for
         if time.monotonic() > deadline:
             raise RuntimeError(f"processes {[p.pid for p in found]} of a trial survive SIGKILL; the device hangs?")
 

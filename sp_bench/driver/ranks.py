@@ -153,12 +153,18 @@ def compiler_caches(folder: Path) -> dict[str, str]:
     """The variables by which torch's compiler and Triton keep what they compile in `folder`. Each has keys of its own
     and may be used by several processes at once. What a user has set stands.
 
+    So does Python, where it may not write beside the sources, as in many containers: each rank would compile thousands
+    of modules, which took Hugging Face's engines 7 s.
+
     One folder a user and CPU model: nobody else may write there, since what lies there is loaded as code, and torch
     compiles for the CPU that it runs on, which its keys do not say.
     """
     folder = folder / f"{os.getuid()}-{hashlib.sha256(hardware.cpu_model().encode()).hexdigest()[:8]}"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {name: os.environ.get(name) or str(folder / library) for name, library in CACHES.items()}
+    caches = {name: os.environ.get(name) or str(folder / library) for name, library in CACHES.items()}
+    if os.environ.get("PYTHONDONTWRITEBYTECODE") and not os.environ.get("PYTHONPYCACHEPREFIX"):
+        caches |= {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(folder / "python")}
+    return caches
 
 
 def with_source(variables: Mapping[str, str]) -> dict[str, str]:

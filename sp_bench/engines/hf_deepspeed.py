@@ -143,8 +143,9 @@ def _micro_batches(
     texts: Sequence[Tensor], config: TrialConfig, mpu: Any, device: torch.device
 ) -> Iterator[dict[str, Tensor]]:
     """This rank's share of all micro-batches of all steps, on the device; each is loaded when it is asked for."""
-    samples = [hugging_face.sample(text, config) for text in hugging_face.texts_of(texts, config, dist.get_rank())]
-    loader: Any = DataLoader(samples, batch_size=None)  # pyright: ignore[reportArgumentType]
+    mine, places = hugging_face.distinct(hugging_face.texts_of(texts, config, dist.get_rank()))
+    samples = [hugging_face.sample(text, config) for text in mine]
+    loader: Any = DataLoader([samples[place] for place in places], batch_size=None)  # pyright: ignore[reportArgumentType]
     if mpu is not None:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import (  # pyright: ignore[reportMissingImports]
             UlyssesSPDataLoaderAdapter,

@@ -169,7 +169,9 @@ def _loader(config: TrialConfig, texts: Sequence[Tensor]) -> Any:
     """The sequences of all micro-batches of all steps. Accelerate deals out batches of B: one to each data-parallel
     rank, then the next one to each, which is the order of `train.micro_batches`. Ranks of one sequence get the same."""
     seq_len = train.padded_seq_len(config, texts[0].shape[1] - 1)
-    samples = [sample for text in texts for sample in _samples(config, text, seq_len)]
+    different, places = hugging_face.distinct(texts)
+    of_texts = [_samples(config, text, seq_len) for text in different]
+    samples = [sample for place in places for sample in of_texts[place]]
     pinned = config.hardware.device == "cuda"
     return DataLoader(samples, batch_size=config.batch_size, pin_memory=pinned)  # pyright: ignore[reportArgumentType]
 

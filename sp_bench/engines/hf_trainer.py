@@ -37,8 +37,10 @@ def stack(config: TrialConfig) -> Stack:
 
     def rows(sequences: list[Tensor]) -> list[dict[str, Tensor]]:
         """A sample [S'] for each sequence [S+1]. Samples are padded here, since the default collator only stacks."""
-        batches = [hugging_face.sample(sequence[None], config) for sequence in sequences]
-        return [{name: values[0] for name, values in batch.items()} for batch in batches]
+        different, places = hugging_face.distinct(sequences)
+        batches = [hugging_face.sample(sequence[None], config) for sequence in different]
+        samples = [{name: values[0] for name, values in batch.items()} for batch in batches]
+        return [samples[place] for place in places]
 
     return Stack(Trainer, TrainingArguments, rows, _token_losses)
 

@@ -357,6 +357,15 @@ def texts_of(texts: Sequence[Tensor], config: TrialConfig, rank: int) -> list[Te
     return [text.chunk(num_data_ranks)[data_rank] for text in mine]
 
 
+def distinct(texts: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """Those of `texts` that are not the same memory as one before, and of each text its place among them. Most steps
+    train on one text, and with `workload.timed_steps=auto` there are a hundred until the ranks know how many it takes.
+    """
+    places: dict[int, int] = {}
+    index = [places.setdefault(text.data_ptr(), len(places)) for text in texts]
+    return [texts[index.index(place)] for place in range(len(places))], index
+
+
 def sample(sequences: Tensor, config: TrialConfig) -> dict[str, Tensor]:
     """sequences [B,S+1] -> input_ids and labels [B,S'], and position_ids [B,S'] if ranks share a sequence, or if it is
     of packed documents. There they restart in each document."""

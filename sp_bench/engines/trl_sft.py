@@ -66,12 +66,13 @@ def dataset(config: TrialConfig, sequences: list[Tensor]) -> Any:
     """
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
 
-    texts = [sequence[:-1] for sequence in sequences]
+    different, places = hugging_face.distinct(sequences)
+    texts = [sequence[:-1] for sequence in different]
     labels = [hugging_face.labels_unshifted(each[None], config)[0].tolist() for each in texts]
     columns = {"input_ids": [tokens_of(each).tolist() for each in texts], "labels": labels}
     if config.workload.packing != "none":
         columns["seq_lengths"] = [list(config.documents(len(each))) for each in texts]
-    return Dataset.from_dict(columns)
+    return Dataset.from_dict(columns).select(places)
 
 
 def _tokenizer() -> Any:

@@ -4,9 +4,10 @@ What stays in the process afterwards: what `methods/_deepspeed.py` names, DS_ACC
 DeepSpeed's copy of the group of all ranks, which the next training of this process uses again.
 """
 
+import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import lru_cache, wraps
 from types import FunctionType, ModuleType
 from typing import Any
@@ -67,7 +68,21 @@ def library(device: torch.device) -> Iterator[ModuleType]:
     """Yields the deepspeed module for this device, which inside communicates over torch's process group."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # read at the import; otherwise DeepSpeed guesses the device
     with _deepspeed.connected(None) as deepspeed, _no_model_kept(), _flattened_on(device):
+        _import_muon()
         yield deepspeed
+
+
+def _import_muon() -> None:
+    """ZeRO-3 imports its Muon to see whether the optimizer is one. Three functions there, which nothing here calls, are
+    decorated with torch.compile, whose import would take each process 3 s (one core of a server, 2026)."""
+    from deepspeed.runtime import compiler  # pyright: ignore[reportMissingImports]
+
+    with _deepspeed.replaced(compiler, "compile", lambda: _as_it_is), suppress(ImportError):  # older ones have no Muon
+        importlib.import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+
+
+def _as_it_is(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
 from sp_bench.oracle.timed_length import Draw, check_attention
 from sp_bench.oracle.timed_step import Shorter
-from sp_bench.training import text, train
-from sp_bench.training.limit import limit_ms
+from sp_bench.training import limit, text, train
+from sp_bench.training.limit import Limit
 from sp_bench.training.model_code import compiling
 from sp_bench.training.offload import HostMemory, host_memory, release_page_locked
 from sp_bench.workloads import Job
@@ -102,8 +102,11 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
         timed_columns["last_update_error"] = found["update"].column()
     else:  # the loss of a part of the tokens under weights that no peer has changed
         steps = {}
+    reached = None
     if not config.workload.single_step:
-        measurement.limit_ms = limit_ms(config, job.device)
+        earlier = Limit(*job.proof["limits"][job.mesh.get_rank()]) if job.proof else None
+        reached = limit.measured(config, job.device, earlier)
+        measurement.limit_ms = reached.ms
     recomputes = config.workload.activation_checkpointing != "none"
     if recomputes and measurement.part_ms is not None and not measurement.part_ms["recompute"]:
         measurement.part_ms = None  # the engine does not tell it from the backward
@@ -116,6 +119,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
             "shorter": shorter and recorded.recorded(shorter),
             "gradients": of_all_ranks(first_gradient.sketches),
             "grad_norm": float(results[0].grad_norm),
+            "limits": of_all_ranks(reached),
         }
     measurement.columns = {
         **proven,

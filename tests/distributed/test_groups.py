@@ -3,11 +3,14 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from ranks import run
 
 from sp_bench import handover, worker
 from sp_bench.config.trial import TrialConfig
@@ -104,3 +107,16 @@ def test_torchrun_can_start_the_worker(make_config, tmp_path):
     columns = handover.read_record(tmp_path)
     assert columns is not None
     assert len(columns["peak_host_bytes"]) == 2
+
+
+def check_parting(rank: int) -> None:
+    store, size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    time.sleep(0.1 * rank)
+    worker._part()
+    assert store.add("sp_bench done", 0) == size
+    if rank == 0:
+        assert store.add("sp_bench left", 0) == size
+
+
+def test_no_rank_leaves_before_all_are_done_and_the_first_leaves_last() -> None:
+    run(3, check_parting)

@@ -114,6 +114,15 @@ def test_a_steps_sequences_are_cut_in_order(make) -> None:
     assert torch.equal(torch.cat(parts), sequences)
 
 
+def test_steps_on_one_text_share_its_samples(make) -> None:
+    config = make(2, batch_size=2, sp_size=1, seq_len=8)
+    first, second = (text.sequences(number, config.num_sequences, 8) for number in (0, 1))
+    texts = hugging_face.texts_of([first, first, second, first], config, 0)
+    different, places = hugging_face.distinct(texts)
+    assert places == [0, 1, 0, 1, 2, 3, 0, 1]
+    assert [each.tolist() for each in different] == [each.tolist() for each in (*first.split(2), *second.split(2))]
+
+
 @pytest.mark.parametrize(("number", "sp_size", "num_steps"), [(1, 4, 6), (2, 2, 3), (3, 2, 2), (2, 4, 1), (8, 4, 3)])
 def test_the_adapter_hands_out_all_steps_micro_batches_in_order(
     make, number: int, sp_size: int, num_steps: int

@@ -81,3 +81,24 @@ def test_the_limits_kernel_has_as_many_heads_as_a_rank_would_or_the_next_more_th
     monkeypatch.setattr(limit, "_alone_ms", lambda call, device: (call(), 8.0)[1])
     assert limit._attention_ms(config, torch.device("cpu")) == 8.0 * share / ranks
     assert seen == [(heads[0] // share, heads[1] // share)]
+
+
+@pytest.mark.parametrize(("head_ms", "is_earlier"), [(10.2, True), (9.8, True), (10.4, False), (11.5, False)])
+def test_an_earlier_limit_holds_as_long_as_the_heads_products_take_as_long(
+    head_ms: float, is_earlier: bool, make_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, timed = make_config(workload="train_step", kernel="math"), []
+    head = (config.model.vocab_size, config.model.hidden_size)
+
+    def products_ms(shape: tuple[int, ...], *_: Any) -> float:
+        timed.append(shape)
+        return head_ms if shape == head else 1.0
+
+    monkeypatch.setattr(limit, "_products_ms", products_ms)
+    monkeypatch.setattr(limit, "_attention_ms", lambda *_: 2.0)
+    earlier = limit.Limit(100.0, 10.0)
+    found = limit.measured(config, torch.device("cpu"), earlier)
+    assert (found == earlier) == is_earlier == (timed == [head])
+    if not is_earlier:
+        assert found == limit.measured(config, torch.device("cpu")) == limit.Limit(found.ms, head_ms)
+        assert found.ms == config.model.num_layers * (2 + 7) + head_ms  # of a layer: attention and seven matrices

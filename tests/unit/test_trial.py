@@ -191,6 +191,22 @@ def test_what_libraries_compile_stays_in_the_campaigns_folder_unless_a_user_has_
     assert Path(ranks_of.compiler_caches(handover.compiled(trial))["TORCHINDUCTOR_CACHE_DIR"]) != torch_s
 
 
+@pytest.mark.parametrize("elsewhere", [None, "/elsewhere"])
+@pytest.mark.parametrize("forbidden", ["", "1"])
+def test_python_keeps_bytecode_in_the_campaigns_folder_where_it_may_not_beside_the_sources(
+    tmp_path, monkeypatch, forbidden, elsewhere
+):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", forbidden)
+    monkeypatch.delenv("PYTHONPYCACHEPREFIX", raising=False)
+    if elsewhere:
+        monkeypatch.setenv("PYTHONPYCACHEPREFIX", elsewhere)
+    variables = dict(os.environ) | ranks_of.compiler_caches(tmp_path)
+    (tmp_path / "mine.py").write_text("")
+    subprocess.run([sys.executable, "-c", "import mine"], cwd=tmp_path, env=variables, check=True)
+    kept = [path.relative_to(tmp_path).parts[1] for path in tmp_path.glob("*-*/python/**/mine.*.pyc")]
+    assert kept == (["python"] if forbidden and not elsewhere else [])
+
+
 @pytest.mark.parametrize("code", [0, 3, -signal.SIGKILL, -signal.SIGSEGV])
 def test_every_exit_is_known_with_its_code_and_its_time(make_config, tmp_path, code):
     """Of the first while the second still runs, which ends when it is told to."""
@@ -403,12 +419,36 @@ def test_kill_all_spares_processes_without_the_token():
         while psutil.Process(victim.pid).environ().get(devices.TOKEN) != "test-token":
             assert time.monotonic() < deadline
         devices.kill_all("test-token")
-        assert not psutil.pid_exists(victim.pid)
-        victim.wait()
+        assert victim.wait(timeout=1) == -signal.SIGKILL
         assert bystander.poll() is None
     finally:
         bystander.kill()
         bystander.wait()
+
+
+def test_kill_all_does_not_wait_for_those_who_never_ask_how_a_process_ended():
+    """As the first process of many containers, which gets the compilers that a rank has started."""
+    careless = (
+        "import os, subprocess, sys, time\n"
+        "sleep = [sys.executable, '-c', 'import time; time.sleep(600)']\n"
+        f"marked = {{**os.environ, {devices.TOKEN!r}: 'test-token-2'}}\n"
+        "child = subprocess.Popen(sleep, stdout=subprocess.DEVNULL, env=marked)\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(600)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", careless], stdout=subprocess.PIPE)
+    try:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        while child.environ().get(devices.TOKEN) is None:
+            time.sleep(0.01)
+        before = time.monotonic()
+        devices.kill_all("test-token-2")
+        assert time.monotonic() - before < 0.9
+        assert child.status() == psutil.STATUS_ZOMBIE
+    finally:
+        parent.kill()
+        parent.communicate()
 
 
 def test_a_phase_that_is_entered_twice_has_the_seconds_of_both(tmp_path):
