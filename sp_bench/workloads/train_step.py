@@ -86,11 +86,11 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     steps = timed_step.check_timed_steps(timed)
     weights.require_changed()
     if proves:  # before what compares, since it says more plainly what is wrong
-        timed_step.require_new_results(**steps)
+        timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
-        timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+        timed_columns |= timed_step.check_line(results, shorter.line, schedule, judged=is_judged(config))
     if job.proof:
         repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
         training_step.require({"gradient": repeated})
