@@ -22,7 +22,7 @@ from sp_bench.oracle import recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
-from sp_bench.oracle.timed_length import Draw, check_attention
+from sp_bench.oracle.timed_length import Draw, budget_at, check_attention
 from sp_bench.oracle.timed_step import Shorter
 from sp_bench.training import text, train
 from sp_bench.training.limit import limit_ms
@@ -49,7 +49,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     shorter = None
     if proves:
         proven = dict(job.proof["columns"]) if job.proof else prove_attention(job)
-        sampled = check_timed_length(job, proven["error_budget"])
+        sampled = check_timed_length(job, budget_at(proven, config))
     if job.proof:
         shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
     elif proves:
