@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
+from sp_bench.config.trial import ELEMENT_BYTES
+
 MAX_UNSETTLED_SHARE = 0.03  # how far the second half's median may be from the median of all timed steps, relative to it
 MAX_WINDOW_SHARE = 0.02  # how far a step's median or mean time may be from the window's share of a step, relative to it
 MAX_TRANSIENT_SHARE = (
@@ -28,6 +30,13 @@ MAX_FALL_BUDGET = 1e-2  # relative; above it the gradient changes too much along
 MIN_MODE_STEPS = 4  # fewer steps are no mode, but noise
 MIN_MODES_APART = 0.05  # of the slower mode's median above the faster one's, relative to that
 MAX_MODE_SPREAD = 1 / 3  # of the deviations from the two modes' medians, to those from the median of all
+
+
+def budget_of_timed(budget: float, dtype: str, timed_len: int, reduced_len: int) -> float:
+    """What attention may be off at the timed length, where `budget` is that at the reduced one. Sums over more keys are
+    off by more, by up to the root of their number; in half precision the rounding of each element is larger than that.
+    """
+    return budget if ELEMENT_BYTES[dtype] == 2 else budget * max(timed_len / reduced_len, 1.0) ** 0.5
 
 
 def flags_of_times(step_ms: Sequence[float], window_ms: Sequence[float]) -> list[str]:

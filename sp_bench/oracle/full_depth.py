@@ -10,6 +10,8 @@ still, and the weights w move by a small change D against the gradient g. The lo
 
 This holds but for the third order of D, and it needs no reference: a gradient that is wrong in any layer says another
 fall than the forward shows. D moves every element by the same size, so each adds to the fall what its gradient says.
+Where it does not hold, a D a quarter as long tells a third order, which is then 1/16, from a wrong gradient, which is
+as wrong as before.
 
 What it finds belongs to the code, the options and the machine: one trial's proof holds for others of the same.
 """
@@ -45,6 +47,7 @@ from sp_bench.training.train import Part, StepResult
 UPDATES = 5  # of the optimizer; the proof of few layers sees three, and the last two of these are one odd and one even
 SAMPLE = 2**12  # elements of a rank's part of a parameter that are compared: there are hundreds of parameters
 FALL = 0.02  # nats that the loss falls by, within a factor of 1.42, if the gradient is as in the step before
+NEARER = 4  # so many times shorter is the second D
 # D is kept as whole numbers of 1/LEVELS of its size: a byte for each element. Size and LEVELS are powers of two, as the
 # distances between floating-point numbers are, so these are exact. Otherwise all weights of one binade are off alike.
 LEVELS = 32
@@ -105,11 +108,14 @@ class FullDepth:
     """Watches `num_steps` steps of an engine: `updates` of its optimizer, and two between which the weights move.
 
     size: the sum of all elements of the gradient without their signs, about, if there are no updates to take it from.
+    distance: nats that the loss falls by, about, as the weights move.
     """
 
-    def __init__(self, config: TrialConfig, updates: int = UPDATES, size: float | None = None) -> None:
+    def __init__(
+        self, config: TrialConfig, updates: int = UPDATES, size: float | None = None, distance: float = FALL
+    ) -> None:
         self._observer = Observer(config, {}, {}, sample=SAMPLE)
-        self._updates = updates
+        self._updates, self._distance = updates, distance
         self.num_steps = updates + 2
         self._seen = 0  # steps
         self.sizes = [] if size is None else [size]  # of the gradient in each step
@@ -163,7 +169,7 @@ class FullDepth:
         self.sizes.append(total)
 
     def _move(self, parts: Iterable[Part]) -> None:
-        _, exponent = math.frexp(math.sqrt(2) * FALL / self.sizes[-1])  # the size is that of the step before
+        _, exponent = math.frexp(math.sqrt(2) * self._distance / self.sizes[-1])  # the size is that of the step before
         distance = 2.0 ** (exponent - 1)  # of each element
         unit = distance / LEVELS
         for part in parts:
@@ -197,10 +203,7 @@ class FullDepth:
         error, curvature = abs(fall / (predicted or math.inf) - 1), abs(end / (start or math.inf) - 1)
         # The third order grows with the square of D, and is about 1/12 of the square of what the gradient changes by.
         budget = FALL_TOLERANCE * max(1.0, abs(predicted) / FALL) ** 2 + curvature**2
-        message: Prose = (
-            f"the loss changes by {fall:.6g} nats where the gradients say {predicted:.6g}: off by {error:.3g}, budget "
-            f"{budget:.3g}"
-        )
+        message: Prose = f"the loss changes by {fall:.6g} nats where the gradients say {predicted:.6g}"
         return Fall(error, budget, message)
 
 
@@ -210,7 +213,14 @@ def require_fall(fall: Fall, where: Prose) -> None:
         Incorrect: it is off by more than its budget, and the budget tells something.
     """
     if fall.budget <= MAX_FALL_BUDGET and not fall.error <= fall.budget:
-        raise Incorrect(f"{where}: {fall.message}")
+        raise Incorrect(f"{where}: {fall.message}: off by {fall.error:.3g}, budget {fall.budget:.3g}")
+
+
+def nearer(first: Fall, second: Fall) -> Fall:
+    """The second fall, NEARER times as short, where the first was above its budget. Of that, half as much again as a
+    third order leaves is in its budget."""
+    third_order = min(1.5 * first.error / NEARER**2, MAX_FALL_BUDGET)
+    return second._replace(budget=max(second.budget, third_order))
 
 
 def _size(x: Tensor) -> float:

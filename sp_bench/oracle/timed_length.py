@@ -24,7 +24,8 @@ from sp_bench.attention.layouts import SequenceLayout
 from sp_bench.attention.merge import wide_dtype
 from sp_bench.config.documents import spans
 from sp_bench.config.prose import Prose
-from sp_bench.config.trial import AttentionShape
+from sp_bench.config.trial import AttentionShape, TrialConfig
+from sp_bench.costs.flags import budget_of_timed
 from sp_bench.oracle.identities import check_identities
 from sp_bench.oracle.reduced_length import TENSORS, Errors, all_reduce, reference_dtype, require
 
@@ -74,6 +75,15 @@ def check_attention(
         what: Prose = f"all rows at seq_len={shape.seq_len}"
         columns["identity_error"] = check_identities(inputs, step(), mesh, what, sinks=sinks is not None)
     return columns
+
+
+def budget_at(columns: Mapping[str, Any], config: TrialConfig) -> Errors:
+    """The budget of each tensor at the timed length. columns: of the proof at the reduced length."""
+    reduced_len = columns["correctness_seq_len"]
+    return {
+        name: budget_of_timed(budget, config.dtype, config.seq_len, reduced_len)
+        for name, budget in columns["error_budget"].items()
+    }
 
 
 def turn(inputs: Sequence[Tensor]) -> None:
@@ -304,8 +314,10 @@ def _sample(
 
 def _relative_squares(got: Tensor, want: Tensor, num_kv_heads: int) -> Tensor:
     """got, want [B,n,H,D] -> |got - want|^2 of each row and KV head over the mean of |want|^2 over KV heads
-    [B,n,Hkv]. So their mean over KV heads is that of the whole row, and no head is divided by next to nothing."""
+    [B,n,Hkv]. So their mean over KV heads is that of the whole row, and no head is divided by next to nothing. Nor is a
+    row whose terms cancel, as they may in a few elements: it counts as half as large as the median row at least."""
     size = _by_head(want, num_kv_heads).mean(-1, keepdim=True)
+    size = size.maximum(size.median(dim=1, keepdim=True).values / 4)
     return _by_head(got - want, num_kv_heads) / size
 
 

@@ -429,7 +429,9 @@ class Observer:
         """The worst of each kind on this rank, after the last step, of which these are the engine's results."""
         first, second = (result.token_losses for result in results[:2])
         has_labels = first is not None and bool(first.any())  # on a rank without a label all losses are 0
-        if self._moves and has_labels and first is not None and second is not None and torch.equal(first, second):
+        # Without budgets the rate is the trial's, which may be too small to show here; the fall of the loss tells then.
+        shows = self._budgets and self._moves and has_labels
+        if shows and first is not None and second is not None and torch.equal(first, second):
             same: Prose = (
                 "the tokens' losses of steps 1 and 2 are equal: what the optimizer updates is not what the model has"
             )

@@ -19,7 +19,7 @@ from sp_bench import hardware
 from sp_bench.config.options import OPTIONS
 from sp_bench.config.parsing import shown
 from sp_bench.config.trial import AUTO
-from sp_bench.costs.flags import flags_of_leftover, flags_of_loss, flags_of_times
+from sp_bench.costs.flags import budget_of_timed, flags_of_leftover, flags_of_loss, flags_of_times
 from sp_bench.rows import store
 from sp_bench.rows.names import config_leaves
 from sp_bench.rows.schema import COLUMNS, SCHEMA, SCHEMA_VERSION
@@ -297,16 +297,19 @@ def _proof(row: _Row) -> Iterator[str]:
     budget = row["error_budget"] or {}
     for tensor in TENSORS:
         found = {f"rel_error_{tensor}": row[f"rel_error_{tensor}"]}
-        found |= {f"{name} of {tensor}": (row[name] or {}).get(tensor) for name in _WITHIN_BUDGET}
+        found[f"kernel_rel_error of {tensor}"] = (row["kernel_rel_error"] or {}).get(tensor)
+        yield from _above(found, allowed := budget.get(tensor))
+        timed = {f"sampled_grad_error of {tensor}": (row["sampled_grad_error"] or {}).get(tensor)}
         if tensor == "output":
-            found["sampled_rel_error"] = row["sampled_rel_error"]
-        yield from _above(found, budget.get(tensor))
+            timed["sampled_rel_error"] = row["sampled_rel_error"]
+        if allowed is not None:
+            allowed = budget_of_timed(
+                allowed, row["dtype"], row["seq_len"], row["correctness_seq_len"] or row["seq_len"]
+            )
+        yield from _above(timed, allowed)
     for name in ("grad_error", "update_error", "fp32_grad_error"):
         if (worst := row[name]) is not None:
             yield from _above({name: worst["error"]}, worst["budget"])
-
-
-_WITHIN_BUDGET = ("kernel_rel_error", "sampled_grad_error")  # tensor by tensor
 
 
 def _above(found: Mapping[str, float | None], budget: float | None) -> Iterator[str]:

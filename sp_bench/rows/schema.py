@@ -304,7 +304,8 @@ COLUMNS = (
         "update_error of 5 steps of all layers at the trial's own settings",
         required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("line_error", REAL, "",
-        "train_step: loss of the steps over the first's, off how it goes at the reduced length",
+        "train_step: what the loss changes by where timed steps begin or end, over the largest; in the first rows, how "
+        "far it was off how it went at the reduced length",
         required=("train_step",), since=5, unless=("fits", "one_rank")),
     measured("last_update_error", PARAMETER_ERROR, "roundings", "update_error of the step that is not timed",
         required=("train_step",), since=5, unless=("one_rank",)),

@@ -12,7 +12,7 @@ from sp_bench.measure.cuda_graph import Replay, as_launched
 from sp_bench.measure.ledger import PHASES
 from sp_bench.measure.timing import Measurement, Schedule, allocated_bytes, measure, release_memory
 from sp_bench.oracle import reduced_length
-from sp_bench.oracle.timed_length import Draw, Step, check_attention, check_results
+from sp_bench.oracle.timed_length import Draw, Step, budget_at, check_attention, check_results
 from sp_bench.workloads import Job, arms
 from sp_bench.workloads.step import attention_step, two_sets
 
@@ -92,11 +92,11 @@ def run(job: Job) -> Measurement:
             last = inputs if isinstance(timed, Replay) else sets[turns.kept_from]
             columns["timed_rel_error"] = check_results(
                 *(turns.results(device), last if backward else last[:3], attention.layout, shape, mesh, draw),
-                columns["error_budget"],
+                budget_at(columns, config),
                 sinks,
             )
             columns |= check_attention(
-                timed, eager, read, attention.layout, shape, mesh, draw, columns["error_budget"], sinks
+                timed, eager, read, attention.layout, shape, mesh, draw, budget_at(columns, config), sinks
             )
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 from sp_bench import engines, methods
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.measure.timing import Clock, Measurement, Schedule, allocated_bytes, num_steps, release_memory
 from sp_bench.oracle import one_process
 from sp_bench.oracle.timed_step import check_timed_steps
@@ -82,8 +82,8 @@ def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Ten
     up to a step, it may make of other ranks' sums too.
 
     Raises:
-        Incorrect: a step differs by more than the tolerances, or the loss of the reference fell by less than
-            MINIMUM_FALL.
+        Incorrect: a step differs by more than the tolerances.
+        CannotTell: the loss of the reference fell by less than MINIMUM_FALL.
     """
     differences = _differences(got, expected)
     noise = torch.stack([_differences(other, expected) for other in again]).amax(0).cummax(0).values
@@ -97,7 +97,7 @@ def compare(got: torch.Tensor, expected: torch.Tensor, again: Sequence[torch.Ten
             )
     fall = float(expected[0, 0] - expected[-1, 0])
     if not fall >= MINIMUM_FALL:
-        raise Incorrect(
+        raise CannotTell(
             f"the loss fell by {fall:.3g} nats over {len(got)} steps, less than {MINIMUM_FALL}: agreement would prove "
             "nothing; use more steps, or another workload.learning_rate"
         )

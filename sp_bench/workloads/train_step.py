@@ -22,7 +22,7 @@ from sp_bench.oracle import recorded, reduced_length, timed_step, training_step
 from sp_bench.oracle.first_gradient import FirstGradient
 from sp_bench.oracle.full_depth import is_judged
 from sp_bench.oracle.last_update import LastUpdate
-from sp_bench.oracle.timed_length import Draw, check_attention
+from sp_bench.oracle.timed_length import Draw, budget_at, check_attention
 from sp_bench.oracle.timed_step import Shorter
 from sp_bench.training import limit, text, train
 from sp_bench.training.limit import Limit
@@ -49,7 +49,7 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     shorter = None
     if proves:
         proven = dict(job.proof["columns"]) if job.proof else prove_attention(job)
-        sampled = check_timed_length(job, proven["error_budget"])
+        sampled = check_timed_length(job, budget_at(proven, config))
     if job.proof:
         shorter = job.proof["shorter"] and recorded.restored(job.proof["shorter"], job.device)
     elif proves:
@@ -86,11 +86,11 @@ def _run(job: Job, memory: HostMemory) -> Measurement:
     steps = timed_step.check_timed_steps(timed)
     weights.require_changed()
     if proves:  # before what compares, since it says more plainly what is wrong
-        timed_step.require_new_results(**steps)
+        timed_step.require_new_results(config, **steps, line=shorter.line if shorter else ())
     if shorter is not None:
         first = timed_step.first_step(config, results[0], config.seq_len, job.mesh)
         timed_columns = timed_step.check_first_step(first, shorter)
-        timed_columns |= timed_step.check_line(results, shorter.line, judged=is_judged(config))
+        timed_columns |= timed_step.check_line(results, shorter.line, schedule, judged=is_judged(config))
     if job.proof:
         repeated = first_gradient.compared(config, float(results[0].grad_norm), job.proof)
         training_step.require({"gradient": repeated})

@@ -12,7 +12,7 @@ from trials import PARITY, TINY, job, trial
 from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import MethodConfig, TrialConfig
 from sp_bench.engines import fsdp2
-from sp_bench.measure.incorrect import Incorrect
+from sp_bench.measure.incorrect import CannotTell, Incorrect
 from sp_bench.workloads import parity
 
 TWELVE = replace(PARITY, timed_steps=12)
@@ -95,7 +95,7 @@ def test_a_step_that_differs_is_refused_and_its_number_is_named(column: int, fac
 
 
 def test_agreement_of_models_that_do_not_learn_is_refused() -> None:
-    with pytest.raises(Incorrect, match=r"the loss fell by 0.4 nats over 20 steps, less than 0.5"):
+    with pytest.raises(CannotTell, match=r"the loss fell by 0.4 nats over 20 steps, less than 0.5"):
         parity.compare(steps(0.4), steps(0.4), [steps(0.4)])
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from sp_bench.oracle.full_depth import FALL, FullDepth
+from sp_bench.oracle.full_depth import FALL, Fall, FullDepth, nearer
 from sp_bench.training.train import Part
 
 
@@ -22,3 +22,19 @@ def test_the_kept_move_is_that_of_the_weights(make_config, size):
     assert end == pytest.approx(start, rel=2e-5)
     moved = float((updated - before).abs().max())
     assert FALL / size / 1.42 < moved < 2 * FALL / size + 6e-8
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_right"),
+    [
+        (0.003, 0.0002, True),  # 1/16: a third order
+        (0.05, 0.0035, True),
+        (0.003, 0.003, False),  # a wrong gradient is as wrong nearby
+        (0.5, 0.45, False),
+        (float("nan"), float("nan"), False),
+    ],
+)
+def test_a_shorter_move_tells_a_third_order_from_a_wrong_gradient(first, second, is_right):
+    fall = nearer(Fall(first, 1e-3, ""), Fall(second, 1e-3, ""))
+    assert (fall.error <= fall.budget) == is_right
+    assert fall.budget <= 0.01
