@@ -25,7 +25,13 @@ from sp_bench.config.conf_files import num_layers
 from sp_bench.config.trial import TRAINING
 from sp_bench.formats import counted, whole
 
-COLUMNS = ATTENTION, STEP, LINKS, PACKED = "attention", "training step", "attention, slower links", "packed documents"
+COLUMNS = ATTENTION, STEP, WINDOWS, LINKS, PACKED = (
+    "attention",
+    "training step",
+    "attention, windows",
+    "attention, slower links",
+    "packed documents",
+)
 OF_SHAPE = ("num_heads", "num_kv_heads", "head_dim", "dtype", "hardware")
 
 
@@ -118,9 +124,9 @@ def grid(settings: Sequence[Setting], at_least: int = 0, of_one_shape: bool = Fa
 
 
 def _is_whole(cell: Cell) -> bool:
-    """Whether a cell is of causal attention without a window, forward and backward, or of a step of the whole model."""
+    """Whether a cell is of causal attention, forward and backward, or of a step of the whole model."""
     asked = cell.asked
-    if not asked["causal"] or asked["window"] is not None or asked["pass_kind"] == "forward":
+    if not asked["causal"] or asked["pass_kind"] == "forward":
         return False
     return asked["workload"] not in TRAINING or asked["num_layers"] in (None, num_layers(asked["model"]))
 
@@ -186,10 +192,11 @@ def _column(cell: Cell) -> tuple[str, str]:
         return STEP, f"{words.model(cell)}{packed}"
     if words.is_packed(cell):
         return PACKED, words.drawn(cell)
-    if cell.asked["fabric"] not in ("nvlink", None):
-        if cell.all_ranks_were_there:
-            return LINKS, words.fabric(cell.asked["fabric"])
-        hosts = counted(cell.options["num_nodes"], "host")
-        return LINKS, f"{words.kernel(cell)}, {hosts}, {words.link(cell.options)}"
-    window = f", window {whole(cell.asked['window'])}" if cell.asked["window"] else ""
-    return ATTENTION, f"{words.kernel(cell)}{window}"
+    is_slow = cell.asked["fabric"] not in ("nvlink", None)
+    hosts = counted(cell.options["num_nodes"], "host")
+    link = words.fabric(cell.asked["fabric"]) if cell.all_ranks_were_there else f"{hosts}, {words.link(cell.options)}"
+    if window := cell.asked["window"]:
+        return WINDOWS, f"window of {whole(window)}{f', {link}' if is_slow else ''}"
+    if is_slow:
+        return LINKS, link if cell.all_ranks_were_there else f"{words.kernel(cell)}, {link}"
+    return ATTENTION, words.kernel(cell)

@@ -24,14 +24,16 @@ def legend(grid: Grid, brief: bool = False) -> str:
 def markdown(grid: Grid, brief: bool = False) -> str:
     """A table; what is weak is in `<sub>`, which GitHub and the site show small. What one rank says has a circle.
 
-    brief: without other runs, and without lines that have a single measured answer, which is weak.
+    brief: without other runs. Each cell has its first two answers and those that are decided; a line with a single
+    measured answer, which is weak, is left out.
     """
     lines = [f"| GPUs, tokens | {' | '.join(grid.columns)} |", f"|{'---|' * (len(grid.columns) + 1)}"]
     for line in grid.lines:
         answers = [entry for entries in line.entries for entry in entries]
         if brief and len(answers) == 1 and answers[0].difference.grade.is_weak and not answers[0].is_of_one_rank:
             continue
-        texts = ["<br>".join(_entry(entry, brief) for entry in entries) for entries in line.entries]
+        shown = [[e for e in entries if not brief or e.is_decided or e in entries[:2]] for entries in line.entries]
+        texts = ["<br>".join(_entry(entry, brief) for entry in entries) for entries in shown]
         lines.append(f"| {' | '.join([line.head, *texts])} |")
     return "\n".join(lines) + "\n"
 
