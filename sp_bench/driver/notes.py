@@ -3,19 +3,21 @@
 import itertools
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from sp_bench import hardware, methods
 from sp_bench.config.documents import MULTIPLE, from_text
 from sp_bench.config.trial import TRAINING, TrialConfig
 from sp_bench.costs import memory
-from sp_bench.driver import derived, ranks
+from sp_bench.driver import derived, device_time, proven, ranks
 from sp_bench.driver.attempt import Campaign
-from sp_bench.driver.device_time import minutes, trial_time
 from sp_bench.driver.machine import Machine
 from sp_bench.driver.plan import Trial
 from sp_bench.driver.progress import layout
 from sp_bench.driver.searching import Searching
+from sp_bench.driver.settings import CampaignConfig
 from sp_bench.driver.to_run import TrialState
 from sp_bench.formats import counted
 from sp_bench.rows import store
@@ -41,7 +43,7 @@ def notes(
         *_unknown_rates(trials, machine.gpus),
         *_of_packs(trials),
         *itertools.chain.from_iterable(search.notes for search in searches),
-        *_device_time([state.trial for state in states if state.next], searches, machine),
+        *_device_time([state.trial for state in states if state.next], searches, machine, campaign.settings),
     ]
 
 
@@ -170,13 +172,22 @@ def _measured_elsewhere(without_row: Sequence[Trial], campaign: Campaign) -> lis
     ]
 
 
-def _device_time(left: Sequence[Trial], searches: Sequence[Searching], machine: Machine) -> list[str]:
-    """Estimates how long the remaining trials and searches keep GPUs busy. Without GPUs here, as on a login node, it
-    counts the trials that a machine with GPUs could run."""
-    cells = {trial.cell_id: trial.config for trial in left}  # far fewer than trials
+def _device_time(
+    left: Sequence[Trial], searches: Sequence[Searching], machine: Machine, settings: CampaignConfig
+) -> list[str]:
+    """Estimates how long the remaining trials and searches keep GPUs busy, from the rows under results_root. Without
+    GPUs here, as on a login node, it counts the trials that a machine with GPUs could run."""
+    cells = {trial.cell_id: trial.config for trial in left if trial.config.hardware.device == "cuda"}  # fewer
     refused = {cell_id: machine.refusal(config) for cell_id, config in cells.items()}
-    runnable = [trial.config for trial in left if refused[trial.cell_id] is None]
-    listed = [time for config in runnable if (time := trial_time(config, machine.device_name)) is not None]
+    runnable = [trial for trial in left if refused.get(trial.cell_id, "on a CPU") is None]
+    known = device_time.measured(_rows(Path(settings.results_root))) if runnable else {}
+    times = (
+        device_time.trial_time(
+            trial.config, machine.device_name, relies=proven.is_likely(trial, settings.proof), known=known
+        )
+        for trial in runnable
+    )
+    listed = [time for time in times if time is not None]
     searched = [seconds for each in searches if (seconds := each.left_s)]
     if not listed and not searched:
         return []
@@ -184,4 +195,10 @@ def _device_time(left: Sequence[Trial], searches: Sequence[Searching], machine: 
     counts += [f"{len(searched)} search{'es' * (len(searched) != 1)}"] if searched else []
     whole_s = sum(each.whole for each in listed)
     timed = f", {sum(each.timed for each in listed) / whole_s:.0%} of the trials' time in timed steps" if listed else ""
-    return [f"devices: {' and '.join(counts)} on GPUs, about {minutes(whole_s + sum(searched))}{timed}"]
+    return [f"devices: {' and '.join(counts)} on GPUs, about {device_time.minutes(whole_s + sum(searched))}{timed}"]
+
+
+def _rows(results: Path) -> Iterator[Mapping[str, Any]]:
+    """Of all campaigns."""
+    for folder in sorted(path for path in results.iterdir() if path.is_dir()) if results.is_dir() else ():
+        yield from store.read(folder, device_time.COLUMNS)[0].to_pylist()

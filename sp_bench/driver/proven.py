@@ -21,7 +21,7 @@ Known = Mapping[str, Proof]  # by machine
 def known(trial: Trial, env_id: str, records: Sequence[Path], note: Callable[[str], None]) -> Known:
     """The proofs among the records of its cell that `trial` may rely on, if its ranks find themselves on that machine;
     none for each sixth replicate. `note` is called with why a record is not among them."""
-    if (trial.replicate + 1) % ANEW_EVERY == 0:
+    if _is_anew(trial):
         return {}
     found, problems = proofs.read(path for path in records if path.name.split("-")[1] == env_id)
     for problem in problems:
@@ -29,6 +29,15 @@ def known(trial: Trial, env_id: str, records: Sequence[Path], note: Callable[[st
     if records and not (found or problems):
         note(f"{_named(trial)} was proven with other code or libraries; it proves anew")
     return {each.machine: each for each in found}
+
+
+def _is_anew(trial: Trial) -> bool:
+    return (trial.replicate + 1) % ANEW_EVERY == 0
+
+
+def is_likely(trial: Trial, proof: str) -> bool:
+    """Whether the trial will rely on the proof of an earlier replicate, if the campaign's setting `proof` lets it."""
+    return proof == "auto" and trial.config.world == "ranks" and trial.replicate > 0 and not _is_anew(trial)
 
 
 def relied_on(outcome: Outcome, ranks: Path, campaign: str, relied: Known) -> Outcome:

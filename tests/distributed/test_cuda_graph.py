@@ -37,7 +37,8 @@ def trial(method: MethodConfig, sp_size: int, workload: WorkloadConfig = WORKLOA
 def check_rows(rank: int, sp_size: int) -> None:
     for method in method_configs(sp_size):
         for pass_kind in ("forward", "forward_backward"):
-            config = trial(method, sp_size, replace(WORKLOAD, pass_kind=pass_kind))
+            timed_steps = "auto" if pass_kind == "forward" else WORKLOAD.timed_steps
+            config = trial(method, sp_size, replace(WORKLOAD, pass_kind=pass_kind, timed_steps=timed_steps))
             if plan.unsupported_reason(config, num_gpus=sp_size) is not None:
                 continue
             columns = row(config)
@@ -47,6 +48,7 @@ def check_rows(rank: int, sp_size: int) -> None:
             assert columns["launched_kernels"], str(config)
             assert columns["comm_counted_bytes"] == columns["comm_predicted_bytes"], str(config)
             assert min(columns["peak_allocated_bytes"]) > 0
+            assert len({len(steps) for steps in columns["rank_step_ms"]}) == 1
             assert ("compute_only_step_ms" in columns) == (sp_size > 1)
 
 

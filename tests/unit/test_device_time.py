@@ -1,0 +1,72 @@
+"""How long trials keep GPUs busy: by rows of the same kind, else by constants."""
+
+import pytest
+
+from sp_bench.driver import device_time, plan, proven
+
+DEVICE = "NVIDIA H200"
+
+
+def row(**changed):
+    """A step of 1 s: 3 warm-up steps, 5 timed ones and 3 others, and 19 s beside them."""
+    return {
+        "status": "ok",
+        "hardware": "h200",
+        "engine": "fsdp2",
+        "isolation": "group",
+        "evidence": "measured",
+        "proof": None,
+        "duration_s": 30.0,
+        "hfu": 0.5,
+        "window_ms": [4900.0, 5000.0],
+        "median_step_ms": 1000.0,
+        "warmup_steps": 3,
+        "single_step": False,
+    } | changed
+
+
+@pytest.fixture
+def config(make_config):
+    return make_config(
+        workload="train_step",
+        hardware="h200",
+        fabric="nvlink",
+        model="qwen3_4b",
+        dtype="bfloat16",
+        kernel="cudnn",
+        isolation="group",
+        seq_len=32768,
+    )
+
+
+def test_rows_of_the_same_kind_say_what_is_beside_the_steps_and_which_rate_these_reach(config):
+    kept = {"proof": "c/_proofs/x.json"}
+    known = device_time.measured(
+        [
+            *(row(), row(duration_s=32.0), row(duration_s=20.0, hfu=0.6, **kept)),
+            *(row(status="oom", duration_s=900.0), row(hfu=None), row(hardware="h100", duration_s=90.0)),
+        ]
+    )
+    assert known[device_time.kind(config, relies=False)] == (0.5, 20.0)
+    assert known[device_time.kind(config, relies=True)] == (0.6, 9.0)
+    proves, relies = (device_time.trial_time(config, DEVICE, relies=relies, known=known) for relies in (False, True))
+    assert proves is not None
+    assert relies is not None
+    steps = config.workload.warmup_steps + config.workload.timed_steps + device_time.OTHER_STEPS
+    for time, share, beside_s in ((proves, 0.5, 20.0), (relies, 0.6, 9.0)):
+        one_step_s = device_time.step_s(config, DEVICE, share)
+        assert time == pytest.approx((beside_s + steps * one_step_s, config.workload.timed_steps * one_step_s))
+
+
+def test_without_rows_of_the_kind_it_is_a_guess_and_shorter_for_who_relies(config):
+    known = device_time.measured([row(hardware="h100", duration_s=900.0), row(evidence="one_rank", proof="x")])
+    guesses = [device_time.trial_time(config, DEVICE, relies=relies, known=known) for relies in (False, True)]
+    assert guesses == [device_time.trial_time(config, DEVICE, relies=relies) for relies in (False, True)]
+    assert guesses[0].whole > guesses[1].whole
+    assert guesses[0].timed == guesses[1].timed
+
+
+def test_replicates_between_the_first_and_the_sixth_are_likely_to_rely(config):
+    trials = plan.plan([config], 7, 0, None)
+    assert [proven.is_likely(trial, "auto") for trial in trials] == [False, True, True, True, True, False, True]
+    assert not any(proven.is_likely(trial, "always") for trial in trials)
