@@ -1,7 +1,10 @@
-"""Answers of other programs, such as git, nvidia-smi and sbatch. `status` imports this, so it is small."""
+"""Answers of other programs, such as git, nvidia-smi and sbatch, and the end of processes with their parent. `status`
+imports this, so it is small."""
 
+import ctypes
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 
@@ -12,6 +15,9 @@ from sp_bench.config.parsing import shown
 _PASSED_ON = re.compile(
     r"PATH|LD_LIBRARY_PATH|HOME|USER|LOGNAME|TMPDIR|TZ|LANG|LC_\w+|XDG_CONFIG_HOME|XDG_RUNTIME_DIR|SSL_CERT_(FILE|DIR)"
 )
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_LIBC = ctypes.CDLL(None)
 
 
 class NoAnswer(Exception):
@@ -51,3 +57,11 @@ def answer(
         printed = " ".join(done.stderr.decode(errors="replace").split())[-500:]  # what ended it stands last
         raise NoAnswer(f"{program} failed: {shown(printed or f'exit code {done.returncode}', 500)}")
     return done.stdout.decode(errors="replace")
+
+
+def end_with(parent: int) -> None:
+    """From now on this process is killed when the thread that started it ends, whatever ended that (prctl(2)). parent:
+    the process of that thread; if it has ended already, this one ends at once."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -169,6 +169,7 @@ def _fitted(folders: Sequence[Path] | None, hardware: str) -> Any:
         ConfigError: they cannot say how fast `hardware` is.
     """
     from sp_bench import report as reports
+    from sp_bench.cli.processes import processes
     from sp_bench.predict import fitted, projection
 
     if not folders:
@@ -182,7 +183,7 @@ def _fitted(folders: Sequence[Path] | None, hardware: str) -> Any:
         return found
     campaigns = named_campaigns(folders)
     try:
-        with working() as say, reports.processes(campaigns) as executor:
+        with working() as say, processes(campaigns) as executor:
             say("reading rows")
             return fitted.of_cells(reports.read(campaigns, executor), "", [hardware])
     except projection.NotProjectable as error:

@@ -104,6 +104,7 @@ def report(
     codes: 0 written, 2 bad input.
     """
     from sp_bench import report as reports
+    from sp_bench.cli.processes import processes
     from sp_bench.driver.overrides import ONLY
     from sp_bench.report import paper
     from sp_bench.rows import store
@@ -136,7 +137,7 @@ def report(
             f"{', '.join(map(shown, empty))}: no rows, and so no report; name folders that a run wrote to"
         )
     try:
-        with working() as say, reports.processes(folders) as executor:
+        with working() as say, processes(folders) as executor:
             exported, built = "", None
             if line:
                 paper.write(folders, target, [_line(text) for text in line], options, executor)
@@ -175,7 +176,7 @@ def _line(text: str) -> tuple[str, dict[str, list[Any]]]:
 
 
 def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
-    from sp_bench.report import processes
+    from sp_bench.cli.processes import processes
     from sp_bench.report import templates as documents
 
     try:
@@ -187,7 +188,8 @@ def _render(folders: Sequence[Path], templates: Sequence[Path]) -> None:
 
 
 def _explore(folders: Sequence[Path], file: Path, smallest: float, hide_names: bool) -> None:
-    from sp_bench.report import explorer, processes
+    from sp_bench.cli.processes import processes
+    from sp_bench.report import explorer
 
     if file.suffix != ".html" or not file.parent.is_dir():
         raise ConfigError(f"--explore {shown(file)}: name a file that ends with .html, in a folder that there is")
@@ -223,13 +225,14 @@ def archive(
     ran them. Exit codes: 0 written, 2 bad input or an unreadable row.
     """
     from sp_bench import report as reports
+    from sp_bench.cli.processes import processes
     from sp_bench.report import archive as archives
 
     folders = named_campaigns(folders)
     if out.suffix != ".zip":
         raise ConfigError(f"--out {shown(out)}: the archive is a zip; give it a name that ends so")
     try:
-        with working() as say, reports.processes(folders) as executor:
+        with working() as say, processes(folders) as executor:
             options = reports.Options(anonymous=anonymous)
             number = archives.write(folders, out, options, executor=executor, say=say)
     except (OSError, ValueError) as error:
@@ -263,8 +266,8 @@ def compare(
     excludes 1. It also fails if more of its replicates failed in B than in A, or if a row of B cannot be read. Exit
     codes: 0 nothing fails, 1 something fails, 2 bad input.
     """
-    from sp_bench import report as reports
     from sp_bench.analysis import comparison
+    from sp_bench.cli.processes import processes
     from sp_bench.formats import counted
     from sp_bench.report.comparison_table import show as show_comparison
     from sp_bench.rows.store import require_campaigns
@@ -272,7 +275,7 @@ def compare(
     try:
         bound = None if fail_on is None else comparison.fail_bound(fail_on)
         folder_a, *folders_b = folders = require_campaigns([a, *others])
-        with working() as say, reports.processes(folders) as executor:
+        with working() as say, processes(folders) as executor:
             say("reading campaigns")
             all_compared = [comparison.compare(folder_a, each, executor, ignore or []) for each in folders_b]
     except comparison.NotComparable as error:

@@ -7,10 +7,11 @@ import socket
 import subprocess
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from sp_bench import handover, hardware
+from sp_bench import handover, hardware, programs
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
 from sp_bench.driver.verdict import Exit
@@ -84,6 +85,8 @@ class Ranks:
                     stderr=subprocess.STDOUT,
                     start_new_session=True,  # a Ctrl-C reaches the driver only
                     pass_fds=inherited,
+                    # by one call into the C library: nothing that a thread of the driver could hold a lock of
+                    preexec_fn=partial(programs.end_with, os.getpid()),
                 )
             # a thread for each, so that the time of an exit tells a failure from its echo on the peers
             waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)

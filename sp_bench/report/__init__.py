@@ -29,7 +29,6 @@ from sp_bench.report.findings import findings
 from sp_bench.report.folder import PAGE
 from sp_bench.report.folder import obstacle as obstacle
 from sp_bench.report.page import Content, render
-from sp_bench.report.processes import processes as processes
 from sp_bench.report.setting_tables import VALUES, lines, tables
 from sp_bench.rows import campaign_file, plans, store
 

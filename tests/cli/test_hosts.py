@@ -176,7 +176,7 @@ def test_a_killed_driver_takes_the_ranks_of_the_other_host_with_it(two):
     driver.kill()
     assert two.wait() == [-signal.SIGKILL, 1]
     assert "the driver is gone" in two.said
-    ranks[0].wait(60)  # of the driver's own host: nobody ends them, but their peers are gone
+    ranks[0].wait(60)  # of the driver's own host
     assert two.rows == []
 
 

@@ -26,6 +26,7 @@ SECTIONS = {
     "Disk": r"full_disk|disk_that|folder_that_is_gone|folder_deleted|folder_that_cannot_be_written",
     "Write protocol": r"test_protocol|_driver_killed_|killed_drivers|late_writer",
     "Concurrency": r"test_claims|two_drivers|another_one_runs|two_runs_of_one|by_one_run_at_a_time",
+    "Lifetime": r"test_lifetime",
     "Resume": r"ctrl_c|test_drivers|test_campaign\.py|second_run_does|machine_taken_away",
 }
 LIES, LIES_TEST = "Lies", r"lies/test_lies.*::test_a_lie_ends_as_written_down"  # a part of their own, after the rest

@@ -7,6 +7,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+from sp_bench import programs
 from sp_bench.rows import store
 
 MANY = 100  # rows; with fewer the processes would take longer to start than they save
@@ -15,11 +16,11 @@ MOST = 8  # processes; each takes about 300 MB
 
 @contextmanager
 def processes(folders: Sequence[Path]) -> Iterator[Executor | None]:
-    """Processes for the rows of these campaigns; None if there are few rows. They are spawned, so a script that uses
-    them needs `if __name__ == "__main__"`."""
+    """Processes for the rows of these campaigns, which end with this one; None if there are few rows."""
     number = min(len(os.sched_getaffinity(0)), MOST)
     if number == 1 or sum(1 for folder in folders for _ in store.committed(folder)) < MANY:
         yield None
         return
-    with ProcessPoolExecutor(number, mp_context=multiprocessing.get_context("spawn")) as executor:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(number, spawned, initializer=programs.end_with, initargs=(os.getpid(),)) as executor:
         yield executor
