@@ -1,5 +1,6 @@
 """The processes of a launch on this host: one a rank, with the variables by which they meet."""
 
+import errno
 import hashlib
 import os
 import site
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sp_bench import handover, hardware, programs
+from sp_bench.config.parsing import ConfigError
 from sp_bench.config.trial import TrialConfig
 from sp_bench.driver import devices
 from sp_bench.driver.verdict import Exit
@@ -20,6 +22,21 @@ from sp_bench.driver.verdict import Exit
 _OF_TORCHRUN = {"GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE"}
 
 CACHES = {"TORCHINDUCTOR_CACHE_DIR": "torch", "TRITON_CACHE_DIR": "triton"}  # their folders in the campaign's
+
+
+class CannotStart(ConfigError):
+    """This machine does not start the process of a rank. The message says why, and the way out."""
+
+    def __init__(self, program: str, rank: int, error: OSError) -> None:
+        way_out = {
+            errno.EAGAIN: "raise the limit of processes (ulimit -u, or the cgroup's pids.max)",
+            errno.ENOMEM: "free some of this machine's memory",
+            errno.EMFILE: "raise the limit of open files (ulimit -n)",
+        }.get(error.errno or 0, f"see that {program} runs")
+        super().__init__(
+            f"{program} cannot be started as rank {rank}: {error.strerror or error}; {way_out}, then go on with "
+            "sp-bench resume and the same words"
+        )
 
 
 class Meeting(NamedTuple):
@@ -55,7 +72,12 @@ class Ranks:
     def start_node(
         self, node: int, command: Sequence[str], config: TrialConfig, folder: Path, token: str, meeting: Meeting
     ) -> None:
-        """Start `command` once for each rank of the node, which is this machine."""
+        """Start `command` once for each rank of the node, which is this machine.
+
+        Raises:
+            CannotStart: this machine does not start one of them.
+            OSError: `folder` cannot be written.
+        """
         self._token = token
         shared = (
             environment(config)
@@ -75,19 +97,7 @@ class Ranks:
             inherited = [meeting.listening.fileno()] if rank == 0 and meeting.listening else []
             if inherited:
                 variables[handover.LISTEN_FD] = str(inherited[0])
-            with open(handover.log_path(folder, rank), "ab") as log:
-                process = subprocess.Popen(
-                    command,
-                    cwd=folder,
-                    env=variables,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # a Ctrl-C reaches the driver only
-                    pass_fds=inherited,
-                    # by one call into the C library: nothing that a thread of the driver could hold a lock of
-                    preexec_fn=partial(programs.end_with, os.getpid()),
-                )
+            process = _started(command, folder, rank, variables, inherited)
             # a thread for each, so that the time of an exit tells a failure from its echo on the peers
             waiting = threading.Thread(target=self._wait, args=(rank, process), name=f"rank {rank}", daemon=True)
             waiting.start()
@@ -123,6 +133,34 @@ class Ranks:
     def flags(self) -> list[str]:
         """Flags of other hosts; none, since all ranks are here."""
         return []
+
+
+def _started(
+    command: Sequence[str], folder: Path, rank: int, variables: Mapping[str, str], inherited: Sequence[int]
+) -> subprocess.Popen[bytes]:
+    """
+    Raises:
+        CannotStart: this machine does not start it.
+        OSError: its log or its folder cannot be opened.
+    """
+    with open(handover.log_path(folder, rank), "ab") as log:
+        try:
+            return subprocess.Popen(
+                command,
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a Ctrl-C reaches the driver only
+                pass_fds=inherited,
+                # by one call into the C library: nothing that a thread of the driver could hold a lock of
+                preexec_fn=partial(programs.end_with, os.getpid()),
+            )
+        except OSError as error:
+            if error.filename == str(folder):  # Popen names its working folder where that is missing
+                raise
+            raise CannotStart(command[0], rank, error) from error
 
 
 def _place(config: TrialConfig, rank: int, local_rank: int) -> dict[str, str]:

@@ -175,6 +175,39 @@ def test_ctrl_c_ends_the_running_trial_says_what_is_left_and_leaves_nothing_behi
     assert list((folder / "_work").glob("claims/*")) == []
 
 
+@pytest.mark.parametrize(("imported", "code"), [("typer", -signal.SIGINT), ("hydra", 130)])
+def test_ctrl_c_before_a_run_has_begun_is_no_traceback(tmp_path, imported, code):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "class Interrupts:\n"
+        "    def find_spec(name, path, target=None):\n"
+        f"        if name == {imported!r}:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "sp_bench", "run", *SINGLE],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+    )
+    assert (done.returncode, done.stdout, done.stderr.strip()) == (code, "", "")
+
+
+def test_a_python_that_cannot_start_ranks_is_named_and_not_the_folder_of_results(tmp_path, monkeypatch, capfd):
+    python = tmp_path / "python"
+    python.write_text("no program")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    code, _, err = console(capfd, "run", *SINGLE, "--no-report")
+    assert code == 2
+    assert f"{python} cannot be started as rank 0: Permission denied; see that {python} runs" in err
+    assert "cannot write" not in err
+    assert list(store.committed(tmp_path / "results" / "default")) == []
+
+
 def test_two_runs_of_one_campaign_share_its_trials(tmp_path):
     runs = [start(tmp_path, *SINGLE[:2], "seq_len=96,97", *SMALL, "--no-report") for _ in range(2)]
     for run in runs:
