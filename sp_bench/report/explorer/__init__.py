@@ -130,7 +130,6 @@ PICKERS: Mapping[str, tuple[str, Callable[[Cell], str]]] = {  # name -> head, va
     "stack": ("stack", stack),
     "recomputed": ("recomputed", lambda cell: words.of_step(RECOMPUTED, cell.options[RECOMPUTED])),
     "evidence": ("evidence", lambda cell: str(cell.asked["evidence"])),
-    "grade": ("grade", lambda cell: _grade(cell).mark),
     "campaign": ("campaign", lambda cell: str(cell.rows[0]["folder"])),
 }
 OPEN = ("what", "model", "gpus", "gpu", "link", "kernel", "evidence")  # chosen when the page opens
@@ -187,19 +186,20 @@ def data(found: Sequence[Setting], commands: Mapping[str, Sequence[str]]) -> dic
     index = {cell_id: i for i, cell_id in enumerate(kept)}
     lines: dict[tuple[Any, ...], int] = {}
     of_line = [lines.setdefault((number_of[i], *_line(cell)), len(lines)) for i, cell in kept.items()]
-    made, ratios = verdicts(found), _ratios(found)
+    made, ratios, grades = verdicts(found), _ratios(found), {i: _grade(cell) for i, cell in kept.items()}
     first = made[0].difference.fast if made else next(iter(kept.values()))
+    pickers = {**PICKERS, "grade": ("grade", lambda cell: grades[cell.cell_id].mark)}
     read = {**QUANTITIES, "ratio": ("step time, Ulysses = 1", lambda cell: ratios.get(cell.cell_id, (None,) * 3))}
     return {
         "pickers": [
-            {"name": name, "head": head, **_texts(map(value, kept.values()))} for name, (head, value) in PICKERS.items()
+            {"name": name, "head": head, **_texts(map(value, kept.values()))} for name, (head, value) in pickers.items()
         ],
         "open": {name: shown(PICKERS[name][1](first), MAX_TEXT) for name in OPEN},
         "quantities": [
             {"name": name, "head": head, **_columns(map(numbers, kept.values()))}
             for name, (head, numbers) in read.items()
         ],
-        "why": _texts(_grade(cell).why for cell in kept.values()),
+        "why": _texts(each.why for each in grades.values()),
         "colour": _texts(map(colour, kept.values())),
         "tokens": [cell.asked["seq_len"] for cell in kept.values()],
         "oom": [int(cell.out_of_memory) for cell in kept.values()],

@@ -8,8 +8,9 @@ const PANELS = { left: "tokens_per_s", right: "ratio" };
 const OF_LINE = ["gpus", "gpu", "link", "kernel"]; // pickers that a line's own words do not have
 const SHAPES = { circle: "\u25cf", square: "\u25a0", "triangle-up": "\u25b2", diamond: "\u25c6", "triangle-down": "\u25bc", cross: "\u271a" };
 const DASHES = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
-const MOST_LINES = 300; // of the table; CSV and LaTeX have all
+const MOST = 300; // lines of the table, and of the legend; CSV and LaTeX have all
 const MANY = 3000; // marks, from which on they are pixels instead of vectors
+const order = new Intl.Collator("en", { numeric: true }).compare;
 const $ = (id) => document.getElementById(id);
 let view = {}, shown = [], labels = [], drawn = 0; // picker or panel -> choice; cells; line -> label; how often
 
@@ -63,25 +64,26 @@ function label() {
   const lines = [...new Set(shown.map((i) => data.line[i]))];
   const first = Object.fromEntries([...shown].reverse().map((i) => [data.line[i], i]));
   const settings = [...new Set(lines.map((line) => data.lines[line].setting))].map((s) => data.settings[s]);
+  const shared = settings.reduce((so_far, parts) => so_far.filter((part) => parts.includes(part)));
   const apart = OF_LINE.filter((name) => new Set(lines.map((line) => PICKERS[name].of[first[line]])).size > 1);
   labels = [];
   for (const line of lines) {
     const { name, setting } = data.lines[line];
-    const parts = data.settings[setting].filter((part) => !settings.every((other) => other.includes(part)));
+    const parts = data.settings[setting].filter((part) => !shared.includes(part));
     labels[line] = [name, ...apart.map((each) => word(each, first[line])).filter((each) => !parts.includes(each)), ...parts].join(", ");
   }
-  const of = {}, styles = {};
-  for (const line of lines.sort((a, b) => labels[a].localeCompare(labels[b], "en", { numeric: true }))) {
+  const of = {}, styles = new Map();
+  for (const line of lines.sort((a, b) => order(labels[a], labels[b]))) {
     const colour = text(data.colour, first[line]);
     const n = of[colour] = (of[colour] ?? -1) + 1;
-    styles[line] = { colour, shape: Object.keys(SHAPES)[n % 6], dash: DASHES[n % 4] };
+    styles.set(line, { colour, shape: Object.keys(SHAPES)[n % 6], dash: DASHES[n % 4] });
   }
   return styles;
 }
 
 function panel(quantity, styles, width) {
   const values = shown.filter((i) => quantity.values[i] !== null || data.oom[i]).map((i) => {
-    const weak = word("grade", i) === "C", { colour, shape, dash } = styles[data.line[i]];
+    const weak = word("grade", i) === "C", { colour, shape, dash } = styles.get(data.line[i]);
     const said = [labels[data.line[i]], `${data.tokens[i].toLocaleString("en")} tokens`, data.oom[i] ? "out of memory" : interval(quantity, i)];
     return {
       i, x: data.tokens[i], y: quantity.values[i], low: quantity.low[i], high: quantity.high[i], line: data.line[i],
@@ -91,10 +93,8 @@ function panel(quantity, styles, width) {
   });
   values.sort((a, b) => b.weak - a.weak); // what is weak lies below
   const lengths = [...new Set(shown.map((i) => data.tokens[i]))].sort((a, b) => a - b);
-  const x = {
-    field: "x", type: "quantitative", scale: { type: "log", base: 2, domain: [lengths[0] / 1.15, lengths.at(-1) * 1.15], nice: false },
-    axis: { title: "tokens", grid: false, labelOverlap: "greedy", labelSeparation: 6, values: lengths, labelExpr: "datum.value % 1024 ? format(datum.value, ',') : format(datum.value / 1024, ',') + 'K'" },
-  };
+  const x = { field: "x", type: "quantitative", scale: { type: "log", base: 2, domain: [lengths[0] / 1.15, lengths.at(-1) * 1.15], nice: false },
+    axis: { title: "tokens", grid: false, labelOverlap: "greedy", labelSeparation: 6, values: lengths, labelExpr: "datum.value % 1024 ? format(datum.value, ',') : format(datum.value / 1024, ',') + 'K'" } };
   const heights = values.flatMap((each) => [each.y, each.low, each.high]).filter((each) => each !== null);
   const [least, most] = [Math.min(...heights), Math.max(...heights)], air = least === most ? 1.5 : Math.max(1.002, (most / least) ** 0.06);
   const scale = { type: "log", nice: false, ...(heights.length ? { domain: [least / air, most * air] } : {}) };
@@ -165,7 +165,7 @@ function detail() {
 }
 
 function sorted() {
-  return [...shown].sort((a, b) => labels[data.line[a]].localeCompare(labels[data.line[b]], "en", { numeric: true }) || data.tokens[a] - data.tokens[b]);
+  return [...shown].sort((a, b) => order(labels[data.line[a]], labels[data.line[b]]) || data.tokens[a] - data.tokens[b]);
 }
 
 function table() {
@@ -173,7 +173,7 @@ function table() {
   const line = (tag, texts) => element("tr", texts.map((each) => element(tag, each)));
   $("shown").firstChild.textContent = `${shown.length} cells are shown, as a table`;
   $("shown").querySelector("thead").replaceChildren(line("th", ["method", "tokens", ...two.map((q) => q.head), "grade"]));
-  $("shown").querySelector("tbody").replaceChildren(...sorted().slice(0, MOST_LINES).map((i) => {
+  $("shown").querySelector("tbody").replaceChildren(...sorted().slice(0, MOST).map((i) => {
     const name = element("button", labels[data.line[i]], { type: "button", onclick: () => pick(i) });
     return line("td", [name, data.tokens[i].toLocaleString("en"), ...two.map((q) => interval(q, i) || (data.oom[i] ? "out of memory" : "")), word("grade", i)]);
   }));
@@ -207,7 +207,7 @@ function save(name, content) {
 function pickers() {
   const made = data.pickers.map((picker) => {
     const there = new Set(matching({ ...view, [picker.name]: undefined }).map((i) => picker.of[i]));
-    const options = picker.words.map((each, at) => [each, at]).filter(([each]) => each).sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }));
+    const options = picker.words.map((each, at) => [each, at]).filter(([each]) => each).sort(([a], [b]) => order(a, b));
     const select = element("select", [
       element("option", "all", { value: "" }),
       ...options.map(([each, at]) => element("option", there.has(at) ? each : `(${each})`, { value: each, selected: view[picker.name] === each })),
@@ -230,9 +230,9 @@ function show(how = "replaceState") {
   const styles = label();
   pickers();
   judge();
-  $("legend").replaceChildren(...Object.keys(styles).sort((a, b) => labels[a].localeCompare(labels[b], "en", { numeric: true })).map((line) => {
-    const swatch = element("span", `${SHAPES[styles[line].shape]} `);
-    swatch.style.color = styles[line].colour;
+  $("legend").replaceChildren(...[...styles].slice(0, MOST).map(([line, { shape, colour }]) => {
+    const swatch = element("span", `${SHAPES[shape]} `);
+    swatch.style.color = colour;
     return element("li", [swatch, labels[line]]);
   }));
   detail();
