@@ -30,6 +30,7 @@ def status(
     is opened, and what _campaign.yaml says is left out.
     """
     from sp_bench.analysis.effort import COLUMNS, effort
+    from sp_bench.costs import slow_devices
     from sp_bench.look import status as state
     from sp_bench.rows import store
 
@@ -49,8 +50,9 @@ def status(
         for line in (*state.lines(each), *state.notes(folder, whole=len(folders) == 1)):
             print(line)
     if len(folders) == 1 and sum(found[0].counts.values()) <= state.MAX_CHECKED:
-        spent = effort(store.read(folders[0], COLUMNS)[0].to_pylist()).summary()
-        print(f"  {spent}\n" * bool(spent), end="")
+        rows = store.read(folders[0], sorted({*COLUMNS, *slow_devices.COLUMNS}))[0].to_pylist()
+        for line in filter(None, (*slow_devices.slow_devices(rows), effort(rows).summary())):
+            print(f"  {shown(line, 1000)}")
     passed_over = [line for each in found for line in each.passed_over]
     for line in passed_over[:SHOWN]:
         print(line)

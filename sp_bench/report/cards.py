@@ -31,6 +31,7 @@ from sp_bench.analysis.settings import (
 )
 from sp_bench.analysis.signs import counts
 from sp_bench.analysis.words import listed_words, method, the_method
+from sp_bench.costs.slow_devices import slow_devices
 from sp_bench.formats import MISSING, counted, gib, number, thousands, whole
 from sp_bench.rows import git
 
@@ -375,7 +376,8 @@ def caveats(cells: Sequence[Cell], settings: Sequence[Setting], plan: Sequence[s
     """Lines on what ran, on which machines, and what is in doubt. plan: lines on which planned trials ran."""
     measured = [cell for cell in cells if cell.ok]
     lines = [f"{count.where}: {count.words}." for count in counts(settings)[:MAX_COUNTS]]
-    lines += [*plan, *_machines(cells), *_replicates(measured), *_flags(measured), *_bytes(measured)]
+    slow = [f"{_capital(line)}." for line in slow_devices(row for cell in measured for row in cell.measured)]
+    lines += [*plan, *_machines(cells), *slow, *_replicates(measured), *_flags(measured), *_bytes(measured)]
     lines += [*first_losses(cells), *_unsampled(measured), *_one_rank(measured), *_code(cells)]
     if mixed := mixing(cells):
         lines.append(_capital(mixed) + ".")

@@ -31,6 +31,7 @@ from sp_bench.analysis.provenance import words
 from sp_bench.analysis.ratios import MIN_REPLICATES
 from sp_bench.analysis.statistics import CONFIDENCE
 from sp_bench.config.parsing import shown
+from sp_bench.costs.slow_devices import slow_devices
 from sp_bench.formats import counted, number, whole, without_escapes
 from sp_bench.report.table import Column
 
@@ -89,7 +90,8 @@ def _side_words(side: Side) -> str:
         "with other code, libraries or devices"
         for core_id, num_rows in side.selection.left_out.items()
     ]
-    return "\n".join(["; ".join([words(list(side.cells.values())), *left_out]), *side.selection.problems])
+    slow = slow_devices(row for cell in side.cells.values() for row in cell.measured)
+    return "\n".join(["; ".join([words(list(side.cells.values())), *left_out]), *slow, *side.selection.problems])
 
 
 def _worst_setting(comparison: Comparison):

@@ -11,7 +11,7 @@ from sp_bench import hardware, kernels, methods
 from sp_bench.look import health, methods_table
 from sp_bench.rows import campaign_file, store
 
-from ..unit.rows import commit, row
+from ..unit.rows import ENVIRONMENT, commit, row
 from .console import console, refusal
 
 
@@ -43,6 +43,50 @@ def test_status_counts_rows_from_their_names_and_names_those_that_cannot_be_read
     assert [each.rpartition("; ")[2] for each in skipped] == ["skipped"] * 4
     counts = dict(zip(heading.split(), line.split(), strict=True))
     assert (counts["env_ids"], counts["ok"], counts["oom"], counts["unsupported"]) == ("1", "2", "0", "1")
+
+
+def kernel_ms(*attention_ms: float) -> list[dict[str, float]]:
+    """`kernel_ms` of ranks whose attention takes so long."""
+    parts = (
+        "messages",
+        "host_copies",
+        "attention",
+        "matmul",
+        "other",
+        "exposed_messages",
+        "exposed_host_copies",
+        "idle",
+    )
+    return [dict.fromkeys(parts, 0.0) | {"attention": ms} for ms in attention_ms]
+
+
+@pytest.mark.parametrize("slow_rows", [3, 1])
+def test_a_gpu_that_is_slow_in_most_rows_is_named_with_its_host_by_status_compare_and_report(
+    capfd, tmp_path, slow_rows
+):
+    on = {"hostname": "node7", "device_names": ["NVIDIA H200"] * 2, "device_uuids": ["GPU-aaaaaaaaaa", "bbbbbbbbbb"]}
+    for name in ("a", "b"):
+        rows = [
+            row(
+                replicate=replicate,
+                layout="zigzag",
+                hardware="h200",
+                environment=ENVIRONMENT | on,
+                kernel_ms=kernel_ms(100.0, 125.0 if replicate < slow_rows else 101.0),
+            )
+            for replicate in range(3)
+        ]
+        commit(rows, tmp_path / name)
+    folders = [str(tmp_path / name) for name in ("a", "b")]
+    code, status, errors = console(capfd, "status", folders[0])
+    assert code == 0, errors
+    _, compared, _ = console(capfd, "compare", *folders)
+    console(capfd, "report", folders[0], "--out", str(tmp_path / "page"))
+    page = (tmp_path / "page" / "index.html").read_text()
+    words = "low GPU: GPU-bbbbbbbb of node7: its kernels take 1.25x as long as the median GPU"
+    assert [words in text for text in (status, compared, page)] == [slow_rows == 3] * 3
+    console(capfd, "report", folders[0], "--out", str(tmp_path / "page"), "--anonymous")
+    assert "node7" not in (tmp_path / "page" / "index.html").read_text()
 
 
 def test_status_says_what_the_campaigns_file_says(capfd, tmp_path):

@@ -17,6 +17,7 @@ from sp_bench.costs.flags import (
     is_transient,
     window_disagrees,
 )
+from sp_bench.costs.slow_devices import COLUMNS, slow_devices
 from sp_bench.rows import store
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -166,6 +167,16 @@ def test_committed_rows_with_a_slow_device_are_those_of_one_machine() -> None:
         ("h200x4_step_methods", "uneven_devices"): 13,
         ("h200x4_two_rings", "thermal_slowdown"): 14,
     }
+
+
+def test_the_slow_device_of_committed_rows_is_named_in_both_campaigns_and_no_other_is() -> None:
+    named = {
+        folder.name: [line.split(":")[1] for line in lines]
+        for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir())
+        if (lines := slow_devices(store.read(folder, COLUMNS)[0].to_pylist()))
+    }
+    gpu = [" GPU-c6489789 of vm"]
+    assert named == {"h200x4_step_methods": gpu, "h200x4_two_rings": gpu}
 
 
 @pytest.mark.parametrize(
