@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from sp_bench import kernels, methods
@@ -19,7 +18,7 @@ from sp_bench.workloads.step import attention_step, two_sets
 
 class Turns:
     """Steps that are taken in turn, so that none reads the inputs of the one before. The results of the last timed step
-    stay, on the device until `to_host`."""
+    stay until `results`."""
 
     kept_from: int  # which of the steps it was
 
@@ -35,14 +34,10 @@ class Turns:
         if self._taken == self._schedule.last_timed:
             self._kept, self.kept_from = list(results), turn
 
-    def to_host(self) -> None:
-        """Nothing that is kept is on the device while a further step runs."""
-        self._kept = [x.to("cpu", copy=True) for x in self._kept]
-
-    def results(self, device: torch.device) -> list[Tensor]:
+    def results(self) -> list[Tensor]:
         """What the last timed step returned, which is not kept any longer."""
         kept, self._kept = self._kept, []
-        return [x.to(device) for x in kept]
+        return kept
 
 
 def run(job: Job) -> Measurement:
@@ -77,27 +72,26 @@ def run(job: Job) -> Measurement:
         steps = [timed, timed if isinstance(timed, Replay) else other]  # a graph reads the inputs it was recorded with
         schedule = Schedule(config.workload)
         turns = Turns(steps, schedule)
+        read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
+        is_replayed = isinstance(timed, Replay)
+        budget = budget_at(columns, config) if config.world == "ranks" else {}
 
         def enter_phase(name: str) -> None:
             job.enter_phase(name)
-            if name == "ledger":
-                turns.to_host()
+            if name == "ledger":  # nothing of the results is on the device while a further step runs
+                results = turns.results()
+                if config.world == "ranks":
+                    last = (inputs if is_replayed else sets[turns.kept_from])[: len(read)]
+                    columns["timed_rel_error"] = check_results(
+                        results, last, attention.layout, shape, mesh, draw, budget, sinks
+                    )
 
         measurement = measure(turns, schedule, device, enter_phase, job.trace_to, counted=eager)
         measurement.leftover_bytes = leftover
         if isinstance(timed, Replay):
             measurement.peak_allocated_bytes = timed.peak_allocated_bytes
         if config.world == "ranks":
-            read, draw = inputs if backward else inputs[:3], Draw(config.seed, job.replicate)
-            last = inputs if isinstance(timed, Replay) else sets[turns.kept_from]
-            columns["timed_rel_error"] = check_results(
-                *(turns.results(device), last if backward else last[:3], attention.layout, shape, mesh, draw),
-                budget_at(columns, config),
-                sinks,
-            )
-            columns |= check_attention(
-                timed, eager, read, attention.layout, shape, mesh, draw, budget_at(columns, config), sinks
-            )
+            columns |= check_attention(timed, eager, read, attention.layout, shape, mesh, draw, budget, sinks)
         del timed  # a recorded step holds its memory, which the arms need
     if config.workload.attribution and method.IMPLEMENTATION == "sp_bench" and config.sp_size > 1:
         opened = partial(method.open, config.method, shape=shape, mesh=mesh)

@@ -40,8 +40,7 @@ def test_what_is_kept_while_inputs_stay_is_computed_anew_in_each_step() -> None:
     for _ in range(6):
         turns()
     assert len(computed) == 6
-    turns.to_host()
     assert turns.kept_from == 0
-    (result,) = turns.results(CPU)
+    (result,) = turns.results()
     assert torch.equal(result, sets[0][0] * 2)
-    assert turns.results(CPU) == []
+    assert turns.results() == []
